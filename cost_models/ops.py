@@ -1,0 +1,212 @@
+"""What one FX node does: its kind, its arithmetic and the bytes it reads and writes.
+
+Everything is read off ``node.meta["val"]`` (fake tensors). Nothing is executed or allocated, symbolic sizes are taken
+at their hints and no guard is added. Called once for each node of a joint graph, so it must stay cheap: tens of
+microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from compile_remat._torch import hint_int
+from compile_remat.cost_models import flops as flop_formulas
+from compile_remat.cost_models.kinds import (
+    BYTES_SUFFICE,
+    DROPOUT_POSITION,
+    GATHERS,
+    HEAVY_KINDS,
+    MAYBE_VIEW,
+    MOVES,
+    RUNS_NO_KERNEL,
+    OpKind,
+    TargetFacts,
+    target_facts,
+)
+
+_storage_ref: Any = StorageWeakRef  # torch leaves it untyped
+_SYMBOL_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One node, priced in nothing but counts: what it costs is for a cost model to say.
+
+    Attributes:
+        name: the node's name, e.g. ``mm_1``.
+        target: the operator, e.g. ``aten.mm.default``.
+        kind: how it uses the device.
+        dtype: type of the arithmetic, e.g. ``float32``, ``bfloat16``, ``float8``; "" where there is no tensor.
+        flops: floating-point operations, a multiply-add counted as 2; elements times a small weight for pointwise and
+            reduction operators; 0 for those that only move data.
+        read_bytes: bytes read of its distinct tensor inputs: an expanded input counts what it repeats once, a slice its
+            own elements only, a gather no more than it takes. 0 where no kernel runs.
+        write_bytes: bytes of its outputs; 0 for VIEW, ITEM and SYMBOL.
+        is_random: whether it draws from a generator, so that a second run would draw other numbers: torch's tag
+            ``nondeterministic_seeded``, except on attention whose ``dropout_p`` is 0 (torch's own rule from 2.14 on).
+        estimated: whether no formula knows the arithmetic of a kernel of its own, so that only its bytes are priced.
+    """
+
+    name: str
+    target: str
+    kind: OpKind
+    dtype: str
+    flops: int
+    read_bytes: int
+    write_bytes: int
+    is_random: bool
+    estimated: bool
+
+
+def op_kind(node: fx.Node) -> OpKind:
+    """Kind of the node; see `OpKind`."""
+    return _facts_and_kind(node)[1]
+
+
+def describe(node: fx.Node) -> Op:
+    """Counts of the node, from the fake values in its ``meta["val"]`` and in those of its inputs."""
+    facts, kind = _facts_and_kind(node)
+    value = node.meta.get("val")
+    text = facts.text if facts is not None else str(node.target)
+    if facts is None or kind in RUNS_NO_KERNEL:
+        written = _written_bytes(value) if kind in (OpKind.INPUT, OpKind.CONSTANT) else 0
+        return Op(node.name, text, kind, _dtype_of(value), 0, 0, written, _is_random(node, facts), False)
+    inputs = [v for v in (n.meta.get("val") for n in node.all_input_nodes) if v is not None]
+    flops, estimated = _flops(node, facts, kind, value, inputs)
+    written = _written_bytes(value)
+    read = _read_bytes(inputs, written if facts.packet in GATHERS else None)
+    dtype = _arithmetic_dtype(kind, value, inputs)
+    return Op(node.name, text, kind, dtype, flops, read, written, _is_random(node, facts), estimated)
+
+
+def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
+    if node.op == "output":
+        return None, OpKind.VIEW  # hands tensors over, runs nothing
+    if isinstance(node.meta.get("val"), _SYMBOL_TYPES):
+        return (target_facts(node.target) if node.op == "call_function" else None), OpKind.SYMBOL
+    if node.op != "call_function":
+        return None, OpKind.INPUT
+    facts = target_facts(node.target)
+    if facts.packet in MAYBE_VIEW:
+        return facts, OpKind.VIEW if _aliases_input(node) else OpKind.POINTWISE
+    return facts, facts.kind
+
+
+def _is_random(node: fx.Node, facts: TargetFacts | None) -> bool:
+    if facts is None or not facts.is_random:
+        return False
+    position = DROPOUT_POSITION.get(facts.packet)
+    if position is None:
+        return True
+    given = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)
+    return not (isinstance(given, int | float) and given == 0)
+
+
+def _aliases_input(node: fx.Node) -> bool:
+    """Whether the traced value shares its storage with the first input: then the operator was a view, else a copy."""
+    source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    if value.layout is not torch.strided or source.layout is not torch.strided:
+        return False
+    return bool(_storage_ref(value.untyped_storage()) == _storage_ref(source.untyped_storage()))
+
+
+# -- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: list[Any]) -> tuple[int, bool]:
+    """Operations, and whether they are unknown."""
+    if kind in HEAVY_KINDS or kind is OpKind.OTHER:
+        counted = flop_formulas.heavy_flops(node, facts.packet)
+        return counted or 0, counted is None and facts.packet not in BYTES_SUFFICE
+    if facts.packet in MOVES or facts.packet in MAYBE_VIEW:
+        return 0, False
+    elements = _elements(value)
+    if kind is OpKind.REDUCTION:
+        elements = max([elements, *(_elements(v) for v in inputs)])
+    weight = flop_formulas.element_weight(facts.packet)
+    if facts.packet == "aten.pow":
+        weight = flop_formulas.pow_weight(node)
+    return elements * weight, False
+
+
+def _arithmetic_dtype(kind: OpKind, value: Any, inputs: list[Any]) -> str:
+    """Of a heavy operator, the type of its second tensor: the first may be a bias. Else that of the first input."""
+    tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+    if kind in HEAVY_KINDS and len(tensors) > 1:
+        return _dtype_name(tensors[1].dtype)
+    return _dtype_name(tensors[0].dtype) if tensors else _dtype_of(value)
+
+
+def _dtype_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _dtype_name(value.dtype)
+    if isinstance(value, list | tuple):
+        return next((_dtype_name(v.dtype) for v in value if isinstance(v, torch.Tensor)), "")
+    return ""
+
+
+_DTYPE_NAMES: dict[torch.dtype, str] = {}
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    name = _DTYPE_NAMES.get(dtype)
+    if name is None:
+        name = str(dtype).removeprefix("torch.")
+        name = _DTYPE_NAMES[dtype] = "float8" if name.startswith("float8") else name
+    return name
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def _elements(value: Any) -> int:
+    """Logical elements of a tensor, or the most of any tensor in a tuple."""
+    if isinstance(value, torch.Tensor):
+        return prod([s if type(s) is int else hint_int(s) for s in value.shape])
+    if isinstance(value, list | tuple):
+        return max((_elements(v) for v in value), default=0)
+    return 0
+
+
+def _written_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return _elements(value) * value.dtype.itemsize
+    if isinstance(value, list | tuple):
+        return sum(_written_bytes(v) for v in value)
+    return 0
+
+
+def _read_bytes(inputs: list[Any], gathered: int | None) -> int:
+    """Bytes of the inputs as read; `gathered` caps the first tensor, of which a gather takes what it writes."""
+    total = 0
+    for index, value in enumerate(inputs):
+        nbytes = _touched_bytes(value)
+        total += min(nbytes, gathered) if gathered is not None and index == 0 else nbytes
+    return total
+
+
+def _touched_bytes(value: Any) -> int:
+    """Distinct bytes that a tensor shows: a dimension of stride 0 shows the same elements again and again."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            return _elements(value) * value.dtype.itemsize
+        elements = value.dtype.itemsize
+        for size, stride in zip(value.shape, value.stride(), strict=True):
+            if type(size) is not int:
+                size = hint_int(size)
+            # An empty tensor is empty whatever its strides; a symbolic stride comes from sizes and is never 0.
+            if size == 0 or not (type(stride) is int and stride == 0):
+                elements *= size
+        return elements
+    if isinstance(value, list | tuple):
+        return sum(_touched_bytes(v) for v in value)
+    return 0

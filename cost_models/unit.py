@@ -1,0 +1,48 @@
+"""Every kernel costs one: plans that can be checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compile_remat.cost_models.kinds import RUNS_NO_KERNEL
+from compile_remat.cost_models.ops import Op
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """One nanosecond for each operator that runs a kernel; bytes and launches are free.
+
+    Fusion therefore saves nothing, and the time of a plan is the number of operators that it runs again. The figure
+    "testing" of torch's own ``activation_memory_budget_runtime_estimator`` counts alike.
+    """
+
+    @property
+    def name(self) -> str:
+        """The value of the setting ``cost_model``."""
+        return "unit"
+
+    @property
+    def launch_time_ns(self) -> int:
+        """0."""
+        return 0
+
+    def key(self) -> str:
+        """Constant: there are no figures."""
+        return "unit"
+
+    def op_time_ns(self, op: Op) -> int:
+        """1 for an operator that runs a kernel, else 0."""
+        return 0 if op.kind in RUNS_NO_KERNEL else 1
+
+    def arithmetic_time_ns(self, op: Op) -> int:
+        """The same as `op_time_ns`."""
+        return self.op_time_ns(op)
+
+    def traffic_time_ns(self, nbytes: int) -> int:
+        """0."""
+        return 0
+
+    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
+        """The number of operators in the group that run a kernel."""
+        return sum(self.op_time_ns(op) for op in ops)

@@ -1,0 +1,182 @@
+"""The device table, device files and detection."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from compile_remat.cost_models import detect, device_names, load_device
+from compile_remat.cost_models.devices import GPU_EFFICIENCY, _from_properties
+from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
+from compile_remat.errors import DeviceError
+
+EXPECTED = (
+    "h100-sxm h100-pcie h200 b200 a100-40gb a100-80gb l40s l4 a10 v100 t4 "
+    "rtx3090 rtx4090 rtx5090 mi250x mi300x cpu"
+).split()  # fmt: skip
+
+
+def test_names_of_the_table() -> None:
+    assert list(device_names()) == EXPECTED
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_entry_is_sane(name: str) -> None:
+    device = load_device(name)
+    assert device.name == name
+    assert device.sources and all(len(source) > 20 for source in device.sources)
+    assert all(rate > 0 for _, rate in device.flops_per_s)
+    assert device.rate("bfloat16") >= device.rate("float32")
+    assert device.rate("float16") >= device.rate("float32")
+    assert device.rate("tf32") >= device.rate("float32")
+    assert device.rate("float8") >= device.rate("bfloat16")
+    assert 10**10 <= device.bandwidth_bytes_per_s <= 10**13
+    assert (device.memory_bytes is None) == (name == "cpu")
+    assert device.read_limit == (12 if name == "cpu" else 8)
+    assert all(0 < device.efficiency_of(kind) <= 1 for kind in (*OpKind, "bandwidth"))
+    assert hash(device) == hash(load_device(name))
+
+
+def test_rates_are_dense() -> None:
+    """Two that are often quoted with sparsity."""
+    assert load_device("h100-sxm").rate("bfloat16") == pytest.approx(989e12, rel=0.01)
+    assert load_device("a100-80gb").rate("bfloat16") == 312e12
+
+
+def test_efficiencies_name_kinds() -> None:
+    assert {name for name, _ in GPU_EFFICIENCY} <= {*OpKind, "bandwidth"}
+    assert set(HEAVY_KINDS) <= {name for name, _ in GPU_EFFICIENCY}
+
+
+@pytest.mark.parametrize(
+    ("asked", "closest"),
+    [("h100-smx", "h100-sxm"), ("a100_80gb ", "a100-80gb"), ("rtx4900", "rtx4090"), ("cpus", "cpu")],
+)
+def test_unknown_name_is_told_the_closest(asked: str, closest: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        load_device(asked)
+    assert f'device = "{asked}"' in str(caught.value)
+    assert f'Did you mean "{closest}"?' in str(caught.value)
+    assert "mi300x" in str(caught.value)
+
+
+def test_name_in_capitals_is_known() -> None:
+    assert load_device("H200") == load_device("h200")
+
+
+def write(path: Path, content: Any) -> str:
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+GOOD = {"bandwidth_bytes_per_s": 2e12, "flops_per_s": {"float32": 5e13}, "sources": ["measured"]}
+
+
+def test_file_of_the_same_shape_is_accepted(tmp_path: Path) -> None:
+    device = load_device(write(tmp_path / "mine.json", GOOD))
+    assert (device.name, device.bandwidth_bytes_per_s, device.rate("bfloat16")) == ("mine", 2 * 10**12, 5 * 10**13)
+    assert (device.memory_bytes, device.sources) == (None, ("measured",))
+    whole = GOOD | {"name": "lab", "memory_bytes": 10**10, "launch_ns": 7, "efficiency": {"matmul": 0.9}}
+    lab = load_device(write(tmp_path / "lab.json", whole))
+    assert (lab.name, lab.memory_bytes, lab.launch_ns, lab.efficiency) == ("lab", 10**10, 7, (("matmul", 0.9),))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not JSON"),
+        ([1], "a device is a JSON object, found list"),
+        ({"flops_per_s": {"float32": 1}}, '"bandwidth_bytes_per_s" is missing'),
+        (GOOD | {"lunch_ns": 3}, '"lunch_ns" is no figure of a device. Did you mean "launch_ns"'),
+        (GOOD | {"flops_per_s": {"bfloat16": 1}}, 'to hold "float32"'),
+        (GOOD | {"flops_per_s": {"float32": 1, "int8": 1}}, 'no type "int8"'),
+        (GOOD | {"bandwidth_bytes_per_s": -1}, '"bandwidth_bytes_per_s" has to be a number above 0, found -1'),
+        (GOOD | {"memory_bytes": "80GB"}, "\"memory_bytes\" has to be a number above 0, found '80GB'"),
+        (GOOD | {"launch_ns": True}, '"launch_ns" has to be a number above 0, found True'),
+        (GOOD | {"efficiency": 0.5}, '"efficiency" has to map'),
+    ],
+)
+def test_bad_file_gets_a_clear_error(tmp_path: Path, content: Any, message: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        load_device(write(tmp_path / "bad.json", content))
+    assert message in str(caught.value)
+    assert "bad.json" in str(caught.value)
+
+
+def test_missing_file_gets_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="cannot be read: No such file"):
+        load_device(str(tmp_path / "none.json"))
+
+
+def test_cpu_is_detected_as_the_generic_cpu() -> None:
+    assert detect(torch.device("cpu")) == load_device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA A10", "a10"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 3090", "rtx3090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_known_hardware_takes_the_memory_that_is_there(hardware: str, name: str) -> None:
+    device = _from_properties(hardware, SimpleNamespace(total_memory=12345))
+    assert device.name == name
+    assert device.memory_bytes == 12345
+    assert device.flops_per_s == load_device(name).flops_per_s
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        "NVIDIA GH200 480GB",
+        "NVIDIA A10G",
+        "NVIDIA L40",
+        "NVIDIA H200 MIG 1g.18gb",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+    ],
+)
+def test_unknown_hardware_gets_careful_figures_and_says_so(hardware: str) -> None:
+    properties = SimpleNamespace(
+        total_memory=24 * 2**30,
+        multi_processor_count=80,
+        major=8,
+        clock_rate=1_700_000,
+        memory_clock_rate=6_250_000,
+        memory_bus_width=384,
+    )
+    device = _from_properties(hardware, properties)
+    assert (device.name, device.memory_bytes) == (hardware, 24 * 2**30)
+    assert device.rate("float32") == 80 * 128 * 1_700_000_000
+    assert device.bandwidth_bytes_per_s == 2 * 48 * 6_250_000_000
+    assert "guess" in device.sources[0]
+
+
+def test_unknown_hardware_without_clocks() -> None:
+    device = _from_properties("Some GPU", SimpleNamespace(total_memory=1, multi_processor_count=10))
+    assert device.rate("bfloat16") == device.rate("float32") > 0
+    assert device.bandwidth_bytes_per_s > 0
+
+
+def test_other_backends_get_a_guess() -> None:
+    device = detect(torch.device("mps"))
+    assert (device.name, device.memory_bytes) == ("mps", None)
+    assert "a guess" in device.sources[0]
