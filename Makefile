@@ -1,0 +1,82 @@
+# `make help` lists the targets. Everything happens in .venv; nothing outside of this folder is changed.
+
+PYTHON      ?= python3# the interpreter that makes the environment, 3.11 or newer
+TESTED      := $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))
+TORCH       ?= $(TESTED)# the version of torch to install
+TORCH_INDEX ?=# where to get torch alone, such as https://download.pytorch.org/whl/cpu
+VENV_ARGS   ?=# --system-site-packages uses the torch that PYTHON already has
+PYTEST_ARGS ?=# such as "-n 2", "-k budget", "tests/test_config.py"
+TIMEOUT     ?= 600# seconds for one test
+DEMO_ARGS   ?=
+BENCH_ARGS  ?=
+
+VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
+PY   := $(VENV)/bin/python
+PIP  := $(PY) -m pip --disable-pip-version-check
+PINS := $(VENV)/constraints.txt
+REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench dev lint types wheel-test clean distclean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@echo
+	@awk -F '[?]=|#' '/^[A-Z_]+ +[?]=/{gsub(/ /, "", $$1); printf "  %-16s %s\n", $$1 "=", $$3}' Makefile
+
+demo: $(VENV)/.installed  ## train a small GPT on real text with and without a budget, and compare
+	$(VENV)/bin/compile-remat demo $(DEMO_ARGS)
+
+test: $(VENV)/.installed  ## run the tests
+	$(PY) -m pytest --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed  ## measure the figures of the README
+	$(PY) -m benchmarks $(BENCH_ARGS)
+
+dev: $(VENV)/.dev  ## add the tools for working on the code to .venv
+
+lint: $(VENV)/.dev  ## check style and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+# Checked as installed: only there do compile_remat, passes and cost_models lie as they are imported.
+types: $(VENV)/.dev  ## check types
+	rm -rf build
+	$(PIP) install --quiet --no-deps --no-build-isolation --target build/types .
+	cd build/types && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p compile_remat
+
+wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it instead of the checkout
+	rm -rf build dist
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(PIP) install --quiet --no-deps --target build/wheel dist/*.whl
+	PYTHONPATH=build/wheel $(PY) -P -c 'import compile_remat as c; assert "build/wheel" in c.__file__, c.__file__'
+	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+
+clean:  ## remove what builds and tools left behind
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean  ## and the environments
+	rm -rf .venv .venv-*
+
+# torch comes first and exactly pinned: left to an open range, pip may fetch gigabytes of another build.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
+	$(PYTHON) -m venv $(VENV_ARGS) $(VENV)
+	$(if $(REUSE),$(PY) -c 'import torch' 2>/dev/null || )$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH)
+	@touch $@
+
+# The same pins with the torch that is there; beside another torch than the tested one, its own dependencies are free.
+$(PINS): $(VENV)/.torch
+	@have=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))') && \
+	sed -E "s/^torch==.*/torch==$$have/" constraints.txt >$@ && \
+	case $$have in $(TESTED)|$(TESTED)+*) ;; *) sed -i.bak -E '/^(networkx|setuptools|sympy)==/d' $@;; esac
+
+$(VENV)/.installed: $(PINS) pyproject.toml
+	$(PIP) install --quiet -c $(PINS) 'setuptools>=77'
+	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[cli,plot,test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[dev]'
+	@touch $@

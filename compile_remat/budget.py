@@ -1,0 +1,198 @@
+"""The three settings that are amounts of memory: `memory_budget`, `reserve` and `optimizer_state`.
+
+Each is a frozen value with `parse(raw)`, which takes what a user may write as an option or in an environment variable,
+and `str(value)`, which `parse` reads back as an equal value (so a resolved value can go into a key, a log or a file).
+"""
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from compile_remat.errors import ConfigError
+from compile_remat.names import did_you_mean
+from compile_remat.units import MIB, exact_size, parse_bytes
+
+BUDGET_FORMS = (
+    'a size with its unit ("8GiB", "8GB", "500MiB"), an int of at least 1 MiB (1048576) in bytes, '
+    'a fraction in (0, 1] of the fastest plan\'s peak, "min", "max" or "auto"'
+)
+RESERVE_FORMS = 'a percentage of the capacity ("5%"), a size with its unit ("2GiB"), an int of at least 1 MiB, or 0'
+OPTIMIZER_FORMS = '"none", "sgd", "adamw", a size with its unit ("2GiB"), or an int of at least 1 MiB'
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The most bytes that the compiled graphs of one step may have live at once, in one of five forms.
+
+    A fraction is of the predicted peak of the fastest plan; `min` is the lowest reachable peak, `max` the fastest plan
+    that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
+    """
+
+    kind: Literal["bytes", "fraction", "min", "max", "auto"]
+    value: int | float | None = None
+
+    @classmethod
+    def parse(cls, raw: object) -> Self:
+        """`raw` in any of its forms; ConfigError, with the forms that are allowed, for anything else."""
+        if isinstance(raw, cls):
+            return raw
+        try:
+            return cls._parsed(raw)
+        except ValueError as error:
+            raise ConfigError(f"{error} Allowed: {BUDGET_FORMS}.") from None
+
+    @classmethod
+    def _parsed(cls, raw: object) -> Self:
+        match _folded(raw):
+            case "min" | "max" | "auto" as word:
+                return cls(word)
+        number = _number(raw)
+        if number is None:
+            _refuse_percentage(raw)
+            nbytes = _size(raw, ("min", "max", "auto"))
+            if nbytes == 0:
+                raise ValueError(f"{raw!r} is zero; a budget must be positive.")
+            return cls("bytes", nbytes)
+        if number <= 0:
+            raise ValueError(f"{raw!r} is {'zero' if number == 0 else 'negative'}; a budget must be positive.")
+        if number <= 1:
+            return cls("fraction", float(number))
+        return cls("bytes", _whole_bytes(number, raw))
+
+    def __str__(self) -> str:
+        if self.kind == "bytes":
+            return exact_size(int(self.value or 0))
+        return repr(self.value) if self.kind == "fraction" else self.kind
+
+
+@dataclass(frozen=True)
+class Reserve:
+    """Memory to keep free for other libraries and fragmentation: bytes, or a percentage of the device's capacity."""
+
+    kind: Literal["bytes", "percent"]
+    value: int | float
+
+    @classmethod
+    def parse(cls, raw: object) -> Self:
+        """`raw` as "5%", a size, bytes or 0; ConfigError for anything else."""
+        if isinstance(raw, cls):
+            return raw
+        try:
+            text = _folded(raw)
+            if text.endswith("%"):
+                return cls("percent", _percentage(text[:-1], raw))
+            return cls("bytes", _amount(raw, ()))
+        except ValueError as error:
+            raise ConfigError(f"{error} Allowed: {RESERVE_FORMS}.") from None
+
+    def of(self, capacity_bytes: int) -> int:
+        """Bytes to keep free on a device of that capacity, rounded up."""
+        return int(self.value) if self.kind == "bytes" else math.ceil(capacity_bytes * self.value / 100)
+
+    def __str__(self) -> str:
+        return exact_size(int(self.value)) if self.kind == "bytes" else f"{self.value!r}%"
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What the optimizer still allocates before the second step: a known optimizer, or bytes."""
+
+    kind: Literal["none", "sgd", "adamw", "bytes"]
+    nbytes: int = 0
+
+    @classmethod
+    def parse(cls, raw: object) -> Self:
+        """`raw` as a name, a size or bytes; ConfigError for anything else."""
+        if isinstance(raw, cls):
+            return raw
+        match _folded(raw):
+            case "none" | "sgd" | "adamw" as name:
+                return cls(name)
+        try:
+            return cls("bytes", _amount(raw, ("none", "sgd", "adamw")))
+        except ValueError as error:
+            raise ConfigError(f"{error} Allowed: {OPTIMIZER_FORMS}.") from None
+
+    def of(self, trainable_bytes: int) -> int:
+        """Bytes of state for parameters of that many bytes: momentum is one copy, Adam's two moments are two."""
+        copies = {"none": 0, "sgd": 1, "adamw": 2}
+        return self.nbytes if self.kind == "bytes" else copies[self.kind] * trainable_bytes
+
+    def __str__(self) -> str:
+        return exact_size(self.nbytes) if self.kind == "bytes" else self.kind
+
+
+def _amount(raw: object, words: tuple[str, ...]) -> int:
+    """Bytes, zero included."""
+    number = _number(raw)
+    if number is None:
+        return _size(raw, words)
+    if number < 0:
+        raise ValueError(f"{raw!r} is negative.")
+    return _whole_bytes(number, raw) if number else 0
+
+
+def _size(raw: object, words: tuple[str, ...]) -> int:
+    """Bytes of a text with a unit; the error suggests one of `words` where the text looks like one."""
+    if not isinstance(raw, str):
+        raise ValueError(f"{raw!r} is not a size.")
+    try:
+        return parse_bytes(raw)
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if "?" in text else f"{text.rstrip('.')}.{did_you_mean(raw, words)}") from None
+
+
+def _whole_bytes(number: int | float, raw: object) -> int:
+    """A bare number as bytes. Below 1 MiB it is almost surely a number of something else, so it is refused."""
+    if number < MIB:
+        shown = f"{number:g}" if isinstance(number, float) else str(number)
+        raise ValueError(f'{raw!r} has no unit; write "{shown}MiB" or "{shown}GiB".')
+    if number != int(number):
+        raise ValueError(f"{raw!r} is not a whole number of bytes.")
+    return int(number)
+
+
+def _refuse_percentage(raw: object) -> None:
+    """`reserve` takes "5%", so people write "50%" here too: the answer is the fraction that they mean."""
+    text = _folded(raw)
+    number = _number_in(text[:-1]) if text.endswith("%") else None
+    if number is not None and 0 < number <= 100:
+        raise ValueError(f'{raw!r} is a percentage. Did you mean "{number / 100:g}"?')
+
+
+def _percentage(text: str, raw: object) -> int | float:
+    number = _number(text)
+    if number is None or not 0 <= number < 100:
+        raise ValueError(f"{raw!r} is not a percentage from 0 to below 100.")
+    return int(number) if number == int(number) else number
+
+
+def _number(raw: object) -> int | float | None:
+    """`raw` as a finite number, None for what is no number at all; True and NaN are errors, not 1 and nothing."""
+    if isinstance(raw, bool):
+        raise ValueError(f"{raw!r} is a truth value, not an amount of memory.")
+    number: int | float | None = None
+    if isinstance(raw, numbers.Integral):
+        number = int(raw)
+    elif isinstance(raw, numbers.Real):
+        number = float(raw)
+    elif isinstance(raw, str):
+        number = _number_in(raw)
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError(f"{raw!r} is not a finite number.")
+    return number
+
+
+def _number_in(text: str) -> int | float | None:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _folded(raw: object) -> str:
+    return raw.strip().lower() if isinstance(raw, str) else ""

@@ -1,0 +1,202 @@
+"""Settings: what a user may type, where it came from, and one frozen, hashable value that the rest of the code reads.
+
+An option of `torch.compile` beats the environment variable `REMAT_<NAME>`, which beats the default. None as an option
+and an empty variable count as not given. Every value passes through the parser of its row, also when `RematConfig` is
+built directly. To add a setting, add one row to the class.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Self, TypeVar
+
+from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
+from compile_remat.errors import ConfigError
+from compile_remat.names import closest, did_you_mean
+
+ENV_PREFIX = "REMAT_"
+
+_LOG = logging.getLogger("compile_remat")
+_T = TypeVar("_T")
+
+
+def _row(parse: Callable[[object], _T], default: _T, *, in_key: bool = True) -> _T:
+    """One setting: its parser, its default, and whether its value can change a plan."""
+    return field(default=default, metadata={"parse": parse, "in_key": in_key})
+
+
+def _choice(*names: str, later: Collection[str] = ()) -> Callable[[object], str]:
+    """A parser for one of `names`, in any capitals; `later` are names that a future version takes."""
+
+    def parse(raw: object) -> str:
+        name = raw.strip().lower() if isinstance(raw, str) else str(raw)
+        if name in names:
+            return name
+        problem = f"{raw!r} is not available in this version yet." if name in later else f"{raw!r} is not a choice."
+        hint = "" if name in later else did_you_mean(name, names)
+        raise ConfigError(f"{problem} Allowed: {', '.join(names)}.{hint}")
+
+    return parse
+
+
+def _device(raw: object) -> str:
+    """A name of the device table in its normal spelling, or the absolute path of a JSON file; it need not exist."""
+    text = os.fspath(raw).strip() if isinstance(raw, (str, os.PathLike)) else ""
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"{raw!r} is not a device. Allowed: detect, a name of the device table, or a .json file.")
+    if text.lower().endswith(".json"):
+        return os.path.abspath(os.path.expanduser(text))
+    return text.lower().replace("_", "-").replace(" ", "-")
+
+
+def _folder(raw: object) -> str | None:
+    """The absolute path of a folder; None or "none" is no folder."""
+    if raw is None:
+        return None
+    text = os.fspath(raw) if isinstance(raw, (str, os.PathLike)) else ""
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{raw!r} is not a path. Allowed: the path of a folder, or none.")
+    return None if text.strip().lower() == "none" else os.path.abspath(os.path.expanduser(text))
+
+
+def _mode(raw: object) -> str | None:
+    """The name of an Inductor mode; None or "none" is no mode. Which modes exist, only the running torch knows."""
+    if raw is None:
+        return None
+    if not isinstance(raw, str) or not raw.strip():
+        raise ConfigError(f"{raw!r} is not a mode. Allowed: the name of an Inductor mode, or none.")
+    name = raw.strip().lower()
+    return None if name == "none" else name
+
+
+@dataclass(frozen=True)
+class RematConfig:
+    """Every setting, parsed. Values are given as a user writes them: `RematConfig(memory_budget="8GiB")` works.
+
+    Attributes:
+        memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default).
+        device: `detect` (default), a name of the device table, or a JSON file of measured figures.
+        reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
+        optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
+        cost_model: `roofline` (default) or `unit` (every operator costs 1).
+        compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
+        mode: an Inductor mode, or None.
+        report_dir: a folder for one report per compiled graph, or None.
+        plan_dir: a folder of plans, written where absent and replayed where present, or None.
+        log: level of the logger `compile_remat`: `warning` (default), `info` or `debug`.
+    """
+
+    memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto"))
+    device: str = _row(_device, "detect")
+    reserve: Reserve = _row(Reserve.parse, Reserve("percent", 5))
+    optimizer_state: OptimizerState = _row(OptimizerState.parse, OptimizerState("adamw"))
+    cost_model: str = _row(_choice("roofline", "unit", later=("profile",)), "roofline")
+    compiler: str = _row(_choice("inductor", "eager"), "inductor")
+    mode: str | None = _row(_mode, None)
+    report_dir: str | None = _row(_folder, None, in_key=False)
+    plan_dir: str | None = _row(_folder, None)
+    log: str = _row(_choice("warning", "info", "debug"), "warning", in_key=False)
+
+    def __post_init__(self) -> None:
+        for row in fields(self):
+            value = _parse(row, getattr(self, row.name), "an argument of RematConfig")
+            object.__setattr__(self, row.name, value)
+
+    @classmethod
+    def resolve(
+        cls,
+        options: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        modes: Collection[str] | None = None,
+    ) -> Self:
+        """Options before environment before defaults; `modes` are the Inductor modes to accept (all, where None)."""
+        options = {_attribute(name): value for name, value in (options or {}).items()}
+        environ = os.environ if environ is None else environ
+        split_options(options, ())
+        for name in environ:
+            if name.startswith(ENV_PREFIX) and name not in _variables():
+                _warn_unknown_variable(name)
+        values = {row.name: _lookup(row, options, environ) for row in fields(cls)}
+        config = cls(**{name: value for name, (value, _) in values.items() if value is not None})
+        if modes is not None and config.mode is not None and config.mode not in modes:
+            hint = did_you_mean(config.mode, modes)
+            problem = f"no such mode. Allowed: {', '.join(sorted(modes))}.{hint}"
+            raise ConfigError(f"mode = {config.mode!r} (from {values['mode'][1]}): {problem}")
+        return config
+
+    def key(self) -> str:
+        """Everything that can change a plan, in one stable line; where reports go and what is logged cannot.
+
+        Not in it, because it lives outside of the settings: the bytes behind `auto`, the figures of the device, and
+        the contents of the files in `plan_dir`. The caller adds these.
+        """
+        rows = sorted((row for row in fields(self) if row.metadata["in_key"]), key=lambda row: row.name)
+        return ";".join(f"{row.name}={str(getattr(self, row.name))!r}" for row in rows)
+
+
+def split_options(
+    options: Mapping[str, object], inductor_keys: Collection[str]
+) -> tuple[dict[str, object], dict[str, object]]:
+    """Our settings and Inductor's options, apart; a key that is neither is an error with the nearest of both kinds.
+
+    Like torch.compile, `-` in a key reads as `_`. Keys that both sides know are ours.
+    """
+    own: dict[str, object] = {}
+    inductor: dict[str, object] = {}
+    for key, value in options.items():
+        name = _attribute(key)
+        if name in _names():
+            own[name] = value
+        elif name in inductor_keys:
+            inductor[name] = value
+        else:
+            raise ConfigError(_unknown_option(key, inductor_keys))
+    return own, inductor
+
+
+def _unknown_option(key: str, inductor_keys: Collection[str]) -> str:
+    near = [f'"{name}"' for name in [closest(key, _names())] if name]
+    near += [f'"{name}" (Inductor)' for name in [closest(key, inductor_keys)] if name]
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    allowed = ", ".join(_names()) + (", or any option of Inductor" if inductor_keys else "")
+    return f"{key!r} is not an option of the backend remat. Allowed: {allowed}.{hint}"
+
+
+def _lookup(row: Field[Any], options: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Any, str]:
+    """The parsed value of one setting and where it came from; (None, "") where it was not given."""
+    variable = ENV_PREFIX + row.name.upper()
+    origin, raw = f"the option {row.name!r}", options.get(row.name)
+    if raw is None:
+        origin, raw = f"the environment variable {variable}", environ.get(variable, "").strip() or None
+    return (None, "") if raw is None else (_parse(row, raw, origin), origin)
+
+
+def _parse(row: Field[Any], raw: object, origin: str) -> Any:
+    try:
+        return row.metadata["parse"](raw)
+    except ConfigError as error:
+        raise ConfigError(f"{row.name} = {raw!r} (from {origin}): {error}") from None
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    return tuple(row.name for row in fields(RematConfig))
+
+
+@functools.cache
+def _variables() -> frozenset[str]:
+    return frozenset(ENV_PREFIX + name.upper() for name in _names())
+
+
+@functools.cache  # once for each name, however many graphs a process compiles
+def _warn_unknown_variable(name: str) -> None:
+    _LOG.warning("environment variable %s is not a setting and is ignored.%s", name, did_you_mean(name, _variables()))
+
+
+def _attribute(key: object) -> str:
+    if not isinstance(key, str):
+        raise ConfigError(f"option names are strings, not {key!r}.")
+    return key.replace("-", "_")

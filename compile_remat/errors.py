@@ -1,0 +1,82 @@
+"""What can go wrong, as types: catch `RematError` for all of it.
+
+The arguments of each exception are its fields and the text is built from them, so every one of them survives pickle,
+copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
+"""
+
+from dataclasses import dataclass
+
+from compile_remat.units import MIB, exact_size, format_bytes
+
+_SHOWN = 5
+
+
+class RematError(RuntimeError):
+    """Base of every error that compile-remat raises on purpose."""
+
+
+class ConfigError(RematError, ValueError):
+    """A setting or an option that does not exist, or a value that it does not take."""
+
+
+class DeviceError(RematError, ValueError):
+    """A device name that is not in the table, or a device file that cannot be read."""
+
+
+class PlanMismatchError(RematError):
+    """A plan file that belongs to another graph, or to another version of the format."""
+
+
+class PlannerWarning(UserWarning):
+    """The planner could not do what was asked, and training goes on with a safer plan."""
+
+
+@dataclass(frozen=True)
+class LiveTensor:
+    """One tensor that is live at the lowest reachable peak, and where the model makes it."""
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    module_path: str = ""
+    source_line: str = ""
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(d) for d in self.shape)
+        dtype = self.dtype.removeprefix("torch.")
+        where = " ".join(part for part in (self.module_path, f"({self.source_line})" * bool(self.source_line)) if part)
+        return f"{format_bytes(self.nbytes):>10}  {dtype}[{dims}]  {self.name}  {where or '(origin unknown)'}"
+
+
+class BudgetError(RematError):
+    """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it."""
+
+    def __init__(self, budget_bytes: int, floor_bytes: int, largest: tuple[LiveTensor, ...] = ()) -> None:
+        # Only the fields go to the base class: its args are what pickle hands back to this constructor.
+        super().__init__(budget_bytes, floor_bytes, largest)
+        self.budget_bytes = budget_bytes
+        self.floor_bytes = floor_bytes
+        self.largest = largest
+
+    def __str__(self) -> str:
+        shown = sorted(self.largest, key=lambda t: (-t.nbytes, t.name))[:_SHOWN]
+        lines = [
+            f"no plan fits memory_budget = {_both(self.budget_bytes)}: "
+            f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."
+        ]
+        if shown:
+            lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
+            lines.extend(f"  {tensor}" for tensor in shown)
+        enough = exact_size(-(-self.floor_bytes // MIB) * MIB)
+        lines.append(
+            f'What to do: set memory_budget to "{enough}" or more, or to "min" for the lowest plan; or make these '
+            "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
+            "graph cannot be recomputed."
+        )
+        return "\n".join(lines)
+
+
+def _both(nbytes: int) -> str:
+    """Rounded and exact: a budget just below the floor reads the same as the floor when rounded."""
+    return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"

@@ -1,0 +1,85 @@
+"""Amounts of memory and time as people write and read them: "8GiB" <-> bytes, nanoseconds -> "616 ms".
+
+KB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024, in any capitals. Bytes are exact ints: the text is
+read as a decimal fraction, never through a float, and a part of a byte is cut off (a budget may shrink, not grow).
+"""
+
+import re
+from fractions import Fraction
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TIB = 1 << 40
+
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": TIB,
+}
+_BINARY = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_SIZE = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*([a-z]+)", re.ASCII | re.IGNORECASE)
+
+
+def parse_bytes(raw: str | int) -> int:
+    """Bytes of "8GiB", "8GB", "1.5 MiB" or an int; ValueError for anything else, including a number without a unit."""
+    if isinstance(raw, bool) or not isinstance(raw, (str, int)):
+        raise ValueError(f"{raw!r} is not a size")
+    if isinstance(raw, int):
+        nbytes = raw
+    else:
+        match = _SIZE.fullmatch(raw.strip())
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError(f"{raw!r} is not a size.{_suggest_size(raw)}")
+        nbytes = int(Fraction(match[1]) * _UNITS[match[2].lower()])
+    if nbytes < 0:
+        raise ValueError(f"{raw!r} is negative")
+    return nbytes
+
+
+def exact_size(nbytes: int) -> str:
+    """The shortest text that `parse_bytes` reads back as exactly `nbytes`: "20GiB", or "1234567B"."""
+    for scale, unit in _BINARY:
+        if nbytes and nbytes % scale == 0:
+            return f"{nbytes // scale}{unit}"
+    return f"{nbytes}B"
+
+
+def format_bytes(nbytes: int) -> str:
+    """For people: "512 B", "20.0 GiB"; one decimal, and never "1024.0" of a unit."""
+    if nbytes < 0:
+        return "-" + format_bytes(-nbytes)
+    if nbytes < KIB:
+        return f"{nbytes} B"
+    for scale, unit in _BINARY:
+        if nbytes >= scale - scale // 20480:  # from here on, the next smaller unit would round up to 1024.0
+            return f"{nbytes / scale:.1f} {unit}"
+    return f"{nbytes / KIB:.1f} KiB"
+
+
+def format_time(time_ns: float) -> str:
+    """For people, three digits: "850 ns", "12.3 us", "616 ms", "1.23 s"."""
+    if time_ns < 0:
+        return "-" + format_time(-time_ns)
+    for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")):
+        if time_ns >= scale * 0.9995:
+            return f"{_three_digits(time_ns / scale)} {unit}"
+    return f"{_three_digits(time_ns)} ns"
+
+
+def _three_digits(value: float) -> str:
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 9.995 or value == 0 else f"{value:.2f}"
+
+
+def _suggest_size(raw: str) -> str:
+    """The sentence ' Did you mean "8GiB"?' where the text starts with a number and the first letter names a scale."""
+    match = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt])", raw, re.ASCII | re.IGNORECASE)
+    return f' Did you mean "{match[1]}{match[2].upper()}iB"?' if match else ""

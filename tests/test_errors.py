@@ -1,0 +1,99 @@
+"""The error family: texts that say what to do, and exceptions that survive a trip between processes."""
+
+import copy
+import pickle
+import re
+from dataclasses import replace
+
+import pytest
+
+from compile_remat.errors import (
+    BudgetError,
+    ConfigError,
+    DeviceError,
+    LiveTensor,
+    PlanMismatchError,
+    PlannerWarning,
+    RematError,
+)
+from compile_remat.names import closest, did_you_mean
+from compile_remat.units import MIB, parse_bytes
+
+TENSOR = LiveTensor("addmm_3", 24 * MIB, (2048, 3072), "torch.float32", "blocks.0.mlp", "model.py:12")
+
+
+def make(budget: int = 10 * MIB, floor: int = 44 * MIB + 1, count: int = 7) -> BudgetError:
+    tensors = tuple(replace(TENSOR, name=f"t{i}", nbytes=(i + 1) * MIB) for i in range(count))
+    return BudgetError(budget, floor, tensors)
+
+
+@pytest.mark.parametrize(
+    ("error", "also"),
+    [
+        (ConfigError("a"), ValueError),
+        (DeviceError("a"), ValueError),
+        (PlanMismatchError("a"), RuntimeError),
+        (make(), RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("trip", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
+def test_family_and_round_trip(error: RematError, also: type[Exception], trip) -> None:  # type: ignore[no-untyped-def]
+    assert isinstance(error, RematError)
+    assert isinstance(error, also)
+    back = trip(error)
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert vars(back) == vars(error)
+
+
+def test_planner_warning_is_no_error() -> None:
+    assert issubclass(PlannerWarning, UserWarning)
+    assert not issubclass(PlannerWarning, RematError)
+
+
+def test_budget_error_text() -> None:
+    error = BudgetError(10 * MIB, 44 * MIB + 1, (TENSOR, LiveTensor("mm", 512, (), "torch.bfloat16")))
+    assert str(error) == (
+        "no plan fits memory_budget = 10.0 MiB (10,485,760 bytes): "
+        "the lowest reachable peak of this graph is 44.0 MiB (46,137,345 bytes).\n"
+        "The largest tensors live at that peak:\n"
+        "    24.0 MiB  float32[2048, 3072]  addmm_3  blocks.0.mlp (model.py:12)\n"
+        "       512 B  bfloat16[]  mm  (origin unknown)\n"
+        'What to do: set memory_budget to "45MiB" or more, or to "min" for the lowest plan; or make these '
+        "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
+        "graph cannot be recomputed."
+    )
+    assert str(error).isascii()
+
+
+def test_budget_error_shows_the_five_largest_in_order() -> None:
+    error = make()
+    assert re.findall(r"\bt\d\b", str(error)) == ["t6", "t5", "t4", "t3", "t2"]
+    assert len(error.largest) == 7
+
+
+def test_budget_error_suggests_a_budget_that_is_enough() -> None:
+    for floor in (1, MIB, MIB + 1, 3 * 2**30, 3 * 2**30 - 1):
+        suggested = re.search(r'memory_budget to "(\w+)"', str(make(floor=floor)))
+        assert suggested is not None
+        assert floor <= parse_bytes(suggested[1]) < floor + MIB
+
+
+def test_budget_error_without_tensors() -> None:
+    assert "live at that peak" not in str(make(count=0))
+    assert "The largest tensor live at that peak" in str(make(count=1))
+
+
+def test_live_tensor_location_parts() -> None:
+    assert str(replace(TENSOR, source_line="")).endswith("addmm_3  blocks.0.mlp")
+    assert str(replace(TENSOR, module_path="")).endswith("addmm_3  (model.py:12)")
+
+
+def test_closest() -> None:
+    valid = ["memory_budget", "mode", "device", "h100-sxm"]
+    assert closest("memory-bugdet", valid) == "memory_budget"
+    assert closest("H100_SXM5", valid) == "h100-sxm"
+    assert closest("zzzz", valid) == ""
+    assert closest("mode", []) == ""
+    assert did_you_mean("mod", valid) == ' Did you mean "mode"?'
+    assert did_you_mean("zzzz", valid) == ""

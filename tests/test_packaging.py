@@ -1,0 +1,80 @@
+"""What pyproject.toml declares is what the folders hold, and what the package exports is what we mean to export."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compile_remat
+
+ROOT = Path(__file__).resolve().parent.parent
+PREFIXES = {
+    "compile_remat": "compile_remat",
+    "passes": "compile_remat.passes",
+    "cost_models": "compile_remat.cost_models",
+}
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_packages_are_the_folders_that_hold_an_init(pyproject: dict[str, Any]) -> None:
+    found = set()
+    for top, prefix in PREFIXES.items():
+        for init in (ROOT / top).rglob("__init__.py"):
+            found.add(".".join([prefix, *init.parent.relative_to(ROOT / top).parts]))
+    assert sorted(pyproject["tool"]["setuptools"]["packages"]) == sorted(found)
+
+
+def test_package_dirs_exist(pyproject: dict[str, Any]) -> None:
+    mapping = pyproject["tool"]["setuptools"]["package-dir"]
+    assert mapping == {prefix: top for top, prefix in PREFIXES.items()}
+
+
+def test_public_names() -> None:
+    assert compile_remat.__all__ == [
+        "BudgetError",
+        "ConfigError",
+        "DeviceError",
+        "PlanMismatchError",
+        "PlannerWarning",
+        "RematConfig",
+        "RematError",
+    ]
+    assert compile_remat.__all__ == sorted(compile_remat.__all__)
+    for name in compile_remat.__all__:
+        assert getattr(compile_remat, name).__module__.startswith("compile_remat.")
+
+
+def test_front_is_short() -> None:
+    assert len((ROOT / "compile_remat" / "__init__.py").read_text(encoding="utf-8").splitlines()) < 30
+
+
+def test_entry_points_name_real_files(pyproject: dict[str, Any]) -> None:
+    project = pyproject["project"]
+    targets = [*project["scripts"].values(), *project["entry-points"]["torch_dynamo_backends"].values()]
+    assert targets == ["compile_remat.cli:main", "compile_remat.backend:remat"]
+    for target in targets:
+        module, name = target.split(":")
+        source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert re.search(rf"^(def {name}\(|{name}\b.* = )", source, re.MULTILINE), target
+
+
+def test_pins_lie_in_the_declared_ranges(pyproject: dict[str, Any]) -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert pins["torch"] == "2.13.0"
+    extras = [need for needs in pyproject["project"]["optional-dependencies"].values() for need in needs]
+    for need in [*pyproject["project"]["dependencies"], *extras]:
+        if need.startswith("compile-remat["):
+            continue
+        name, floor = re.match(r"([\w-]+)>=([\d.]+)", need).groups()  # type: ignore[union-attr]
+        assert _release(pins[name]) >= _release(floor), need
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
