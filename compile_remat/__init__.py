@@ -7,20 +7,15 @@ _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").is_file():
     __path__.append(str(_ROOT))
 
-from compile_remat.config import RematConfig as RematConfig  # noqa: E402
-from compile_remat.errors import BudgetError as BudgetError  # noqa: E402
-from compile_remat.errors import ConfigError as ConfigError  # noqa: E402
-from compile_remat.errors import DeviceError as DeviceError  # noqa: E402
-from compile_remat.errors import PlanMismatchError as PlanMismatchError  # noqa: E402
-from compile_remat.errors import PlannerWarning as PlannerWarning  # noqa: E402
-from compile_remat.errors import RematError as RematError  # noqa: E402
+from compile_remat.api import explain, install, pareto, plan, uninstall  # noqa: E402
+from compile_remat.config import RematConfig  # noqa: E402
+from compile_remat.errors import (  # noqa: E402
+    BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning, RematError,
+)  # fmt: skip
+from compile_remat.partitioner import partition  # noqa: E402
+from compile_remat.report import Report, reports, reset_reports  # noqa: E402
 
 __all__ = [
-    "BudgetError",
-    "ConfigError",
-    "DeviceError",
-    "PlanMismatchError",
-    "PlannerWarning",
-    "RematConfig",
-    "RematError",
-]
+    "BudgetError", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning", "RematConfig", "RematError",
+    "Report", "explain", "install", "pareto", "partition", "plan", "reports", "reset_reports", "uninstall",
+]  # fmt: skip

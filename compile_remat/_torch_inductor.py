@@ -1,0 +1,119 @@
+"""Entering Inductor, and keeping it to the plan.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
+
+Imports nothing of ours.  `compile_with_partitioner` hands a partitioner to ``compile_fx`` through Inductor's own
+extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the compilation of each graph, the late
+one of the backward included, so nothing of torch is patched and plain Inductor in the same process is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch._inductor.choices import InductorChoices
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
+from torch._inductor.virtualized import V
+
+SMALL_SHARE = 8
+"""A node may be pulled forward when what it writes is smaller than what both read by this factor."""
+
+
+class GuardedChoices(InductorChoices):
+    """Inductor's choices, without fusions that make a buffer long before it is read.
+
+    Sibling fusion joins kernels that read the same tensor and runs both where the earlier one stood.  Across
+    rematerialised segments that undoes the plan: twelve values recomputed just in time took 13.0 MiB instead of 3.2.
+    Between neighbours it costs nothing, so only siblings with an unfused kernel (matmul, convolution, attention)
+    between them are kept apart, unless the later one writes little (a bias gradient's sum).
+    """
+
+    @staticmethod
+    def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
+        """Inductor's answer, and no when the fusion would pull a large write over an unfused kernel."""
+        if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
+            return False
+        return not _pulls_over_extern(scheduler, node1, node2)
+
+
+def _pulls_over_extern(scheduler: Any, node1: Any, node2: Any) -> bool:
+    first, second = (node1, node2) if node1.min_order <= node2.min_order else (node2, node1)
+    low, high = first.min_order, second.max_order
+    if not any(node.is_extern() and low < node.min_order < high for node in scheduler.nodes):
+        return False
+    written = sum(_nbytes(scheduler, dep) for dep in second.read_writes.writes)
+    shared = first.read_writes.reads & second.read_writes.reads
+    is_small = written * SMALL_SHARE <= sum(_nbytes(scheduler, dep) for dep in shared)
+    return not (is_small and _is_ready(scheduler, second, first))
+
+
+def _is_ready(scheduler: Any, node: Any, place: Any) -> bool:
+    """Whether all that `node` reads exists where `place` stands; else the fused kernel would be a late `place`."""
+    for dep in node.read_writes.reads:
+        buffer = scheduler.name_to_buf.get(dep.name)
+        if buffer is not None and buffer.defining_op is not None and buffer.defining_op.max_order > place.min_order:
+            return False
+    return True
+
+
+def _nbytes(scheduler: Any, dep: Any) -> int:
+    return int(scheduler.dep_size_hint(dep))
+
+
+def guarded_inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """``compile_fx_inner`` under `GuardedChoices`."""
+    with V.set_choices_handler(GuardedChoices()):
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+def compile_with_partitioner(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: CustomPartitionerFn,
+    options: Mapping[str, Any],
+    *,
+    guarded: bool,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor, `partitioner` choosing what to save.
+
+    The options go in as ``config_patches``, which also reach the backward: that is compiled later, out of scope.
+    """
+    patches = {"custom_partitioner_fn": partitioner, **options}
+    inner = {"inner_compile": guarded_inner_compile} if guarded else {}
+    compiled: Callable[..., Any] = compile_fx(gm, list(example_inputs), config_patches=patches, **inner)
+    return compiled
+
+
+def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """Inductor as it is."""
+    compiled: Callable[..., Any] = compile_fx(gm, list(example_inputs), config_patches=dict(options))
+    return compiled
+
+
+def compile_eager(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+) -> Callable[..., Any]:
+    """Run the two FX graphs as they are, with Inductor's decompositions but without its passes."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._inductor.compile_fx import select_decomp_table
+
+    backend = aot_autograd(
+        fw_compiler=boxed_nop,
+        bw_compiler=boxed_nop,
+        inference_compiler=boxed_nop,
+        partition_fn=partitioner,
+        decompositions=select_decomp_table,
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = backend(gm, list(example_inputs))
+    return compiled
+
+
+def set_global_partitioner(partitioner: CustomPartitionerFn | None) -> None:
+    """Inductor's process-wide partitioner; None restores its own."""
+    from torch._inductor import config
+
+    config.custom_partitioner_fn = partitioner

@@ -1,0 +1,132 @@
+"""Calls for people: look at a plan before training with it, and give Inductor itself our partitioner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
+from compile_remat.backend import RematPartitioner, settings_for, sources_hash
+from compile_remat.config import RematConfig
+from compile_remat.partitioner import Planned, Settings, plan_joint
+from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.report import Report
+
+
+class _Looked(Exception):
+    """Leaves Inductor once the joint graph was seen."""
+
+
+class _Look(RematPartitioner):
+    """A partitioner that plans, keeps the result and compiles nothing."""
+
+    def __init__(self, settings: Settings, seen: list[Planned]) -> None:
+        super().__init__(settings, "look")
+        self.seen = seen
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
+        return (_Look, (self.settings, []))
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
+        indices = kwargs.get("static_lifetime_input_indices")
+        planned = plan_joint(
+            gm, self.settings, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
+        )
+        if planned is not None:
+            self.seen.append(planned)
+        raise _Looked
+
+
+def _look(model: Callable[..., Any], inputs: Sequence[Any], config: RematConfig) -> list[Planned]:
+    """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled."""
+    seen: list[Planned] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        settings = settings_for(config, example_inputs)
+        try:
+            compile_with_partitioner(gm, example_inputs, _Look(settings, seen), _torch.mode_options(config.mode), guarded=False)
+        except _Looked:
+            pass
+        return gm.forward
+
+    torch.compiler.reset()
+    try:
+        torch.compile(model, backend=backend)(*inputs)
+    finally:
+        torch.compiler.reset()
+    return seen
+
+
+def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
+    """What ``torch.compile(model, backend="remat", options=settings)`` would do with the first graph of a call.
+
+    Runs one forward in eager mode on `inputs`; compiles nothing.
+
+    Raises:
+        RematError: A setting is off, no plan fits the budget, or the call has no graph that needs a gradient.
+    """
+    return _first(_look(model, inputs, RematConfig.resolve(settings))).report
+
+
+def plan(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Plan:
+    """The plan of the first graph of a call; see `explain`."""
+    return explain(model, *inputs, **settings).plan
+
+
+def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:
+    """Plans from the fastest to the one of lowest peak, each faster than all that need less memory.
+
+    Args:
+        points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
+    """
+    config = RematConfig.resolve({**settings, "memory_budget": "max"})
+    return frontier(_first(_look(model, inputs, config)).problem, points)
+
+
+def frontier(problem: Problem, points: int) -> list[Plan]:
+    """The frontier of one problem: the work that several budgets share is done once."""
+    planner = Planner(problem)
+    fastest, lowest = planner.fastest(), planner.lowest()
+    span = fastest.peak_bytes - lowest.peak_bytes
+    budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(1, points - 1)]
+    plans = [fastest, *(planner.within(b) for b in reversed(budgets)), lowest]
+    kept: list[Plan] = []
+    for candidate in sorted(plans, key=lambda p: (p.extra_time_ns, p.peak_bytes)):
+        if not kept or candidate.peak_bytes < kept[-1].peak_bytes:
+            kept.append(candidate)
+    return kept
+
+
+def _first(seen: Sequence[Planned]) -> Planned:
+    if not seen:
+        from compile_remat.errors import RematError
+
+        raise RematError(
+            "nothing to plan: the call has no graph with a backward. Are gradients on, and does an input or a "
+            "parameter require one?"
+        )
+    return seen[0]
+
+
+def install(**settings: Any) -> None:
+    """Let Inductor itself use our partitioner in this process, for tools that only know the name "inductor".
+
+    Accelerate and the Hugging Face Trainer accept no other backend name.  What this cannot give: `auto` reads the free
+    memory once, here; an error comes out wrapped in ``BackendCompilerFailed``; Inductor's fusions are not kept to the
+    plan, so a measured peak may exceed the predicted one by a few per cent.  Undo it with `uninstall`.
+    """
+    config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
+    set_global_partitioner(RematPartitioner(settings_for(config, here), sources_hash()))
+
+
+def uninstall() -> None:
+    """Give Inductor its own partitioner back."""
+    set_global_partitioner(None)
+
+
+__all__ = ["explain", "frontier", "install", "pareto", "plan", "uninstall"]

@@ -1,0 +1,31 @@
+"""Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  Knows nothing of Inductor or the environment."""
+
+from compile_remat.passes.build import build_problem as build_problem
+from compile_remat.passes.extraction import extract as extract
+from compile_remat.passes.liveness import Timeline as Timeline
+from compile_remat.passes.liveness import timeline as timeline
+from compile_remat.passes.plan import LiveBuffer as LiveBuffer
+from compile_remat.passes.plan import Plan as Plan
+from compile_remat.passes.plan import Status as Status
+from compile_remat.passes.problem import Origin as Origin
+from compile_remat.passes.problem import Problem as Problem
+from compile_remat.passes.problem import Step as Step
+from compile_remat.passes.problem import Value as Value
+from compile_remat.passes.solver import Planner as Planner
+from compile_remat.passes.solver import solve as solve
+
+__all__ = [
+    "LiveBuffer",
+    "Origin",
+    "Plan",
+    "Planner",
+    "Problem",
+    "Status",
+    "Step",
+    "Timeline",
+    "Value",
+    "build_problem",
+    "extract",
+    "solve",
+    "timeline",
+]

@@ -1,0 +1,136 @@
+"""Which nodes get a buffer in memory and who may write over it: Inductor's rules, node by node.
+
+Read from torch 2.13's ``graph.py`` (realisation of values that are read by extern kernels or gather too many reads)
+and ``scheduler.py`` (``decide_inplace_update``).  A buffer that a fused kernel alone uses is never allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, REDUCTION, Step, Value
+
+Ints = NDArray[np.int64]
+
+def readers_of(values: Sequence[Value]) -> list[list[int]]:
+    readers: list[list[int]] = [[] for _ in values]
+    for w, value in enumerate(values):
+        for v in value.reads:
+            readers[v].append(w)
+    return readers
+
+
+def is_always_stored(node: Value | Step) -> bool:
+    return node.nbytes > 0 and (node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised)
+
+
+def overwrites(node: Value | Step) -> bool:
+    return node.kernel == POINTWISE and node.nbytes > 0
+
+
+def register_sources(w: int, values: Sequence[Value], stored: Bools) -> list[int]:
+    """Buffers that a pointwise value reads, through values that stay in registers."""
+    found, stack, seen = [], list(reversed(values[w].reads)), set()
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if stored[v] or values[v].kernel != POINTWISE:
+            found.append(v)
+        else:
+            stack.extend(reversed(values[v].reads))
+    return found
+
+
+def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, list[int]]]:
+    """For each pointwise buffer, the values of its size that it might be written over."""
+    pairs = []
+    for w, value in enumerate(values):
+        if overwrites(value):
+            sources = [
+                v
+                for v in register_sources(w, values, stored)
+                if values[v].nbytes == value.nbytes and not values[v].is_output
+            ]
+            if sources:
+                pairs.append((w, sources))
+    return pairs
+
+
+def stored_steps(steps: Sequence[Step]) -> list[bool]:
+    stored = [is_always_stored(s) or (s.is_output and s.nbytes > 0) for s in steps]
+    for step in steps:
+        if step.kernel == EXTERN:
+            for g in step.gradients:
+                stored[g] = stored[g] or steps[g].nbytes > 0
+    return stored
+
+
+def effective_ends(steps: Sequence[Step]) -> list[int]:
+    """The last step whose kernel reads what the step reads: its own, or that of the readers it is fused into."""
+    stored = stored_steps(steps)
+    ends = list(range(len(steps)))
+    last = len(steps) - 1
+    for b in range(len(steps) - 1, -1, -1):
+        for g in steps[b].gradients:
+            if b == last:
+                continue
+            if not stored[g] and steps[g].kernel == POINTWISE:
+                ends[g] = max(ends[g], ends[b])
+    return ends
+
+
+def register_reads(b: int, steps: Sequence[Step]) -> list[int]:
+    """Values that the kernel of step `b` reads, through steps that stay in registers."""
+    stored = stored_steps(steps)
+    found: list[int] = []
+    stack, seen = [b], set()
+    while stack:
+        g = stack.pop()
+        if g in seen:
+            continue
+        seen.add(g)
+        found.extend(steps[g].reads)
+        stack.extend(x for x in steps[g].gradients if not stored[x] and steps[x].kernel == POINTWISE)
+    return found
+
+
+def step_buffers(steps: Sequence[Step]) -> tuple[Ints, Ints, Ints]:
+    """Bytes of each step's buffer, the step after which it is free (the number of steps: never), 1 if in place."""
+    stored, ends = stored_steps(steps), effective_ends(steps)
+    m = len(steps)
+    nbytes = np.array([s.nbytes if stored[b] else 0 for b, s in enumerate(steps)], dtype=np.int64)
+    last = np.arange(m, dtype=np.int64)
+    for b, step in enumerate(steps):
+        for g in step.gradients:
+            last[g] = max(last[g], ends[b])
+    for b, step in enumerate(steps):
+        if step.is_output:
+            last[b] = m
+    in_place = np.zeros(m, dtype=np.int64)
+    for b, step in enumerate(steps):
+        if overwrites(step) and stored[b]:
+            for g in register_gradients(b, steps, stored):
+                if last[g] == b and steps[g].nbytes == step.nbytes and stored[g] and not in_place[g]:
+                    in_place[g] = 1
+                    break
+    return nbytes, last, in_place
+
+
+def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
+    found: list[int] = []
+    stack, seen = list(reversed(steps[b].gradients)), set()
+    while stack:
+        g = stack.pop()
+        if g in seen:
+            continue
+        seen.add(g)
+        if stored[g] or steps[g].kernel != POINTWISE:
+            found.append(g)
+        else:
+            stack.extend(reversed(steps[g].gradients))
+    return found

@@ -1,0 +1,322 @@
+"""Joint graph -> `Problem`: sizes, readers, kernels, prices and pins of every node; the only pass that reads FX meta."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat.cost_models import CostModel, Op, OpKind, describe
+from compile_remat.passes.pricing import Draft, price
+from compile_remat.passes.problem import (
+    CONSTANT,
+    EXTERN,
+    FREE,
+    ITEM,
+    POINTWISE,
+    RECOMPUTE,
+    REDUCTION,
+    SAVE,
+    Origin,
+    Problem,
+    Step,
+    Value,
+)
+
+KERNELS = {
+    OpKind.POINTWISE: POINTWISE,
+    OpKind.REDUCTION: REDUCTION,
+    OpKind.CONSTANT: CONSTANT,
+    OpKind.ITEM: ITEM,
+    OpKind.MATMUL: EXTERN,
+    OpKind.CONV: EXTERN,
+    OpKind.ATTENTION: EXTERN,
+    OpKind.OTHER: EXTERN,
+}
+
+REUSE_READS = 4
+"""``torch._inductor.config.realize_reads_threshold``: a reused pointwise value that reads more buffers is realised."""
+
+GATHERED_READS = {"cpu": 12}
+GATHERED_READS_GPU = 8
+"""``realize_cpu_acc_reads_threshold`` and ``_realize_acc_reads_threshold_default`` of Inductor's config: a value whose
+fused expression reads more buffers than this is realised, reused or not."""
+
+HEAVY_ON_CPU = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"})
+"""Reused on CPU, these are realised (torch 2.13, ``StorageBox.should_realize_on_reuse``)."""
+
+PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
+"""Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
+
+_SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def build_problem(
+    joint: fx.GraphModule | _torch.Joint,
+    *,
+    num_fwd_outputs: int = 1,
+    cost: CostModel,
+    reference: Iterable[fx.Node] = (),
+) -> Problem:
+    """Read a joint graph.
+
+    Args:
+        joint: AOTAutograd's joint graph, prepared here (dead code and CSE, in place) unless it is a `Joint` already.
+        num_fwd_outputs: How many of its outputs belong to the forward.
+        cost: Prices nodes and fused groups.
+        reference: The nodes that torch's own chooser saves, kept as a candidate plan.
+    """
+    if isinstance(joint, fx.GraphModule):
+        joint = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+    return _Builder(joint, cost).build(reference)
+
+
+@dataclass
+class _Draft(Draft):
+    """A node on its way to become a `Value` or a `Step`."""
+
+    node: fx.Node = field(kw_only=True)
+    joint_index: int = field(kw_only=True)
+    pin: str = FREE
+    is_output: bool = False
+    late_step: int = -1
+    gathered: frozenset[fx.Node] = frozenset()
+    concatenates: bool = False
+    has_heavy: bool = False
+
+
+class _Builder:
+    def __init__(self, joint: _torch.Joint, cost: CostModel) -> None:
+        self.joint, self.cost = joint, cost
+        self.values: list[_Draft] = []
+        self.steps: list[_Draft] = []
+        self.drafts: dict[fx.Node, _Draft] = {}
+        self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
+        self.mutated = _torch.mutated_inputs(joint)
+
+    def build(self, reference: Iterable[fx.Node]) -> Problem:
+        for index, node in enumerate(self.joint.module.graph.nodes):
+            if node.op in ("placeholder", "get_attr"):
+                self.roots[node] = (node,)
+            elif node.op != "output":
+                self._add(node, index)
+        self._mark_outputs()
+        self._mark_realised()
+        step_time_ns = price(self.values, self.steps, self.cost)
+        index_of = {d.node: i for i, d in enumerate(self.values)}
+        step_of = {d.node: i for i, d in enumerate(self.steps)}
+        positions = _positions(self.values, index_of)
+        values = tuple(self._value(d, index_of, positions[i]) for i, d in enumerate(self.values))
+        steps = tuple(self._step(d, index_of, step_of) for d in self.steps)
+        final = self._final_step(index_of, step_of)
+        saved = sorted({index_of[r] for n in reference for r in self.roots.get(n, ()) if r in index_of})
+        return Problem(values, (*steps, final), step_time_ns, tuple(i for i in saved if values[i].is_saveable))
+
+    # -- one node -----------------------------------------------------------------------------------------------------
+
+    def _add(self, node: fx.Node, index: int) -> None:
+        op = describe(node)
+        sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
+        if op.kind is OpKind.SYMBOL:
+            self.roots[node] = ()
+            return
+        if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
+            self.roots[node] = sources
+            return
+        in_backward = node in self.joint.info.tangents_closure
+        draft = _Draft(
+            op=op,
+            kernel=KERNELS[op.kind],
+            nbytes=0 if _writes_into_input(node) else _torch.storage_nbytes(node.meta.get("val")),
+            sources=tuple(self.drafts[r] for r in sources if r in self.drafts),
+            input_reads=tuple(
+                (r.name, _torch.storage_nbytes(r.meta.get("val"))) for r in sources if r not in self.drafts
+            ),
+            in_forward=self.joint.info.is_required_fw(node),
+            in_backward=in_backward,
+            node=node,
+            joint_index=index,
+            pin=self._pin(node, op, sources),
+        )
+        draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
+        self._gather(draft)
+        self.drafts[node] = draft
+        self.roots[node] = (node,)
+        if in_backward:
+            self.steps.append(draft)
+        else:
+            draft.late_step = len(self.steps) if self.steps and not draft.in_forward else -1
+            self.values.append(draft)
+
+    def _is_alias_item(self, node: fx.Node) -> bool:
+        source = node.all_input_nodes[0]
+        return source not in self.drafts
+
+    def _pin(self, node: fx.Node, op: Op, sources: tuple[fx.Node, ...]) -> str:
+        policy = _torch.policy_of(node)
+        if policy is not None:
+            return SAVE if policy == "save" else RECOMPUTE
+        if op.kind is OpKind.ITEM:
+            return self.drafts[sources[0]].pin if sources and sources[0] in self.drafts else FREE
+        if op.is_random or any(r in self.mutated for r in sources) or _is_impure(node):
+            return SAVE
+        return FREE
+
+    def _gather(self, draft: _Draft) -> None:
+        """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
+        if draft.kernel != POINTWISE:
+            draft.gathered = frozenset({draft.node})
+            return
+        value = draft.node.meta.get("val")
+        device = value.device.type if isinstance(value, torch.Tensor) else "cpu"
+        reads = frozenset().union(*(s.gathered for s in draft.sources if isinstance(s, _Draft)))
+        reads |= {n for n, _ in draft.input_reads}  # type: ignore[arg-type]
+        name = draft.op.target.split(".")[1] if "." in draft.op.target else draft.op.target
+        draft.has_heavy = name in HEAVY_ON_CPU or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
+        reused = len(draft.node.users) > 1
+        if name == "cat" and (device == "cpu" or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)):
+            # A concatenation is a buffer that its inputs are copied into (lowering.py, `cat`).
+            draft.gathered, draft.concatenates = frozenset({draft.node}), True
+            return
+        draft.realised = len(reads) > GATHERED_READS.get(device, GATHERED_READS_GPU) or (
+            reused and (len(reads) > REUSE_READS or (draft.has_heavy and device == "cpu"))
+        )
+        extern_reader = any(u in self.joint.info.tangents_closure and _is_extern(u) for u in draft.node.users)
+        if draft.realised or extern_reader:
+            draft.gathered, draft.has_heavy = frozenset({draft.node}), False
+        else:
+            draft.gathered = reads
+
+    # -- what only the whole graph tells ------------------------------------------------------------------------------
+
+    def _mark_outputs(self) -> None:
+        for node in (*self.joint.fwd_outputs, *self.joint.bwd_outputs):
+            for root in self.roots.get(node, ()):
+                draft = self.drafts.get(root)
+                if draft is not None:
+                    draft.is_output |= draft.in_backward or node in self.joint.fwd_outputs
+
+    def _mark_realised(self) -> None:
+        """A realised value whose readers all lie in its own fused kernel is never allocated."""
+        readers: dict[int, list[_Draft]] = {}
+        for draft in (*self.values, *self.steps):
+            for source in draft.sources:
+                readers.setdefault(id(source), []).append(draft)
+        for draft in (*self.values, *self.steps):
+            if draft.concatenates:
+                draft.realised = True
+            elif draft.realised:
+                draft.realised = any(
+                    r.kernel == EXTERN or r.depth != draft.depth for r in readers.get(id(draft), ())
+                )
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def _value(self, draft: _Draft, index_of: dict[fx.Node, int], position: int) -> Value:
+        return Value(
+            name=draft.node.name,
+            nbytes=draft.nbytes,
+            kernel=draft.kernel,
+            reads=_indices(draft, index_of),
+            time_ns=draft.time_ns,
+            save_time_ns=draft.save_time_ns,
+            pin=draft.pin,
+            in_forward=draft.in_forward,
+            is_output=draft.is_output,
+            realised=draft.realised,
+            position=position,
+            late_step=draft.late_step,
+            transient_bytes=_unread_bytes(draft.node),
+            origin=_origin(draft.node),
+        )
+
+    def _step(self, draft: _Draft, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
+        return Step(
+            name=draft.node.name,
+            nbytes=draft.nbytes,
+            kernel=draft.kernel,
+            reads=_indices(draft, index_of),
+            gradients=_indices(draft, step_of),
+            time_ns=draft.time_ns,
+            is_output=draft.is_output,
+            realised=draft.realised,
+            transient_bytes=_unread_bytes(draft.node),
+            origin=_origin(draft.node),
+        )
+
+    def _final_step(self, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
+        roots = list(dict.fromkeys(r for n in self.joint.bwd_outputs for r in self.roots.get(n, ())))
+        reads = tuple(sorted(index_of[r] for r in roots if r in index_of))
+        gradients = tuple(sorted(step_of[r] for r in roots if r in step_of))
+        return Step("output", 0, CONSTANT, reads, gradients)
+
+
+# -- small questions --------------------------------------------------------------------------------------------------
+
+
+def _indices(draft: _Draft, table: dict[fx.Node, int]) -> tuple[int, ...]:
+    return tuple(sorted({table[s.node] for s in draft.sources if isinstance(s, _Draft) and s.node in table}))
+
+
+def _positions(values: list[_Draft], index_of: dict[fx.Node, int]) -> list[int]:
+    """Places in which every value that only the backward needs stands right behind what it reads."""
+    keys: list[tuple[int, ...]] = []
+    for i, draft in enumerate(values):
+        if draft.in_forward:
+            keys.append((i,))
+        else:
+            keys.append((*max((keys[j] for j in _indices(draft, index_of)), default=(-1,)), i))
+    ranks = {key: rank for rank, key in enumerate(sorted(keys))}
+    return [ranks[key] for key in keys]
+
+
+def _is_extern(node: fx.Node) -> bool:
+    return node.op == "call_function" and KERNELS.get(describe(node).kind) == EXTERN
+
+
+def _unread_bytes(node: fx.Node) -> int:
+    """Bytes of those outputs of a multi-output node that no getitem takes."""
+    value = node.meta.get("val")
+    if not isinstance(value, list | tuple):
+        return 0
+    read = {u.args[1] for u in node.users if describe(u).kind is OpKind.ITEM}
+    return sum(_torch.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
+
+
+def _writes_into_input(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
+
+
+def _is_impure(node: fx.Node) -> bool:
+    """Operators that write into an input, or that nobody but their author knows to be pure."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return not _is_python_builtin(target)
+    return target._schema.is_mutable or target.namespace not in PURE_NAMESPACES
+
+
+def _is_python_builtin(target: object) -> bool:
+    return getattr(target, "__module__", "") in ("_operator", "builtins", "math")
+
+
+def _origin(node: fx.Node) -> Origin:
+    value = node.meta.get("val")
+    shape, dtype = (), ""
+    if isinstance(value, torch.Tensor):
+        shape, dtype = _torch.hint_shape(value), str(value.dtype).removeprefix("torch.")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
+    return Origin(shape, dtype, _plain_path(path), f"{lines[-1][0]}:{lines[-1][1]}" if lines else "")
+
+
+def _plain_path(path: str) -> str:
+    """``L['self']._modules['0'].attn`` as a user writes it: ``0.attn``."""
+    path = re.sub(r"^L\['(fn|self)'\]|^L__self__", "", path)
+    path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", lambda m: "." + (m.group(1) or m.group(2) or ""), path)
+    return path.strip("._")

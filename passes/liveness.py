@@ -1,0 +1,99 @@
+"""The exact timeline of one plan: which buffer lives when, in forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compile_remat.passes.plan import LiveBuffer, Plan
+from compile_remat.passes.problem import Problem
+from compile_remat.passes.simulate import NEVER, Batch, Bools, Simulator
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Live bytes of one plan.
+
+    Attributes:
+        kernels: Names of what runs in the backward, in order: recomputed values and steps.
+        live_bytes: Live bytes while each of them runs.
+        forward_peak_bytes: The most bytes live at once in the forward.
+        peak_bytes: The most of both.
+        largest: The largest buffers at the backward's peak, largest first.
+    """
+
+    kernels: tuple[str, ...]
+    live_bytes: tuple[int, ...]
+    forward_peak_bytes: int
+    peak_bytes: int
+    largest: tuple[LiveBuffer, ...]
+
+
+def timeline(problem: Problem, plan: Plan) -> Timeline:
+    """Liveness of `plan` on `problem`; ValueError where the plan names values that the problem lacks."""
+    index = {v.name: i for i, v in enumerate(problem.values)}
+    unknown = [name for name in plan.saved if name not in index]
+    if unknown:
+        raise ValueError(f"the plan saves {unknown[0]!r}, which the problem does not have")
+    saved = np.zeros(len(problem.values), dtype=bool)
+    saved[[index[name] for name in plan.saved]] = True
+    return timeline_of(Simulator(problem), saved)
+
+
+def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:
+    """Liveness of the plan that saves the values in `saved`, bool [values]."""
+    batch = simulator.run(saved[:, None])
+    problem = simulator.problem
+    length = int(batch.step_slots[0, -1]) + 1
+    names = [""] * length
+    for v in np.flatnonzero(batch.recomputed[:, 0]):
+        names[batch.slots[v, 0]] = problem.values[v].name
+    for b, slot in enumerate(batch.step_slots[0]):
+        names[slot] = problem.steps[b].name
+    live = batch.live[0, :length]
+    peak_slot = int(np.argmax(live))
+    alive = _alive_at(simulator, batch, peak_slot)
+    return Timeline(
+        tuple(names),
+        tuple(int(x) for x in live),
+        int(batch.forward_peak[0]),
+        int(batch.peak[0]),
+        tuple(sorted(alive, key=lambda b: (-b.nbytes, b.name))[:keep]),
+    )
+
+
+def _alive_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
+    problem, found = simulator.problem, []
+    for v, value in enumerate(problem.values):
+        if not value.nbytes:
+            continue
+        if value.is_output:
+            role = "output"
+        elif batch.used[v, 0] and batch.ends[v, 0] >= slot:
+            role = "saved"
+        elif batch.recomputed[v, 0] and batch.slots[v, 0] <= slot <= batch.ends[v, 0]:
+            role = "recomputed"
+        else:
+            continue
+        if role != "recomputed" or simulator.always_stored[v]:
+            found.append(_buffer(value, role))
+    for b, step in enumerate(problem.steps):
+        last = int(simulator.step_last[b])
+        end = int(NEVER) if last >= simulator.num_steps else int(batch.step_slots[0, last])
+        if simulator.step_bytes[b] and batch.step_slots[0, b] <= slot <= end:
+            found.append(_buffer(step, "gradient" if step.is_output else "temporary"))
+    return found
+
+
+def _buffer(node: object, role: str) -> LiveBuffer:
+    origin = node.origin  # type: ignore[attr-defined]
+    return LiveBuffer(
+        node.name,  # type: ignore[attr-defined]
+        node.nbytes,  # type: ignore[attr-defined]
+        origin.shape,
+        origin.dtype,
+        origin.module_path,
+        origin.source_line,
+        role,
+    )

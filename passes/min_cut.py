@@ -1,0 +1,159 @@
+"""Parametric min-cut: what to save when a saved byte costs `price` nanoseconds.
+
+Each value has two binaries: *available* in the backward, and *recomputed* there.  Available without recomputed is
+saved, and costs its bytes; recomputed costs its time and makes its inputs available.  Every term is submodular, so one
+s-t cut is exact (project selection): source -> available where the backward reads it, available -> recomputed with the
+cost of saving, recomputed -> sink with the time, recomputed -> available(input) without limit.  Sweeping the price walks
+the lower convex hull of saved bytes against time, and every cut is a proof: its value minus `price` x budget bounds the
+time of all plans that save no more than the budget from below (Lagrangian duality).
+
+Max-flow is scipy's Dinic (int32 capacities, so capacities are scaled and rounded *down*: the bound stays a bound); of all
+minimum cuts the one nearest to the source is taken, which makes ties deterministic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from compile_remat.passes.problem import RECOMPUTE, SAVE, Problem
+
+INFINITE = 2**31 - 2
+SCALE_TO = 2**29
+"""The finite capacities' sum after scaling: far enough below INFINITE that no cut through it can be minimal."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One point of the hull.
+
+    Attributes:
+        price: Nanoseconds a saved byte costs in this cut.
+        saved: Indices of the saved values.
+        saved_bytes: Their bytes (outputs count 0).
+        time_ns: Recomputed work plus the traffic of saving.
+        value: Scaled-down value of the cut: at most ``time_ns + price * saved_bytes`` of any plan.
+    """
+
+    price: float
+    saved: tuple[int, ...]
+    saved_bytes: int
+    time_ns: int
+    value: float
+
+
+class CutSolver:
+    """Cuts of one problem at any price."""
+
+    def __init__(self, problem: Problem) -> None:
+        values = problem.values
+        self.problem = problem
+        n = len(values)
+        self.nbytes = np.array([0 if v.is_output else v.nbytes for v in values], dtype=np.float64)
+        self.time = np.array([v.time_ns for v in values], dtype=np.float64)
+        self.save_time = np.array([v.save_time_ns for v in values], dtype=np.float64)
+        self.finite = np.array([v.is_saveable for v in values], dtype=bool)
+        pinned = np.array([v.pin == SAVE and v.is_saveable for v in values], dtype=bool)
+        needed = sorted({v for s in problem.steps for v in s.reads})
+        source, sink = 2 * n, 2 * n + 1
+        edges = [(source, v) for v in needed]
+        edges += [(v, n + v) for v in range(n)]
+        edges += [(n + v, sink) for v in range(n)]
+        edges += [(n + w, v) for w in range(n) for v in values[w].reads]
+        self.rows, self.cols = np.array(edges, dtype=np.int32).reshape(-1, 2).T
+        self.capacity = np.full(len(edges), float(INFINITE))
+        self.save_slots = slice(len(needed), len(needed) + n)
+        self.work_slots = slice(len(needed) + n, len(needed) + 2 * n)
+        self.pinned = pinned
+        self.num_cuts = 0
+
+    def cut(self, price: float) -> Cut:
+        """The cheapest saved set when a byte costs `price` ns."""
+        n = len(self.nbytes)
+        save = np.where(self.finite, self.save_time + price * self.nbytes, np.inf)
+        work = np.where(self.pinned, np.inf, self.time)
+        total = float(save[np.isfinite(save)].sum() + work[np.isfinite(work)].sum())
+        scale = SCALE_TO / max(total, 1.0)
+        capacity = self.capacity.copy()
+        capacity[self.save_slots] = np.where(np.isfinite(save), np.floor(save * scale), INFINITE)
+        capacity[self.work_slots] = np.where(np.isfinite(work), np.floor(work * scale), INFINITE)
+        size = 2 * n + 2
+        graph = csr_array((capacity.astype(np.int32), (self.rows, self.cols)), shape=(size, size))
+        flow = maximum_flow(graph, 2 * n, 2 * n + 1)
+        residual = graph - flow.flow
+        residual.data = np.maximum(residual.data, 0)
+        residual.eliminate_zeros()
+        reached = np.zeros(size, dtype=bool)
+        reached[breadth_first_order(residual, 2 * n, directed=True, return_predecessors=False)] = True
+        self.num_cuts += 1
+        saved = np.flatnonzero(reached[:n] & ~reached[n : 2 * n])
+        recomputed = reached[n : 2 * n]
+        time_ns = int(self.time[recomputed].sum() + self.save_time[saved].sum())
+        return Cut(price, tuple(saved.tolist()), int(self.nbytes[saved].sum()), time_ns, flow.flow_value / scale)
+
+
+def hull(solver: CutSolver, max_cuts: int = 12) -> list[Cut]:
+    """Points of the lower convex hull of saved bytes against time, richest (most bytes) first."""
+    rich, poor = solver.cut(0.0), solver.cut(_dear_price(solver))
+    found = {rich.saved_bytes: rich, poor.saved_bytes: poor}
+    pending = [(rich, poor)]
+    while pending and len(found) < max_cuts:
+        pending.sort(key=lambda pair: _gap(*pair))
+        left, right = pending.pop()
+        if left.saved_bytes <= right.saved_bytes:
+            continue
+        price = (right.time_ns - left.time_ns) / (left.saved_bytes - right.saved_bytes)
+        middle = solver.cut(price)
+        if middle.saved_bytes in found or not right.saved_bytes < middle.saved_bytes < left.saved_bytes:
+            continue
+        found[middle.saved_bytes] = middle
+        pending += [(left, middle), (middle, right)]
+    return [found[b] for b in sorted(found, reverse=True)]
+
+
+def lower_bound_ns(solver: CutSolver, cuts: list[Cut], saved_budget_bytes: int, max_cuts: int = 8) -> int | None:
+    """Least time of any plan that saves at most `saved_budget_bytes`; None where no plan saves so little.
+
+    Exact on the hull: the best multiplier lies between the two hull points around the budget, found by recursion.
+    """
+    floor = min(c.saved_bytes for c in cuts)
+    if saved_budget_bytes < floor:
+        return None
+    left = min((c for c in cuts if c.saved_bytes > saved_budget_bytes), key=lambda c: c.saved_bytes, default=None)
+    right = max((c for c in cuts if c.saved_bytes <= saved_budget_bytes), key=lambda c: c.saved_bytes)
+    best = max(c.value - c.price * saved_budget_bytes for c in cuts)
+    while left is not None and left.saved_bytes > right.saved_bytes and max_cuts:
+        max_cuts -= 1
+        price = (right.time_ns - left.time_ns) / (left.saved_bytes - right.saved_bytes)
+        middle = solver.cut(price)
+        best = max(best, middle.value - price * saved_budget_bytes)
+        if middle.saved_bytes in (left.saved_bytes, right.saved_bytes):
+            break
+        if middle.saved_bytes > saved_budget_bytes:
+            left = middle
+        else:
+            right = middle
+    return max(0, int(best))
+
+
+def _dear_price(solver: CutSolver) -> float:
+    smallest = solver.nbytes[solver.nbytes > 0].min(initial=1.0)
+    return float((solver.time.sum() + solver.save_time.sum() + 1.0) / smallest)
+
+
+def _gap(left: Cut, right: Cut) -> float:
+    return (left.saved_bytes - right.saved_bytes) * max(0, right.time_ns - left.time_ns)
+
+
+def pinned_indices(problem: Problem) -> tuple[int, ...]:
+    """Values that every plan saves (where the backward needs them)."""
+    return tuple(i for i, v in enumerate(problem.values) if v.pin == SAVE and v.is_saveable)
+
+
+def forbidden_indices(problem: Problem) -> tuple[int, ...]:
+    """Values that no plan saves."""
+    return tuple(i for i, v in enumerate(problem.values) if v.pin == RECOMPUTE or not v.is_saveable)

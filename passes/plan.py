@@ -1,0 +1,113 @@
+"""The planner's answer, as plain data: what to save, what it costs, and how far from the best it can be."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from compile_remat.passes.problem import SCHEMA
+
+
+class Status(StrEnum):
+    """How a plan ended; failure is data, not an exception."""
+
+    OPTIMAL = "optimal: no plan within the budget is faster"
+    FEASIBLE = "feasible: fits the budget; the gap says how much faster another plan could be at most"
+    INFEASIBLE = "infeasible: no plan found fits the budget; this is the one of lowest peak"
+    REPLAYED = "replayed: read from a plan file"
+    FALLBACK = "fallback: torch's own choice, because the planner failed"
+
+
+@dataclass(frozen=True)
+class LiveBuffer:
+    """A buffer that is alive at the plan's peak."""
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    module_path: str
+    source_line: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which values to save; the rest of what the backward reads is recomputed.
+
+    Attributes:
+        problem_key: `Problem.key()` of the problem that it solves.
+        budget_bytes: What it was asked to fit; None where only speed or only memory counted.
+        saved: Names of the saved values that the backward reads.
+        recomputed: Names of the values computed once more.
+        peak_bytes: Predicted region peak: the most bytes live at once in forward and backward.
+        forward_peak_bytes: The same, of the forward alone.
+        saved_bytes: Bytes handed from forward to backward, outputs not counted.
+        step_time_ns: Estimated time of forward and backward with nothing recomputed.
+        recompute_time_ns: Estimated time of the recomputed values.
+        extra_time_ns: Estimated time beyond the fastest plan of any size: recompute and the traffic of saving.
+        bound_time_ns: Proven least `extra_time_ns` of any plan within the budget.
+        simulations: Plans tried on the way: the deterministic measure of the planner's work.
+    """
+
+    problem_key: str
+    status: Status
+    budget_bytes: int | None
+    saved: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    peak_bytes: int
+    forward_peak_bytes: int
+    saved_bytes: int
+    step_time_ns: int
+    recompute_time_ns: int
+    extra_time_ns: int
+    bound_time_ns: int
+    largest: tuple[LiveBuffer, ...] = ()
+    simulations: int = 0
+
+    @property
+    def gap(self) -> float:
+        """Time between the plan and its lower bound, as a fraction of the step's estimated time."""
+        return (self.extra_time_ns - self.bound_time_ns) / max(1, self.step_time_ns)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether the predicted peak lies within what was asked."""
+        return self.status is not Status.INFEASIBLE
+
+    def __str__(self) -> str:
+        """The totals and the largest tensors at the peak, in fixed width."""
+        mib = 1 << 20
+        share = 100 / max(1, self.step_time_ns)
+        budget = "none" if self.budget_bytes is None else f"{self.budget_bytes / mib:.1f} MiB"
+        rows = [
+            ("status", self.status.value),
+            ("budget", budget),
+            ("predicted peak", f"{self.peak_bytes / mib:.1f} MiB (forward {self.forward_peak_bytes / mib:.1f})"),
+            ("saved", f"{self.saved_bytes / mib:.1f} MiB in {len(self.saved)} tensors"),
+            ("recomputed", f"{len(self.recomputed)} values, {self.recompute_time_ns / 1e6:.2f} ms"),
+            ("step", f"{self.step_time_ns / 1e6:.2f} ms with nothing recomputed"),
+            ("extra time", f"{self.extra_time_ns / 1e6:.2f} ms ({self.extra_time_ns * share:.2f} % of the step)"),
+            ("lower bound", f"{self.bound_time_ns / 1e6:.2f} ms, gap {100 * self.gap:.2f} % of the step"),
+        ]
+        lines = [f"  {name:<15} {text}" for name, text in rows]
+        lines += ["  largest at the peak:"] if self.largest else []
+        for b in self.largest:
+            where = " ".join(x for x in (b.module_path, b.source_line) if x)
+            lines.append(f"    {b.nbytes / mib:10.2f} MiB  {b.dtype}{list(b.shape)} {b.name} ({b.role}) {where}")
+        return "\n".join(["Plan", *lines])
+
+    def to_json(self) -> str:
+        """The plan as JSON that a person can read and diff; `from_json` gives an equal one."""
+        return json.dumps({"schema": SCHEMA, **asdict(self), "status": self.status.name}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Read what `to_json` wrote; ValueError where it is no plan of this schema."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+            raise ValueError(f"not a plan of schema {SCHEMA}")
+        data["status"] = Status[data["status"]]
+        data["largest"] = tuple(LiveBuffer(**{**b, "shape": tuple(b["shape"])}) for b in data["largest"])
+        return Plan(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})

@@ -1,0 +1,110 @@
+"""Local search over saved sets with the batch simulator: single flips and swaps with a near neighbour.
+
+A plan is scored by its time, by how far its peak exceeds the budget, and by the root mean square of the excess over all
+moments of the backward.  The last term matters: where many layers reach the same peak, mending one of them does not
+lower the maximum, and without it the search would stand on a plateau.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compile_remat.passes.simulate import Batch, Bools, Floats, Ints, Simulator
+
+NEAR = 6
+"""Swaps exchange a saved value with an unsaved one at most this many pool places away."""
+
+APART = 3
+"""Moves applied together stand at least this many pool places apart."""
+
+RMS_SHARE = 0.2
+
+
+@dataclass
+class Polisher:
+    """Moves over a pool of values, in forward order; `simulations` counts the plans tried (deterministic work)."""
+
+    simulator: Simulator
+    pool: Ints
+    pinned: Bools
+    weight: float
+    max_moves: int = 1200
+    simulations: int = 0
+
+    def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:
+        """Time plus weighted excess, in ns; smaller is better."""
+        over = np.maximum(batch.live - budget_bytes, 0).astype(np.float64)
+        rms = np.sqrt((over * over).mean(axis=1))
+        excess = np.maximum(batch.peak - budget_bytes, 0)
+        return np.asarray(batch.time_ns + weight * (excess + RMS_SHARE * rms))
+
+    def run(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
+        """Improve one plan; returns the best found, which may still exceed the budget."""
+        weight = self.weight * weight_factor
+        current = mask.copy()
+        batch = self.simulator.run(current[:, None])
+        best = float(self.score(batch, budget_bytes, weight)[0])
+        for _ in range(rounds):
+            moves = self._moves(current, batch, budget_bytes)
+            if not len(moves):
+                break
+            columns = np.repeat(current[:, None], len(moves), axis=1)
+            columns[moves[:, 0], np.arange(len(moves))] ^= True
+            swaps = np.flatnonzero(moves[:, 1] >= 0)
+            columns[moves[swaps, 1], swaps] ^= True
+            scores = self.score(self._simulate(columns), budget_bytes, weight)
+            better = np.flatnonzero(scores < best - 0.5)
+            if not len(better):
+                break
+            chosen = self._far_apart(moves[better[np.argsort(scores[better], kind="stable")]])
+            prefixes = np.repeat(current[:, None], len(chosen), axis=1)
+            for k, move in enumerate(chosen):
+                for v in move:
+                    if v >= 0:
+                        prefixes[v, k:] ^= True
+            batch_all = self._simulate(prefixes)
+            scores = self.score(batch_all, budget_bytes, weight)
+            k = int(np.argmin(scores))
+            if scores[k] >= best - 0.5:
+                break
+            best = float(scores[k])
+            current = prefixes[:, k].copy()
+            batch = self.simulator.run(current[:, None])
+        return current
+
+    def _simulate(self, columns: Bools) -> Batch:
+        self.simulations += columns.shape[1]
+        return self.simulator.run(columns)
+
+    def _moves(self, current: Bools, batch: Batch, budget_bytes: int) -> Ints:
+        """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in."""
+        known = (batch.used | batch.recomputed)[:, 0][self.pool] | current[self.pool]
+        places = np.flatnonzero(known & ~self.pinned[self.pool])
+        members = self.pool[places]
+        saved = current[members]
+        flips = [(int(v), -1) for v in members]
+        swaps = []
+        for k in np.flatnonzero(saved):
+            for j in range(max(0, k - NEAR), min(len(members), k + NEAR + 1)):
+                if not saved[j]:
+                    swaps.append((int(members[k]), int(members[j])))
+        moves = flips + swaps
+        if len(moves) > self.max_moves:
+            stride = -(-len(swaps) // max(1, self.max_moves - len(flips)))
+            moves = flips + swaps[::stride]
+        return np.array(moves, dtype=np.int64).reshape(-1, 2)
+
+    def _far_apart(self, moves: Ints) -> list[tuple[int, int]]:
+        place = {int(v): k for k, v in enumerate(self.pool)}
+        taken: list[int] = []
+        chosen: list[tuple[int, int]] = []
+        for flip, partner in moves.tolist():
+            spots = [place[v] for v in (flip, partner) if v >= 0]
+            if all(abs(s - t) >= APART for s in spots for t in taken):
+                chosen.append((flip, partner))
+                taken += spots
+            if len(chosen) >= 64:
+                break
+        return chosen

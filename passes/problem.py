@@ -1,0 +1,150 @@
+"""The planning problem: what a joint graph asks of a planner, as plain data that knows nothing of torch.
+
+Two lists stand for the joint graph, both in its order and both without views (reading a view is reading its root):
+`values` can be computed without a tangent, so they may be saved or recomputed; `steps` depend on a tangent and run in
+the backward, once, in order.  Graph inputs are in neither: they are alive anyway and do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT = "extern", "reduction", "pointwise", "item", "constant"
+"""How a node reaches memory: a kernel of its own; a fused kernel's reduction; fused, alive in registers unless
+something needs it in memory; a part of a node with several outputs; computed from nothing."""
+
+FREE, SAVE, RECOMPUTE = "free", "save", "recompute"
+"""Pins: the planner chooses; must be saved when the backward needs it; must not be saved."""
+
+SCHEMA = 1
+"""Version of the JSON forms of `Problem` and `Plan`."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node comes from in the user's program, for messages."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    module_path: str = ""
+    source_line: str = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A node that needs no tangent: a candidate to be saved, or to be computed once more in the backward.
+
+    Attributes:
+        name: The node's name in the joint graph.
+        nbytes: Bytes of its buffer; 0 for tuples and for what takes no memory.
+        kernel: One of EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT.
+        reads: Indices of the values that it reads, ascending and each below its own.
+        time_ns: Time to compute it once more: its share of a fused kernel, or a kernel of its own.
+        save_time_ns: Time that saving it costs: traffic which recomputing it would not cause.
+        pin: FREE, SAVE or RECOMPUTE.
+        in_forward: Whether the forward computes it even if the backward does not need it.
+        is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
+        realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
+        position: Place in the forward order in which a node stands right behind what it reads.
+        late_step: For a node that stands among the backward steps in the joint graph: the step before which it
+            stands, at which the partition computes it at the latest; -1 where there is none.
+        transient_bytes: Bytes that live only while its kernel runs: outputs that nothing reads.
+    """
+
+    name: str
+    nbytes: int
+    kernel: str
+    reads: tuple[int, ...]
+    time_ns: int
+    save_time_ns: int = 0
+    pin: str = FREE
+    in_forward: bool = True
+    is_output: bool = False
+    realised: bool = False
+    position: int = 0
+    late_step: int = -1
+    transient_bytes: int = 0
+    origin: Origin = field(default_factory=Origin)
+
+    @property
+    def is_saveable(self) -> bool:
+        """Tuples and constants are never saved: their parts are, or they cost nothing."""
+        return self.nbytes > 0 and self.pin != RECOMPUTE and self.kernel != CONSTANT
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node of the backward: runs once, whatever the plan.
+
+    Attributes:
+        reads: Indices of the values that it reads.
+        gradients: Indices of the steps that it reads, each below its own.
+        is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
+    """
+
+    name: str
+    nbytes: int
+    kernel: str
+    reads: tuple[int, ...]
+    gradients: tuple[int, ...]
+    time_ns: int = 0
+    is_output: bool = False
+    realised: bool = False
+    transient_bytes: int = 0
+    origin: Origin = field(default_factory=Origin)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that a planner may know of a joint graph.
+
+    Attributes:
+        values: Candidates, in the joint graph's order.
+        steps: The backward, in its order; the last one is the return of the gradients.
+        step_time_ns: Estimated time of forward and backward with nothing recomputed.
+        reference: Indices of the values that torch's own default partition saves, roots in place of views; empty
+            where it was not asked.
+    """
+
+    values: tuple[Value, ...]
+    steps: tuple[Step, ...]
+    step_time_ns: int = 0
+    reference: tuple[int, ...] = ()
+
+    def key(self) -> str:
+        """Hash of everything that a plan can depend on; equal graphs have equal keys in every process."""
+        text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """The problem as JSON; `from_json` gives an equal one."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+
+    @staticmethod
+    def from_json(text: str) -> Problem:
+        """Read what `to_json` wrote; ValueError where the schema is another one."""
+        data = json.loads(text)
+        if data.pop("schema", None) != SCHEMA:
+            raise ValueError(f"not a problem of schema {SCHEMA}")
+        return Problem(
+            values=tuple(Value(**_fields(v)) for v in data["values"]),
+            steps=tuple(Step(**_fields(s)) for s in data["steps"]),
+            step_time_ns=data["step_time_ns"],
+            reference=tuple(data["reference"]),
+        )
+
+
+def _key_of(node: Value | Step) -> list[Any]:
+    fields = asdict(node)
+    fields.pop("origin")
+    return list(fields.values())
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    origin = data.pop("origin")
+    origin["shape"] = tuple(origin["shape"])
+    plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return {**plain, "origin": Origin(**origin)}

@@ -1,0 +1,233 @@
+"""`Problem` -> `Plan`: levels by min-cut, spans by dynamic programme, polish by local search, a lower bound beside it.
+
+One code path for every graph.  All loops run in index order and count plans tried, not seconds, so that the same problem
+gives the same plan in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+
+from compile_remat.passes.liveness import timeline_of
+from compile_remat.passes.min_cut import (
+    Cut,
+    CutSolver,
+    hull,
+    lower_bound_ns,
+    pinned_indices,
+)
+from compile_remat.passes.plan import Plan, Status
+from compile_remat.passes.polish import Polisher
+from compile_remat.passes.problem import Problem
+from compile_remat.passes.simulate import NEVER, Bools, Ints, Simulator
+from compile_remat.passes.spans import Spans
+
+MAX_LEVELS = 9
+POOL_SHARE = 256
+"""Values smaller than the largest by more than this factor are left to the cut and not flipped one by one."""
+
+FLOOR_BISECTIONS = 6
+"""Budgets tried to find the lowest that the spans can meet."""
+
+EXCESS_WEIGHT = 4.0
+"""A peak twice the budget counts like this many forward passes."""
+
+
+def solve(problem: Problem, budget_bytes: int) -> Plan:
+    """The fastest plan found whose predicted peak is at most `budget_bytes`; status INFEASIBLE if there is none."""
+    return Planner(problem).within(budget_bytes)
+
+
+class Planner:
+    """Plans of one problem; what several budgets share is worked out once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.simulator = Simulator(problem)
+        self.cuts = CutSolver(problem)
+        self.hull: list[Cut] = hull(self.cuts)
+        self.pinned = self._mask(pinned_indices(problem))
+        self.levels = [self._mask(c.saved) | self.pinned for c in _spread(self.hull, MAX_LEVELS)]
+        self.fastest_time_ns = min(c.time_ns for c in self.hull)
+        self.simulations = 0
+
+    # -- what a caller asks -------------------------------------------------------------------------------------------
+
+    def fastest(self) -> Plan:
+        """The fastest plan of any size: exact, by the cut at price 0."""
+        return self.plan_of(self._mask(self.hull[0].saved) | self.pinned, None)
+
+    def reference(self) -> Plan:
+        """The fastest plan whose peak and moved bytes do not exceed those of torch's own choice (`max`)."""
+        torch_mask = self._mask(self.problem.reference) | self.pinned
+        candidates = np.stack([torch_mask, *self.levels], axis=1)
+        batch = self.simulator.run(candidates)
+        moved = batch.saved_bytes
+        fits = (batch.peak <= batch.peak[0]) & (moved <= moved[0])
+        order = np.lexsort((np.arange(len(fits)), batch.time_ns))
+        best = next(int(k) for k in order if fits[k])
+        return self.plan_of(candidates[:, best], None)
+
+    def within(self, budget_bytes: int) -> Plan:
+        """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE."""
+        quick = self._mask(self.hull[0].saved) | self.pinned
+        if self._peak(quick) <= budget_bytes:
+            return self.plan_of(quick, budget_bytes)
+        masks = self._candidates(budget_bytes)
+        feasible = [m for m in masks if self._peak(m) <= budget_bytes]
+        if not feasible:
+            lowest = self.lowest_mask
+            if self._peak(lowest) > budget_bytes:
+                return self.plan_of(lowest, budget_bytes)
+            feasible = [self._polish(lowest, budget_bytes, rounds=3)]
+        return self.plan_of(min(feasible, key=self._time), budget_bytes)
+
+    def lowest(self) -> Plan:
+        """The plan of lowest peak found (`min`)."""
+        return self.plan_of(self.lowest_mask, None)
+
+    def plan_of(self, mask: Bools, budget_bytes: int | None) -> Plan:
+        """Describe the plan that saves the values in `mask`."""
+        batch = self.simulator.run(mask[:, None])
+        names = [v.name for v in self.problem.values]
+        seen = timeline_of(self.simulator, mask)
+        extra = int(batch.time_ns[0]) - self.fastest_time_ns
+        bound = 0 if budget_bytes is None else self._bound(budget_bytes, extra)
+        if budget_bytes is None:
+            status = Status.OPTIMAL if extra == 0 else Status.FEASIBLE
+        elif seen.peak_bytes > budget_bytes:
+            status = Status.INFEASIBLE
+        else:
+            status = Status.OPTIMAL if extra <= bound else Status.FEASIBLE
+        return Plan(
+            problem_key=self.problem.key(),
+            status=status,
+            budget_bytes=budget_bytes,
+            saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, 0])),
+            recomputed=tuple(names[v] for v in np.flatnonzero(batch.recomputed[:, 0])),
+            peak_bytes=seen.peak_bytes,
+            forward_peak_bytes=seen.forward_peak_bytes,
+            saved_bytes=int(batch.saved_bytes[0]),
+            step_time_ns=self.problem.step_time_ns,
+            recompute_time_ns=int(self.simulator.time_ns @ batch.recomputed[:, 0]),
+            extra_time_ns=extra,
+            bound_time_ns=bound,
+            largest=seen.largest,
+            simulations=self.simulations,
+        )
+
+    def mask_of(self, names: Iterable[str]) -> Bools:
+        """The mask that saves the named values, for plans from a file; KeyError names one that is not there."""
+        index = {v.name: i for i, v in enumerate(self.problem.values)}
+        return self._mask([index[name] for name in names]) | self.pinned
+
+    # -- the search ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def spans(self) -> Spans:
+        """Spans with their options, shared by all budgets."""
+        spans = Spans(self.simulator, self.levels, self.pinned)
+        self.simulations += spans.build()
+        return spans
+
+    def _candidates(self, budget_bytes: int) -> list[Bools]:
+        """Polished plans from the two kinds of start; the last ones are pressed towards the budget if they miss it."""
+        starts = [self._best_level(budget_bytes)]
+        spaced = self.spans.plan(budget_bytes)
+        if spaced is not None:
+            starts.append(spaced)
+        found = []
+        for start in starts:
+            mask = self._polish(start, budget_bytes, rounds=4)
+            if self._peak(mask) > budget_bytes:
+                mask = self._polish(mask, budget_bytes, rounds=4, weight_factor=10.0)
+            found.append(mask)
+        return found
+
+    @cached_property
+    def lowest_mask(self) -> Bools:
+        """The plan of lowest peak, pressed down from several starts."""
+        peaks = self.simulator.run(np.stack(self.levels, axis=1)).peak
+        starts = [self.levels[int(np.argmin(peaks))]]
+        low, high = 0, int(peaks.min())
+        for _ in range(FLOOR_BISECTIONS):
+            target = (low + high) // 2
+            spaced = self.spans.plan(target)
+            peak = None if spaced is None else self._peak(spaced)
+            if spaced is not None:
+                starts.append(spaced)
+            if peak is not None and peak <= target:
+                high = peak
+            else:
+                low = target
+        starts.sort(key=self._peak)
+        return min((self._press(m) for m in starts[:2]), key=lambda m: (self._peak(m), self._time(m)))
+
+    def _press(self, mask: Bools) -> Bools:
+        best = mask
+        for share in (0.9, 0.97, 0.97, 0.99):
+            target = int(self._peak(best) * share)
+            pressed = self._polish(best, target, rounds=4, weight_factor=10.0)
+            if self._peak(pressed) < self._peak(best):
+                best = pressed
+        return best
+
+    def _best_level(self, budget_bytes: int) -> Bools:
+        batch = self.simulator.run(np.stack(self.levels, axis=1))
+        scores = self._polisher.score(batch, budget_bytes, self._polisher.weight)
+        return self.levels[int(np.argmin(scores))]
+
+    @cached_property
+    def _polisher(self) -> Polisher:
+        forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
+        peak = max(1, self._peak(self.levels[0]))
+        return Polisher(self.simulator, self._pool(), self.pinned, EXCESS_WEIGHT * max(1, forward_ns) / peak)
+
+    def _polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
+        before = self._polisher.simulations
+        result = self._polisher.run(mask, budget_bytes, rounds, weight_factor)
+        self.simulations += self._polisher.simulations - before
+        return result
+
+    def _pool(self) -> Ints:
+        simulator = self.simulator
+        reachable = simulator.run(self.pinned[:, None])
+        worth = (reachable.used | reachable.recomputed)[:, 0]
+        least = simulator.nbytes.max(initial=0) / POOL_SHARE
+        order = np.argsort(simulator.position, kind="stable")
+        keep = [v for v in order if worth[v] and self.problem.values[v].is_saveable and simulator.nbytes[v] >= least]
+        return np.array(keep, dtype=np.int64)
+
+    # -- small things -------------------------------------------------------------------------------------------------
+
+    def _bound(self, budget_bytes: int, otherwise_ns: int) -> int:
+        """Extra time that no plan within the budget can avoid.
+
+        At the first backward step everything saved is alive, beside the outputs and what that step writes.
+        """
+        simulator = self.simulator
+        fixed = simulator.output_bytes + int(simulator.step_bytes[0])
+        bound = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
+        return otherwise_ns if bound is None else max(0, bound - self.fastest_time_ns)
+
+    def _mask(self, indices: Iterable[int]) -> Bools:
+        mask = np.zeros(len(self.problem.values), dtype=bool)
+        mask[list(indices)] = True
+        return mask
+
+    def _peak(self, mask: Bools) -> int:
+        return int(self.simulator.run(mask[:, None]).peak[0])
+
+    def _time(self, mask: Bools) -> int:
+        return int(self.simulator.run(mask[:, None]).time_ns[0])
+
+
+def _spread(cuts: list[Cut], most: int) -> list[Cut]:
+    """At most `most` points of the hull, both ends included."""
+    if len(cuts) <= most:
+        return cuts
+    picks = np.unique(np.linspace(0, len(cuts) - 1, most).round().astype(int))
+    return [cuts[k] for k in picks]

@@ -1,0 +1,274 @@
+"""Spaced checkpoints: a dynamic programme over spans of the forward.
+
+Equal layers tie in every cut, so no price finds "save every fourth block" and no knapsack sees that one recomputation
+feeds another.  Here the forward is cut at about 50 places where little is live.  A *span* between two cuts saves its
+entry (the *frontier*) and some level of what lies inside; its charge, time and local peak are read off simulated plans
+that tile the whole forward with spans of that length, so that nothing is modelled twice.  A backward step belongs to
+the span that holds the furthest forward position which any step from it on still reads (`reach`, a suffix maximum);
+that makes U-Nets and encoder-decoders look like chains, because it falls monotonically.  The programme minimises time over
+(cut, saved bytes so far) with exact bytes as labels.
+
+The DP over segments is that of Rotor and Rockmate (Zhao et al., ICML 2023) with options taken from simulation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compile_remat.passes.problem import CONSTANT, POINTWISE, Problem
+from compile_remat.passes.simulate import Batch, Bools, Ints, Simulator
+
+SHORT_SPANS = (1, 2, 3, 4, 5, 6)
+LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)
+LABELS = 160
+"""Labels (prefix bytes, time) kept per cut, spread evenly over the bytes."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run the span between two cuts."""
+
+    first: int
+    last: int
+    level: int
+    charge_bytes: int
+    time_ns: int
+    local_peak_bytes: int
+
+
+class Spans:
+    """Cuts, frontiers and options of one problem."""
+
+    def __init__(self, simulator: Simulator, levels: Sequence[Bools], pinned: Bools, max_cuts: int = 50) -> None:
+        self.simulator = simulator
+        self.levels = levels
+        self.pinned = pinned
+        problem = simulator.problem
+        self.reach = _reach(problem)
+        self.until = _needed_until(problem, self.reach)
+        self.cuts = self._choose_cuts(max_cuts)  # positions; cut k separates <= cuts[k] from > cuts[k]
+        self.frontiers = [self._frontier(c) for c in self.cuts]
+        self.bounds = np.concatenate([[-1], self.cuts, [simulator.num_values]])
+        self.options: dict[tuple[int, int, int], Option] = {}
+
+    # -- where to cut -------------------------------------------------------------------------------------------------
+
+    def _choose_cuts(self, max_cuts: int) -> Ints:
+        simulator = self.simulator
+        n = simulator.num_values
+        delta = np.zeros(n + 1, dtype=np.int64)
+        alive = np.array([v.is_saveable for v in simulator.problem.values]) & (self.until > simulator.position)
+        np.add.at(delta, simulator.position[alive], simulator.saved_nbytes[alive])
+        np.add.at(delta, self.until[alive], -simulator.saved_nbytes[alive])
+        live = np.cumsum(delta)[:n]
+        windows = np.array_split(np.arange(n - 1), max(1, min(max_cuts, n // 3)))
+        lowest = [int(w[np.argmin(live[w])]) for w in windows if len(w)]
+        kept = []
+        for k, c in enumerate(lowest):
+            near = [live[lowest[j]] for j in (k - 1, k + 1) if 0 <= j < len(lowest)]
+            if not near or live[c] <= 2 * max(min(near), 1):
+                kept.append(c)
+        return np.array(sorted(set(kept)), dtype=np.int64)
+
+    def _frontier(self, cut: int) -> Bools:
+        simulator, values = self.simulator, self.simulator.problem.values
+        crossing = (simulator.position <= cut) & (self.until > cut)
+        member = crossing & np.array([v.is_saveable for v in values])
+        for v in np.flatnonzero(crossing)[::-1]:
+            reads = values[v].reads
+            if member[v] and values[v].kernel in (POINTWISE, CONSTANT) and all(member[r] for r in reads):
+                member[v] = False
+        return member
+
+    # -- what a span costs --------------------------------------------------------------------------------------------
+
+    def build(self, spans: Sequence[int] = SHORT_SPANS + LONG_SPANS) -> int:
+        """Simulate the tilings and read the options off; returns how many plans that took."""
+        tilings, columns = [], []
+        for span in spans:
+            if span > len(self.cuts) + 1:
+                continue
+            levels = range(len(self.levels)) if span in SHORT_SPANS else range(max(0, len(self.levels) - 4), len(self.levels))
+            for offset in range(span):
+                chosen = list(range(offset, len(self.cuts), span))
+                fronts = self._union(chosen)
+                for level in levels:
+                    tilings.append((chosen, level))
+                    columns.append(fronts | self.levels[level])
+        if columns:
+            batch = self.simulator.run(np.stack(columns, axis=1))
+            self._read(batch, tilings)
+        return len(columns)
+
+    def _union(self, chosen: Sequence[int]) -> Bools:
+        mask = self.pinned.copy()
+        for k in chosen:
+            mask |= self.frontiers[k]
+        return mask
+
+    def _read(self, batch: Batch, tilings: Sequence[tuple[list[int], int]]) -> None:
+        charges, times = self._prefixes(batch)
+        for p, (chosen, level) in enumerate(tilings):
+            for option in self._segments(batch, p, chosen, level, charges, times):
+                key = (option.first, option.last, level)
+                known = self.options.get(key)
+                if known is None or known.local_peak_bytes < option.local_peak_bytes:
+                    self.options[key] = option
+
+    def _prefixes(self, batch: Batch) -> tuple[Ints, Ints]:
+        """Saved bytes and time of all values at or before each bound, [bounds, P]."""
+        simulator = self.simulator
+        order = np.argsort(simulator.position, kind="stable")
+        saved = np.cumsum((batch.used * simulator.saved_nbytes[:, None])[order], axis=0)
+        spent = batch.recomputed * simulator.time_ns[:, None] + batch.used * simulator.save_time_ns[:, None]
+        spent = np.cumsum(spent[order], axis=0)
+        index = np.clip(self.bounds, -1, simulator.num_values - 1) + 1
+        pad = np.zeros((1, saved.shape[1]), dtype=np.int64)
+        return np.concatenate([pad, saved])[index], np.concatenate([pad, spent])[index]
+
+    def _segments(
+        self, batch: Batch, p: int, chosen: Sequence[int], level: int, charges: Ints, times: Ints
+    ) -> list[Option]:
+        marks = [0, *(k + 1 for k in chosen), len(self.bounds) - 1]
+        found = []
+        for first, last in zip(marks[:-1], marks[1:], strict=True):
+            peak = self._local_peak(batch, p, first, last)
+            if peak is not None:
+                charge = int(charges[last, p] - charges[first, p])
+                time_ns = int(times[last, p] - times[first, p])
+                found.append(Option(first, last, level, charge, time_ns, peak - int(charges[first, p])))
+        return found
+
+    def _local_peak(self, batch: Batch, p: int, first: int, last: int) -> int | None:
+        """Largest live bytes over the steps that belong to the span; None where it owns no step."""
+        low, high = self.bounds[first], self.bounds[last]
+        # `reach` falls, so the owned steps are one run.
+        begin = int(np.searchsorted(-self.reach, -high, side="left"))
+        end = int(np.searchsorted(-self.reach, -low, side="left"))
+        if first == 0:
+            end = len(self.reach)
+        if begin >= end:
+            return None
+        slot = 0 if begin == 0 else int(batch.step_slots[p, begin - 1]) + 1
+        return int(batch.live[p, slot : int(batch.step_slots[p, end - 1]) + 1].max())
+
+    # -- choosing -----------------------------------------------------------------------------------------------------
+
+    def plan(self, budget_bytes: int, rounds: int = 4) -> Bools | None:
+        """The fastest combination of options whose peak is predicted, then simulated, to fit; None if there is none.
+
+        Where a span turns out worse beside its real neighbours than in its tiling, its option is corrected and the
+        programme runs again.
+        """
+        best: Bools | None = None
+        best_peak = None
+        for _ in range(rounds):
+            path = self._shortest(budget_bytes)
+            if path is None:
+                return best
+            mask = self._mask(path)
+            batch = self.simulator.run(mask[:, None])
+            peak = int(batch.peak[0])
+            if best_peak is None or peak < best_peak:
+                best, best_peak = mask, peak
+            if peak <= budget_bytes:
+                return mask
+            if not self._correct(batch, path):
+                return best
+        return best
+
+    def _mask(self, path: Sequence[Option]) -> Bools:
+        mask = self._union([o.first - 1 for o in path if o.first > 0])
+        position = self.simulator.position
+        for option in path:
+            inside = (position > self.bounds[option.first]) & (position <= self.bounds[option.last])
+            mask |= self.levels[option.level] & inside
+        return mask
+
+    def _correct(self, batch: Batch, path: Sequence[Option]) -> bool:
+        charges, _ = self._prefixes(batch)
+        changed = False
+        for o in path:
+            peak = self._local_peak(batch, 0, o.first, o.last)
+            local = 0 if peak is None else peak - int(charges[o.first, 0])
+            if local > o.local_peak_bytes:
+                key = (o.first, o.last, o.level)
+                self.options[key] = Option(*key, o.charge_bytes, o.time_ns, local)
+                changed = True
+        return changed
+
+    def _shortest(self, budget_bytes: int) -> list[Option] | None:
+        into: dict[int, list[Option]] = defaultdict(list)
+        for key in sorted(self.options):
+            into[key[1]].append(self.options[key])
+        target = len(self.bounds) - 1
+        labels: dict[int, tuple[Ints, Ints, list[tuple[Option | None, int]]]] = {
+            0: (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), [(None, 0)])
+        }
+        for node in range(1, target + 1):
+            found = _extend(into[node], labels, budget_bytes)
+            if found is not None:
+                labels[node] = found
+        if target not in labels:
+            return None
+        index = int(np.argmin(labels[target][1]))
+        path, node = [], target
+        while node:
+            option, index = labels[node][2][index]
+            assert option is not None
+            path.append(option)
+            node = option.first
+        return path[::-1]
+
+
+def _extend(
+    options: Sequence[Option], labels: dict[int, tuple[Ints, Ints, list[tuple[Option | None, int]]]], budget_bytes: int
+) -> tuple[Ints, Ints, list[tuple[Option | None, int]]] | None:
+    """Labels at one cut from all options that end there: Pareto in (bytes, time), thinned evenly over the bytes."""
+    all_bytes, all_times, owner, parent = [], [], [], []
+    for k, option in enumerate(options):
+        if option.first not in labels:
+            continue
+        nbytes, times, _ = labels[option.first]
+        fits = np.flatnonzero(nbytes + option.local_peak_bytes <= budget_bytes)
+        if len(fits):
+            all_bytes.append(nbytes[fits] + option.charge_bytes)
+            all_times.append(times[fits] + option.time_ns)
+            owner.append(np.full(len(fits), k))
+            parent.append(fits)
+    if not all_bytes:
+        return None
+    nbytes, times = np.concatenate(all_bytes), np.concatenate(all_times)
+    owners, parents = np.concatenate(owner), np.concatenate(parent)
+    order = np.lexsort((times, nbytes))
+    best = np.minimum.accumulate(times[order])
+    keep = np.ones(len(order), dtype=bool)
+    keep[1:] = best[1:] < best[:-1]
+    order = order[keep]
+    if len(order) > LABELS:
+        buckets = (nbytes[order] * LABELS // max(1, budget_bytes)).astype(np.int64)
+        order = order[np.flatnonzero(np.diff(buckets, append=-1))]  # the fastest of each bucket stands last in it
+    return nbytes[order], times[order], [(options[owners[i]], int(parents[i])) for i in order]
+
+
+def _reach(problem: Problem) -> Ints:
+    """For each step, the furthest forward position that it or any later step reads."""
+    own = [max((problem.values[v].position for v in s.reads), default=-1) for s in problem.steps]
+    return np.maximum.accumulate(np.array(own, dtype=np.int64)[::-1])[::-1]
+
+
+def _needed_until(problem: Problem, reach: Ints) -> Ints:
+    """The furthest forward position whose span still needs the value."""
+    until = np.array([v.position for v in problem.values], dtype=np.int64)
+    for value in problem.values:
+        for v in value.reads:
+            until[v] = max(until[v], value.position)
+    for b, step in enumerate(problem.steps):
+        for v in step.reads:
+            until[v] = max(until[v], reach[b])
+    return until
+
