@@ -1,0 +1,5 @@
+"""Benchmarks: the tables of the README, each a command (`python -m benchmarks.table_a --help`)."""
+
+import os
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read once by torch's profiler, which is chatty on stderr otherwise

@@ -1,0 +1,182 @@
+"""What all benchmarks share: one training step, compiled and measured; header, ASCII table, JSON.
+
+The step that is measured: gradients None at entry, `module(*inputs)`, mean of the output unless it is a scalar already,
+`backward()`. No optimizer. The first step compiles, the second one is measured.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.models import TOY_SCALE, Case
+from compile_remat.measure import Peak, RatioInterval, interleaved_ratio, peak_bytes, step_times_ns
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Training:
+    """A compiled module with its inputs: something that can take a step."""
+
+    module: nn.Module
+    compiled: Callable[..., Tensor]
+    inputs: tuple[Tensor, ...]
+
+    def clear(self) -> None:
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Forward and backward; the output dies before the backward starts."""
+        self.loss(self.compiled(*self.inputs)).backward()
+
+    def clear_and_step(self) -> None:
+        self.clear()
+        self.step()
+
+    @staticmethod
+    def loss(out: Tensor) -> Tensor:
+        return out if out.ndim == 0 else out.mean()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One compiled configuration: its peak from the second step on, and the median of its step times."""
+
+    peak: Peak
+    step_ns: int
+    first_step_s: float
+
+
+def training(case: Case, **compile_arguments: Any) -> Training:
+    """The case under `torch.compile`; `compile_arguments` are torch.compile's (`backend`, `options`)."""
+    return Training(case.module, torch.compile(case.module, **compile_arguments), case.inputs)
+
+
+def plain(case: Case) -> Training:
+    """The case under torch.compile as it comes."""
+    return training(case)
+
+
+def plain_again(case: Case) -> Training:
+    """The same, really compiled a second time: Dynamo would hand an equal module of an equal backend the first's code,
+    so this backend differs in an option that says what is the default anyway."""
+    return training(case, options={"trace.enabled": False})
+
+
+def remat(case: Case, memory_budget: int | str) -> Training:
+    """The case under our backend. The function, not its name: this runs from a checkout that is not installed too."""
+    from compile_remat.backend import remat as backend
+
+    return training(case, backend=backend, options={"memory_budget": memory_budget})
+
+
+def measure(run: Training, device: str, repeats: int) -> Measured:
+    """Compile with the first step, measure the peak of the next, then time `repeats` steps."""
+    start = time.perf_counter()
+    run.clear_and_step()
+    first_step_s = time.perf_counter() - start
+    peak = second_step_peak(run, device)
+    times = step_times_ns(run.clear_and_step, repeats, device)
+    run.clear()
+    return Measured(peak, int(statistics.median(times)), first_step_s)
+
+
+def second_step_peak(run: Training, device: str) -> Peak:
+    run.clear()
+    peak = peak_bytes(run.step, device)
+    run.clear()
+    return peak
+
+
+def compare(base: Training, other: Training, *, pairs: int, device: str, seed: int) -> RatioInterval:
+    """Interleaved step times, other / base; both have taken their first step already."""
+    for _ in range(2):
+        base.clear_and_step()
+        other.clear_and_step()
+    return interleaved_ratio(base.clear_and_step, other.clear_and_step, pairs, device, seed)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    result = argparse.ArgumentParser(description=description)
+    result.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
+    result.add_argument("--toy", action="store_true", help="tiny models: checks the command, not the claims")
+    result.add_argument("--seed", type=int, default=0)
+    result.add_argument("--json", type=Path, metavar="OUT", help="also write everything to this file")
+    return result
+
+
+def scale_of(arguments: argparse.Namespace) -> float:
+    return TOY_SCALE if arguments.toy else 1.0
+
+
+def header(device: str) -> dict[str, str]:
+    """Where and when the figures below were measured."""
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _cpu_name()
+    return {
+        "device": f"{device} ({name})",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": str(torch.get_num_threads()),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def print_header(values: dict[str, str]) -> None:
+    print("\n".join(f"{key + ':':<9}{value}" for key, value in values.items()) + "\n")
+
+
+def ascii_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first and the last left-aligned, the rest right-aligned."""
+    widths = [max(len(row[i]) for row in [titles, *rows]) for i in range(len(titles))]
+    last = len(titles) - 1
+
+    def line(row: Sequence[str]) -> str:
+        cells = [c.ljust(w) if i in (0, last) else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(titles), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def write_json(path: Path | None, head: dict[str, str], rows: Sequence[Any]) -> None:
+    """`rows` are dataclass values."""
+    if path is not None:
+        path.write_text(json.dumps({"header": head, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+def progress(text: str) -> None:
+    """Slow commands say what they are doing, apart from the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def mib(nbytes: int | None) -> str:
+    return "-" if nbytes is None else f"{nbytes / MIB:.1f}"
+
+
+def ms(time_ns: float | None) -> str:
+    return "-" if time_ns is None else f"{time_ns / 1e6:.1f}"
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction * 100:.1f}%"

@@ -1,0 +1,192 @@
+"""Table A: peaks and step times of plain torch.compile, torch's own budget, and ours.
+
+    python -m benchmarks.table_a [--device cuda] [--model gpt] [--toy] [--json OUT]
+
+`plain` is torch.compile as it comes, `torch B` is `torch._functorch.config.activation_memory_budget = B`, the rest is
+`backend="remat"`: `max`, fractions of plain's measured peak handed over in bytes, and `min`. Every row is compiled
+afresh, with the graph caches off. Planning time is everything between receiving the joint graph and handing over two
+modules, for torch's rows as for ours. The verdicts are explained in benchmarks/verdicts.py. The exit status is 1 if any
+row is a miss.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from benchmarks import harness, models, verdicts
+from benchmarks.harness import MIB, mib, ms, percent
+from benchmarks.verdicts import Row
+from compile_remat._torch_bench import (
+    TorchPartition,
+    private_compile_caches,
+    timed_torch_partitioner,
+    torch_activation_budget,
+)
+
+TORCH_BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
+FRACTIONS = (0.8, 0.6, 0.4, 0.3)
+FIXED_BUDGETS = {"gpt": ("230MiB", 230 * MIB)}
+TITLES = (
+    "run", "budget", "peak", "predicted", "error", "use", "recompute ms", "gap", "planning ms", "step ms", "verdict",
+)  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parse(argv)
+    head = harness.header(arguments.device)
+    harness.print_header(head)
+    everything: list[Row] = []
+    with private_compile_caches():
+        for name in arguments.model or models.TABLE_A:
+            rows = rows_of_model(name, arguments)
+            everything += rows
+            print_model(name, rows)
+    harness.write_json(arguments.json, head, everything)
+    return int(any(row.verdict.startswith("miss") for row in everything))
+
+
+def rows_of_model(name: str, arguments: argparse.Namespace) -> list[Row]:
+    """All rows of one model, judged; the groups are chosen by `--only`."""
+    runner = _Runner(name, arguments)
+    rows = [runner.plain()]
+    if "torch" in arguments.only:
+        rows += [runner.torch_budget(value) for value in TORCH_BUDGETS]
+    if "remat" in arguments.only:
+        peak = rows[0].peak_bytes
+        assert peak is not None, rows[0].failure
+        budgets: list[tuple[str, int | str]] = [("max", "max")]
+        budgets += [(str(fraction), int(fraction * peak)) for fraction in FRACTIONS]
+        if name in FIXED_BUDGETS and not arguments.toy:
+            budgets.insert(2, FIXED_BUDGETS[name])
+        rows += [runner.remat(*budget) for budget in [*budgets, ("min", "min")]]
+    return verdicts.judge(rows, full_size_cpu=not arguments.toy and arguments.device == "cpu")
+
+
+class _Runner:
+    """Compiles one model again and again, each time from a fresh state."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace) -> None:
+        self._name = name
+        self._arguments = arguments
+
+    def plain(self) -> Row:
+        return self._row("plain", "default", None, harness.plain)
+
+    def torch_budget(self, value: float) -> Row:
+        log: list[TorchPartition] = []
+        options = {"custom_partitioner_fn": timed_torch_partitioner(log)}
+        with torch_activation_budget(value):
+            return self._row(
+                "torch",
+                f"{value:g}",
+                None,
+                lambda case: harness.training(case, options=options),
+                lambda: {"planning_ns": sum(partition.time_ns for partition in log)},
+            )
+
+    def remat(self, setting: str, memory_budget: int | str) -> Row:
+        budget_bytes = memory_budget if isinstance(memory_budget, int) else None
+        return self._row("remat", setting, budget_bytes, lambda case: harness.remat(case, memory_budget), report_fields)
+
+    def _row(
+        self,
+        kind: str,
+        setting: str,
+        budget_bytes: int | None,
+        make: Callable[[models.Case], harness.Training],
+        extra_fields: Callable[[], dict[str, Any]] = dict,
+    ) -> Row:
+        harness.progress(f"{self._name}: {kind} {setting}")
+        fresh_state(kind)
+        arguments = self._arguments
+        base = Row(self._name, kind, setting, budget_bytes)
+        scale = harness.scale_of(arguments)
+        case = models.build(self._name, device=arguments.device, scale=scale, seed=arguments.seed)
+        try:
+            measured = harness.measure(make(case), arguments.device, arguments.steps)
+        except Exception as error:  # one broken row must not lose the others; its verdict is a miss
+            return replace(base, **failure_fields(error))
+        return replace(
+            base,
+            peak_bytes=measured.peak.peak_bytes,
+            requested_bytes=measured.peak.requested_bytes,
+            step_ns=measured.step_ns,
+            first_step_s=measured.first_step_s,
+            **extra_fields(),
+        )
+
+
+def fresh_state(kind: str) -> None:
+    torch.compiler.reset()
+    if kind == "remat":
+        import compile_remat
+
+        compile_remat.reset_reports()
+
+
+def report_fields() -> dict[str, Any]:
+    """What the one compiled graph of these models reports about itself."""
+    import compile_remat
+
+    report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes)
+    return {
+        "predicted_peak_bytes": report.predicted_peak_bytes,
+        "recompute_ns": report.recompute_time_ns,
+        "extra_ns": report.extra_time_ns,
+        "gap": report.gap,
+        "planning_ns": report.planning_time_s * 1e9,
+        "status": str(report.status),
+    }
+
+
+def failure_fields(error: Exception) -> dict[str, Any]:
+    """A BudgetError is an answer (its floor); anything else is a failure."""
+    floor_bytes = getattr(error, "floor_bytes", None)
+    if type(error).__name__ == "BudgetError" and floor_bytes is not None:
+        return {"floor_bytes": int(floor_bytes)}
+    return {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
+def print_model(name: str, rows: Sequence[Row]) -> None:
+    print(f"{name}: {models.note(name)} (sizes in MiB)\n")
+    print(harness.ascii_table(TITLES, [_cells(row, rows) for row in rows]), end="\n\n", flush=True)
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    peak = mib(row.peak_bytes)
+    verdict = row.verdict
+    if row.floor_bytes is not None:
+        verdict = f"{floor_text(row, rows)}  {verdict}"
+    return [
+        f"{row.kind} {row.setting}", mib(row.budget_bytes), peak, mib(row.predicted_peak_bytes),
+        percent(row.prediction_error), percent(row.use), ms(row.recompute_ns), percent(row.gap),
+        ms(row.planning_ns), ms(row.step_ns), verdict,
+    ]  # fmt: skip
+
+
+def floor_text(row: Row, rows: Sequence[Row]) -> str:
+    assert row.floor_bytes is not None
+    lowest = verdicts.lowest_peak(rows)
+    if lowest is None:
+        return f"floor {mib(row.floor_bytes)}"
+    return f"floor {mib(row.floor_bytes)} (min measured {mib(lowest)}, off {row.floor_bytes / lowest - 1:+.1%})"
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = harness.parser("peaks of plain torch.compile, torch's activation_memory_budget, and ours")
+    parser.add_argument(
+        "--model", action="append", choices=list(models.CASES), help="may be repeated; default all three"
+    )
+    parser.add_argument("--steps", type=int, default=5, help="timed steps per row (default 5)")
+    parser.add_argument(
+        "--only", nargs="+", choices=("torch", "remat"), default=["torch", "remat"], help="row groups beside plain"
+    )
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The command `compile-remat`. Each subcommand is imported when it runs, so `--help` is instant.
+
+To add a subcommand, add one row to `COMMANDS`: the module is imported only if the subcommand is chosen.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: `module` has `add_arguments(parser)`, and `run` in it takes the parsed arguments."""
+
+    name: str
+    help: str
+    module: str
+    run: str
+
+
+COMMANDS = (
+    Command("demo", "train a small GPT plainly and inside two budgets, and compare", "compile_remat.demo", "run_demo"),
+    Command("devices", "print the device table with its sources", "compile_remat.doctor", "run_devices"),
+    Command("doctor", "print versions, what is missing, and the settings", "compile_remat.doctor", "run_doctor"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit status is 0 where all went well, 2 for a RematError."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parsed = _parser(arguments).parse_args(arguments)
+    command: Command = parsed.command
+    from compile_remat.errors import RematError
+
+    try:
+        return int(getattr(importlib.import_module(command.module), command.run)(parsed))
+    except RematError as error:
+        print(f"compile-remat {command.name}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """All subcommands with their help; the flags of the chosen one only."""
+    parser = argparse.ArgumentParser(
+        prog="compile-remat", description="torch.compile under a memory budget", allow_abbrev=False
+    )
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
+        subparser.set_defaults(command=command)
+        if command.name == chosen:
+            add_arguments = getattr(importlib.import_module(command.module), "add_arguments", None)
+            if add_arguments is not None:
+                add_arguments(subparser)
+    return parser

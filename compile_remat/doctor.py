@@ -1,0 +1,116 @@
+"""`compile-remat devices` and `compile-remat doctor`: what this installation knows, and what it lacks."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+_GIB = 1 << 30
+_PACKAGES = ("compile-remat", "torch", "scipy", "numpy", "rich", "matplotlib")
+_OPTIONAL = ("rich", "matplotlib")
+_ENTRY_POINT_GROUP = "torch_dynamo_backends"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report; `problem` says what to do where something needed is missing."""
+
+    what: str
+    value: str
+    problem: str = ""
+
+
+def run_devices(arguments: argparse.Namespace) -> int:
+    """Print the device table: figures, then the sources of each."""
+    from compile_remat.cost_models import device_names, load_device
+
+    devices = [load_device(name) for name in device_names()]
+    width = max(len(device.name) for device in devices)
+    print(f"{'device':<{width}}  {'memory GiB':>10}  {'GB/s':>7}  dense TFLOP/s")
+    for device in devices:
+        memory = "-" if device.memory_bytes is None else f"{device.memory_bytes / _GIB:.1f}"
+        rates = ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in device.flops_per_s)
+        print(f"{device.name:<{width}}  {memory:>10}  {device.bandwidth_bytes_per_s / 1e9:>7.0f}  {rates}")
+    print("\nsources")
+    for device in devices:
+        print(f"{device.name}:", *(f"  {source}" for source in device.sources), sep="\n")
+    return 0
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Print what was found; the exit status is 1 if something needed is missing."""
+    found = [*versions(), entry_point(), cuda(), cpp_compiler()]
+    _print_findings(found)
+    print("\nsettings in force (an option of torch.compile beats these)")
+    _print_findings(settings(os.environ))
+    problems = [finding for finding in found if finding.problem]
+    if problems:
+        print()
+    for finding in problems:
+        print(f"PROBLEM {finding.what}: {finding.problem}")
+    return int(bool(problems))
+
+
+def versions() -> Iterator[Finding]:
+    """Python and the packages that we use; the optional ones may be missing."""
+    yield Finding("python", platform.python_version())
+    for name in _PACKAGES:
+        try:
+            yield Finding(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            optional = name in _OPTIONAL
+            problem = "" if optional else "not installed: pip install compile-remat installs what it needs"
+            yield Finding(name, "not installed" + " (optional)" * optional, problem)
+
+
+def entry_point() -> Finding:
+    """Whether torch.compile(backend="remat") finds us without an import."""
+    found = importlib.metadata.entry_points(group=_ENTRY_POINT_GROUP, name="remat")
+    targets = sorted({each.value for each in found})
+    what = 'backend "remat"'
+    if not targets:
+        return Finding(what, "not registered", "only an installed package has a backend name: pip install .")
+    if len(targets) > 1:
+        return Finding(what, " and ".join(targets), "two packages register this name: uninstall one")
+    return Finding(what, f"registered as {targets[0]}")
+
+
+def cuda() -> Finding:
+    """The CUDA devices that torch sees; having none is no problem."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("cuda", "none")
+    return Finding("cuda", ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())))
+
+
+def cpp_compiler() -> Finding:
+    """Inductor needs a C++ compiler: `CXX`, else g++ or clang++."""
+    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    for name in candidates:
+        path = shutil.which(name)
+        if path:
+            return Finding("C++ compiler", path)
+    problem = "Inductor builds CPU kernels with it: install g++, or set CXX"
+    return Finding("C++ compiler", f"none ({' and '.join(candidates)} not found)", problem)
+
+
+def settings(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Each setting with its value and where it came from."""
+    from compile_remat.config import ENV_PREFIX, RematConfig
+
+    config = RematConfig.resolve(environ=environ)
+    for row in fields(RematConfig):
+        variable = ENV_PREFIX + row.name.upper()
+        origin = f"environment, {variable}" if environ.get(variable, "").strip() else "default"
+        yield Finding(row.name, f"{getattr(config, row.name)}  ({origin})")
+
+
+def _print_findings(findings: "Iterator[Finding] | list[Finding]") -> None:
+    rows = list(findings)
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        print(f"{row.what:<{width}}  {row.value}")

@@ -1,0 +1,146 @@
+"""The benchmarks at toy size: models, verdicts, and the commands."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import harness, max_speed, models, table_a
+from benchmarks.verdicts import MIB, Row, judge
+from compile_remat.measure import RatioInterval
+
+
+@pytest.mark.parametrize("name", models.CASES)
+def test_every_model_trains_and_is_reproducible(name: str) -> None:
+    first, second = (models.build(name, scale=models.TOY_SCALE) for _ in range(2))
+    losses = []
+    for case in (first, second):
+        torch.manual_seed(1)
+        loss = harness.Training.loss(case.module(*case.inputs))
+        loss.backward()
+        losses.append(loss.item())
+    assert losses[0] == losses[1]
+    assert all(parameter.grad is not None for parameter in first.module.parameters())
+    assert first.note
+
+
+def test_full_sizes_are_those_of_the_published_table() -> None:
+    gpt, chain = models.build("gpt"), models.build("chain256")
+    assert gpt.inputs[0].shape == (8, 256, 256)
+    assert len(gpt.module) == 12  # type: ignore[arg-type]
+    assert chain.inputs[0].shape == (2048, 256)
+    assert len(chain.module) == 200  # type: ignore[arg-type]
+    assert sum(p.nbytes for p in models.build("chain1024").module.parameters()) == 100 * (1024 * 1024 + 1024) * 4
+
+
+def test_unknown_model_and_scale_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are: gpt, chain256"):
+        models.build("gtp")
+    with pytest.raises(ValueError, match="scale"):
+        models.build("gpt", scale=0.0)
+
+
+def _rows(model: str = "gpt") -> dict[str, Row]:
+    """A table without a miss: plain takes 100 MiB, min 30 MiB, 0.3 of plain is just above."""
+    ours = [("max", None, 99), ("0.8", 80, 79), ("0.4", 40, 39), ("0.2", 20, None), ("min", None, 30)]
+    rows = [Row(model, "plain", "default", peak_bytes=100 * MIB), Row(model, "torch", "0.5", planning_ns=5e8)]
+    for setting, budget, peak in ours:
+        rows.append(
+            Row(
+                model,
+                "remat",
+                setting,
+                budget_bytes=None if budget is None else budget * MIB,
+                peak_bytes=None if peak is None else peak * MIB,
+                floor_bytes=30 * MIB if peak is None else None,
+                extra_ns=1e6,
+                gap=0.01,
+                planning_ns=4e8,
+            )
+        )
+    return {f"{row.kind} {row.setting}": row for row in rows}
+
+
+def _verdict_with(setting: str, **changes: object) -> str:
+    """The verdict of our row at `setting` after the changes to it."""
+    rows = _rows()
+    key = f"remat {setting}"
+    rows[key] = replace(rows[key], **changes)  # type: ignore[arg-type]
+    judged = judge(list(rows.values()), full_size_cpu=True)
+    return next(row.verdict for row in judged if row.kind == "remat" and row.setting == setting)
+
+
+def test_a_table_that_keeps_every_promise() -> None:
+    judged = judge(list(_rows().values()), full_size_cpu=True)
+    assert {row.verdict for row in judged if row.kind == "remat"} == {"ok"}
+    assert {row.verdict for row in judged if row.kind != "remat"} == {""}
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes", "verdict"),
+    [
+        ("0.8", {"peak_bytes": 80 * MIB + 1}, "miss: over budget"),
+        ("0.8", {"peak_bytes": 60 * MIB}, "miss: uses 75% with recompute left to avoid"),
+        ("0.8", {"peak_bytes": 60 * MIB, "extra_ns": 0.0}, "ok"),
+        ("0.8", {"gap": 0.03}, "miss: gap above 2%"),
+        ("0.4", {"planning_ns": 6e8}, "miss: planning slower than torch's partitioner"),
+        ("max", {"peak_bytes": 101 * MIB}, "miss: peak 1.0100 of plain"),
+        ("min", {"peak_bytes": 41 * MIB}, "miss: peak rises as the budget falls"),
+        ("min", {"peak_bytes": 77 * MIB}, "miss: peak rises as the budget falls; above 76 MiB"),
+        ("0.2", {"floor_bytes": 32 * MIB}, "miss: floor off by more than 5%"),
+        ("0.2", {"budget_bytes": 31 * MIB}, "miss: BudgetError although min reaches 30.0 MiB"),
+        ("0.2", {"floor_bytes": None, "failure": "KeyError: x"}, "miss: KeyError: x"),
+    ],
+)
+def test_each_broken_promise_is_named(setting: str, changes: dict[str, object], verdict: str) -> None:
+    assert _verdict_with(setting, **changes) == verdict
+
+
+def test_the_floor_is_compared_with_the_measured_minimum() -> None:
+    rows = list(_rows().values())
+    text = table_a.floor_text(replace(rows[-2], floor_bytes=int(30.3 * MIB)), rows)
+    assert text == "floor 30.3 (min measured 30.0, off +1.0%)"
+
+
+def test_max_verdict() -> None:
+    same = RatioInterval(1.0, 0.99, 1.01, 30, 100, 100)
+    row = max_speed.MaxRow("gpt", 10_000, 10_009, RatioInterval(1.03, 1.02, 1.04, 30, 100, 103), same)
+    assert row.verdict == "ok"
+    assert replace(row, peak_bytes=10_011).verdict == "miss: peak above 1.001"
+    assert replace(row, time=replace(same, low=1.021)).verdict == "miss: time above 1.02"
+
+
+def test_ascii_table_aligns_its_columns() -> None:
+    table = harness.ascii_table(["run", "MiB", "note"], [["plain", "100.5", "ok"], ["a", "1", ""]])
+    assert table.splitlines() == ["run      MiB  note", "-----  -----  ----", "plain  100.5  ok", "a          1"]
+
+
+def test_table_a_command_with_torch_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(table_a, "TORCH_BUDGETS", (0.5, 0.0))
+    out = tmp_path / "table.json"
+    flags = ["--toy", "--model", "chain1024", "--steps", "1", "--only", "torch", "--json", str(out)]
+    assert table_a.main(flags) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["kind"], row["setting"]) for row in rows] == [("plain", "default"), ("torch", "0.5"), ("torch", "0")]
+    assert all(row["failure"] is None and row["peak_bytes"] > 0 and row["step_ns"] > 0 for row in rows)
+    assert rows[1]["planning_ns"] > 0
+    assert "torch 0.5" in capsys.readouterr().out
+
+
+def test_table_a_command_with_our_rows(tmp_path: Path) -> None:
+    pytest.importorskip("compile_remat.backend")
+    out = tmp_path / "table.json"
+    table_a.main(["--toy", "--model", "chain256", "--steps", "1", "--only", "remat", "--json", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["default", "max", "0.8", "0.6", "0.4", "0.3", "min"]
+    assert [row["failure"] for row in rows] == [None] * 7
+    assert all(row["peak_bytes"] <= row["budget_bytes"] for row in rows if row["budget_bytes"] and row["peak_bytes"])
+
+
+def test_max_speed_command() -> None:
+    pytest.importorskip("compile_remat.backend")
+    assert max_speed.main(["--toy", "--model", "chain1024", "--pairs", "2"]) in (0, 1)

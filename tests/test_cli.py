@@ -1,0 +1,72 @@
+"""The command: subcommands, exit status, and that help imports nothing heavy."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compile_remat import cli, doctor
+from compile_remat.errors import BudgetError
+
+ROOT = Path(cli.__file__).resolve().parent.parent
+
+
+def test_help_lists_the_commands_without_importing_torch() -> None:
+    program = (
+        "import sys; from compile_remat.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert all(command.name in done.stdout for command in cli.COMMANDS)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_every_command_can_be_loaded() -> None:
+    for command in cli.COMMANDS:
+        assert callable(getattr(importlib.import_module(command.module), command.run))
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["demmo"])
+    assert stopped.value.code == 2
+    assert "demmo" in capsys.readouterr().err
+
+
+def test_our_errors_become_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: object) -> int:
+        raise BudgetError(10 << 20, 20 << 20)
+
+    monkeypatch.setattr(doctor, "run_doctor", fail)
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith("compile-remat doctor: no plan fits")
+
+
+def test_devices_prints_figures_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["devices"]) == 0
+    table, _, sources = capsys.readouterr().out.partition("\nsources\n")
+    assert any(line.startswith("h200 ") for line in table.splitlines())
+    assert "\nh200:\n  " in sources
+
+
+def test_settings_say_where_they_came_from() -> None:
+    rows = {finding.what: finding.value for finding in doctor.settings({"REMAT_MEMORY_BUDGET": "8GiB"})}
+    assert "environment, REMAT_MEMORY_BUDGET" in rows["memory_budget"]
+    assert rows["compiler"] == "inductor  (default)"
+
+
+def test_a_missing_compiler_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "set CXX" in doctor.cpp_compiler().problem
+
+
+def test_optional_packages_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    problems = {finding.what for finding in doctor.versions() if finding.problem}
+    assert problems == {"compile-remat", "torch", "scipy", "numpy"}
