@@ -70,9 +70,8 @@ def stored_steps(steps: Sequence[Step]) -> list[bool]:
     return stored
 
 
-def effective_ends(steps: Sequence[Step]) -> list[int]:
+def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
     """The last step whose kernel reads what the step reads: its own, or that of the readers it is fused into."""
-    stored = stored_steps(steps)
     ends = list(range(len(steps)))
     last = len(steps) - 1
     for b in range(len(steps) - 1, -1, -1):
@@ -84,9 +83,8 @@ def effective_ends(steps: Sequence[Step]) -> list[int]:
     return ends
 
 
-def register_reads(b: int, steps: Sequence[Step]) -> list[int]:
+def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
     """Values that the kernel of step `b` reads, through steps that stay in registers."""
-    stored = stored_steps(steps)
     found: list[int] = []
     stack, seen = [b], set()
     while stack:
@@ -99,9 +97,8 @@ def register_reads(b: int, steps: Sequence[Step]) -> list[int]:
     return found
 
 
-def step_buffers(steps: Sequence[Step]) -> tuple[Ints, Ints, Ints]:
+def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:
     """Bytes of each step's buffer, the step after which it is free (the number of steps: never), 1 if in place."""
-    stored, ends = stored_steps(steps), effective_ends(steps)
     m = len(steps)
     nbytes = np.array([s.nbytes if stored[b] else 0 for b, s in enumerate(steps)], dtype=np.int64)
     last = np.arange(m, dtype=np.int64)

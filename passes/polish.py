@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_remat.passes.simulate import Batch, Bools, Floats, Ints, Simulator
 
-NEAR = 6
+NEAR = 4
 """Swaps exchange a saved value with an unsaved one at most this many pool places away."""
 
 APART = 3
@@ -30,7 +30,7 @@ class Polisher:
     pool: Ints
     pinned: Bools
     weight: float
-    max_moves: int = 1200
+    max_moves: int = 600
     simulations: int = 0
 
     def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:

@@ -138,9 +138,7 @@ class Problem:
 
 
 def _key_of(node: Value | Step) -> list[Any]:
-    fields = asdict(node)
-    fields.pop("origin")
-    return list(fields.values())
+    return [value for name, value in vars(node).items() if name != "origin"]
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from compile_remat.passes.buffers import (
     register_sources,
     sources_in_place,
     step_buffers,
+    stored_steps,
 )
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 
@@ -95,7 +96,7 @@ class Simulator:
         self.tuples = _tuples(values)
         self.step_transient = np.array([s.transient_bytes for s in steps], dtype=np.int64)
         self._place_in_backward(values, steps)
-        self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps)
+        self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self._forward_base(values)
         self.sources = [v for v in range(self.num_values) if self.first_step[v] < NEVER or self.readers[v]]
@@ -109,7 +110,8 @@ class Simulator:
         self.late_step = np.array([v.late_step if v.late_step >= 0 else NEVER for v in values], dtype=np.int32)
         self.always_stored = np.array([is_always_stored(v) for v in values], dtype=bool)
         self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
-        self.step_end = effective_ends(steps)
+        self.step_stored = stored_steps(steps)
+        self.step_end = effective_ends(steps, self.step_stored)
         takers = np.full(n, -1, dtype=np.int32)
         for b, step in enumerate(steps):
             for v in step.reads:
@@ -124,12 +126,15 @@ class Simulator:
                 if values[w].in_forward:
                     self.forward_stored[v] |= values[v].nbytes > 0
         for b, step in enumerate(steps):
-            takers_of = [v for v in register_reads(b, steps) if self.last_step[v] == b]
             if overwrites(step):
-                for v in takers_of:
+                for v in register_reads(b, steps, self.step_stored):
+                    if self.last_step[v] != b:
+                        continue
                     if values[v].nbytes == step.nbytes and takers[v] < 0 and not values[v].is_output:
                         takers[v] = b
                         break
+        has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
+        self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
         self.step_takes = takers  # the step that may write over the value, or -1
 
     def _forward_base(self, values: Sequence[Value]) -> None:
@@ -192,7 +197,7 @@ class Simulator:
             if self.late_step[v] < NEVER:
                 np.minimum(row, self.late_step[v], out=row, where=row < NEVER)
             np.copyto(reach[v], row)
-            reach[v][saved[v]] = NEVER
+            np.copyto(reach[v], NEVER, where=saved[v])
         return start, (reach < NEVER)
 
     def _slots(
@@ -213,10 +218,9 @@ class Simulator:
 
     def _stored(self, recomputed: Bools) -> Bools:
         stored = np.repeat(self.always_stored[:, None], recomputed.shape[1], axis=1)
-        for v, readers in enumerate(self.extern_readers):
-            if readers and not self.always_stored[v] and self.nbytes[v]:
-                for w in readers:
-                    stored[v] |= recomputed[w]
+        for v in np.flatnonzero(self.is_sometimes_stored):
+            for w in self.extern_readers[v]:
+                stored[v] |= recomputed[w]
         return stored
 
     def _ends(
@@ -225,14 +229,21 @@ class Simulator:
         n, plans = recomputed.shape
         ends = np.empty((n, plans), dtype=np.int32)
         reach = np.empty((n, plans), dtype=np.int32)  # the last slot at which a reader's kernel runs
+        by_step = np.ascontiguousarray(step_slots.T)
+        idle = ~recomputed
         for v in range(n - 1, -1, -1):
             row = ends[v]
             last = self.last_step[v]
-            row[:] = step_slots[:, last] if last >= 0 else -1
+            row[:] = by_step[last] if last >= 0 else -1
             for w in self.readers[v]:
                 np.maximum(row, reach[w], out=row)
-            np.copyto(reach[v], np.where(stored[v], slots[v], np.maximum(row, slots[v])))
-            reach[v][~recomputed[v]] = -1
+            if self.always_stored[v]:
+                np.copyto(reach[v], slots[v])
+            else:
+                np.maximum(row, slots[v], out=reach[v])
+                if self.is_sometimes_stored[v]:
+                    np.copyto(reach[v], slots[v], where=stored[v])
+            np.copyto(reach[v], -1, where=idle[v])
         return ends
 
     def _live(
@@ -251,7 +262,8 @@ class Simulator:
         rows = np.arange(plans, dtype=np.int64) * width
         taken = self._taken(buffers, slots, step_slots, ends)
         index, weight = [], []
-        own = np.flatnonzero(self.nbytes)
+        live_rows = (buffers | used).any(axis=1)
+        own = np.flatnonzero((self.nbytes > 0) & live_rows)
         grid_bytes = np.broadcast_to(self.nbytes[own][:, None], (len(own), plans))
         made = buffers[own]
         index.append((slots[self.item_of[own]] + rows)[made])
@@ -293,9 +305,11 @@ class Simulator:
     ) -> NDArray[np.int32]:
         """1 where a later kernel writes over the value's buffer, so that it counts one slot less."""
         taken = np.zeros(buffers.shape, dtype=np.int32)
-        for v in np.flatnonzero(self.step_takes >= 0):
-            taken[v] = ends[v] == step_slots[:, self.step_takes[v]]
+        rows = np.flatnonzero(self.step_takes >= 0)
+        taken[rows] = ends[rows] == step_slots.T[self.step_takes[rows]]
         for w, sources in self.in_place_sources:
+            if not buffers[w].any():
+                continue
             free = buffers[w].copy()
             for v in sources:
                 hit = free & (ends[v] == slots[w])

@@ -29,7 +29,12 @@ MAX_LEVELS = 9
 POOL_SHARE = 256
 """Values smaller than the largest by more than this factor are left to the cut and not flipped one by one."""
 
-FLOOR_BISECTIONS = 6
+POLISH_ROUNDS = 3
+
+TARGETS = (1.0, 0.985, 0.95, 0.9)
+"""Where the search ends a little above the budget, it aims lower: at these parts of it, one after the other."""
+
+FLOOR_BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""
 
 EXCESS_WEIGHT = 4.0
@@ -76,14 +81,15 @@ class Planner:
         quick = self._mask(self.hull[0].saved) | self.pinned
         if self._peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
-        masks = self._candidates(budget_bytes)
-        feasible = [m for m in masks if self._peak(m) <= budget_bytes]
-        if not feasible:
-            lowest = self.lowest_mask
-            if self._peak(lowest) > budget_bytes:
-                return self.plan_of(lowest, budget_bytes)
-            feasible = [self._polish(lowest, budget_bytes, rounds=3)]
-        return self.plan_of(min(feasible, key=self._time), budget_bytes)
+        for share in TARGETS:
+            masks = self._candidates(int(budget_bytes * share))
+            feasible = [m for m in masks if self._peak(m) <= budget_bytes]
+            if feasible:
+                return self.plan_of(min(feasible, key=self._time), budget_bytes)
+        lowest = self.lowest_mask
+        if self._peak(lowest) <= budget_bytes:
+            lowest = self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
+        return self.plan_of(lowest, budget_bytes)
 
     def lowest(self) -> Plan:
         """The plan of lowest peak found (`min`)."""
@@ -134,25 +140,24 @@ class Planner:
         return spans
 
     def _candidates(self, budget_bytes: int) -> list[Bools]:
-        """Polished plans from the two kinds of start; the last ones are pressed towards the budget if they miss it."""
+        """Polished plans: a first round from both kinds of start, the rest from the better; then what fits, or nearly."""
         starts = [self._best_level(budget_bytes)]
         spaced = self.spans.plan(budget_bytes)
         if spaced is not None:
             starts.append(spaced)
-        found = []
-        for start in starts:
-            mask = self._polish(start, budget_bytes, rounds=4)
-            if self._peak(mask) > budget_bytes:
-                mask = self._polish(mask, budget_bytes, rounds=4, weight_factor=10.0)
-            found.append(mask)
-        return found
+        found = [self._polish(start, budget_bytes, rounds=1) for start in starts]
+        found.sort(key=lambda m: self._score(m, budget_bytes))
+        best = self._polish(found[0], budget_bytes, rounds=POLISH_ROUNDS)
+        if self._peak(best) > budget_bytes:
+            best = self._polish(best, budget_bytes, rounds=POLISH_ROUNDS, weight_factor=10.0)
+        return [best, *found, *starts]
 
     @cached_property
     def lowest_mask(self) -> Bools:
         """The plan of lowest peak, pressed down from several starts."""
         peaks = self.simulator.run(np.stack(self.levels, axis=1)).peak
         starts = [self.levels[int(np.argmin(peaks))]]
-        low, high = 0, int(peaks.min())
+        low, high = self._unavoidable_bytes(), int(peaks.min())
         for _ in range(FLOOR_BISECTIONS):
             target = (low + high) // 2
             spaced = self.spans.plan(target)
@@ -163,14 +168,21 @@ class Planner:
                 high = peak
             else:
                 low = target
-        starts.sort(key=self._peak)
-        return min((self._press(m) for m in starts[:2]), key=lambda m: (self._peak(m), self._time(m)))
+        starts = sorted(starts, key=self._peak)[:2]
+        pressed = [self._polish(m, int(0.9 * self._peak(m)), rounds=1, weight_factor=10.0) for m in starts]
+        return self._press(min([*pressed, *starts], key=self._peak), (0.93, 0.97, 0.97))
 
-    def _press(self, mask: Bools) -> Bools:
+    def _unavoidable_bytes(self) -> int:
+        """Live at the end of every backward: gradients and outputs."""
+        simulator = self.simulator
+        kept = simulator.step_last >= simulator.num_steps
+        return simulator.output_bytes + int(simulator.step_bytes[kept].sum())
+
+    def _press(self, mask: Bools, shares: Iterable[float]) -> Bools:
+        """Aim below the peak again and again, as long as that lowers it."""
         best = mask
-        for share in (0.9, 0.97, 0.97, 0.99):
-            target = int(self._peak(best) * share)
-            pressed = self._polish(best, target, rounds=4, weight_factor=10.0)
+        for share in shares:
+            pressed = self._polish(best, int(self._peak(best) * share), rounds=POLISH_ROUNDS, weight_factor=10.0)
             if self._peak(pressed) < self._peak(best):
                 best = pressed
         return best
@@ -220,6 +232,10 @@ class Planner:
 
     def _peak(self, mask: Bools) -> int:
         return int(self.simulator.run(mask[:, None]).peak[0])
+
+    def _score(self, mask: Bools, budget_bytes: int) -> float:
+        batch = self.simulator.run(mask[:, None])
+        return float(self._polisher.score(batch, budget_bytes, self._polisher.weight)[0])
 
     def _time(self, mask: Bools) -> int:
         return int(self.simulator.run(mask[:, None]).time_ns[0])
