@@ -12,6 +12,7 @@ from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat.backend import RematPartitioner, settings_for, sources_hash
 from compile_remat.config import RematConfig
+from compile_remat.errors import RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report
@@ -41,14 +42,16 @@ class _Look(RematPartitioner):
         raise _Looked
 
 
-def _look(model: Callable[..., Any], inputs: Sequence[Any], config: RematConfig) -> list[Planned]:
+def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled."""
+    config = RematConfig.resolve(settings, modes=_torch.mode_names())
     seen: list[Planned] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         settings = settings_for(config, example_inputs)
         try:
-            compile_with_partitioner(gm, example_inputs, _Look(settings, seen), _torch.mode_options(config.mode), guarded=False)
+            options = _torch.mode_options(config.mode)
+            compile_with_partitioner(gm, example_inputs, _Look(settings, seen), options, guarded=False)
         except _Looked:
             pass
         return gm.forward
@@ -69,7 +72,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     Raises:
         RematError: A setting is off, no plan fits the budget, or the call has no graph that needs a gradient.
     """
-    return _first(_look(model, inputs, RematConfig.resolve(settings))).report
+    return _first(look(model, inputs, **settings)).report
 
 
 def plan(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Plan:
@@ -83,8 +86,7 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
     Args:
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
-    config = RematConfig.resolve({**settings, "memory_budget": "max"})
-    return frontier(_first(_look(model, inputs, config)).problem, points)
+    return frontier(_first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem, points)
 
 
 def frontier(problem: Problem, points: int) -> list[Plan]:
@@ -103,8 +105,6 @@ def frontier(problem: Problem, points: int) -> list[Plan]:
 
 def _first(seen: Sequence[Planned]) -> Planned:
     if not seen:
-        from compile_remat.errors import RematError
-
         raise RematError(
             "nothing to plan: the call has no graph with a backward. Are gradients on, and does an input or a "
             "parameter require one?"

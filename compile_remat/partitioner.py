@@ -58,6 +58,7 @@ class Planned:
     """A plan with the graph it belongs to."""
 
     joint: _torch.Joint
+    cost: CostModel
     problem: Problem
     plan: Plan
     report: Report
@@ -85,7 +86,8 @@ def plan_joint(
     if not joint.has_backward:
         return None
     reference = _torch.torch_choice(joint) if settings.budget.kind == "max" else ()
-    problem = build_problem(joint, cost=settings.cost(), reference=reference)
+    cost = settings.cost()
+    problem = build_problem(joint, cost=cost, reference=reference)
     planner = Planner(problem)
     plan, message = _stored_plan(planner, settings), ""
     if plan is None:
@@ -94,7 +96,7 @@ def plan_joint(
     floor = plan.peak_bytes if settings.budget.kind == "min" or message else None
     seconds = time.perf_counter() - start
     report = Report(plan.problem_key, str(settings.budget), plan.budget_bytes, plan, floor, seconds, message)
-    return Planned(joint, problem, plan, report)
+    return Planned(joint, cost, problem, plan, report)
 
 
 def _new_plan(planner: Planner, settings: Settings) -> tuple[Plan, str]:

@@ -47,7 +47,8 @@ class Plan:
         step_time_ns: Estimated time of forward and backward with nothing recomputed.
         recompute_time_ns: Estimated time of the recomputed values.
         extra_time_ns: Estimated time beyond the fastest plan of any size: recompute and the traffic of saving.
-        bound_time_ns: Proven least `extra_time_ns` of any plan within the budget.
+        bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or where none was given, within the plan's
+            own peak.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
     """
 

@@ -101,10 +101,8 @@ class Planner:
         names = [v.name for v in self.problem.values]
         seen = timeline_of(self.simulator, mask)
         extra = int(batch.time_ns[0]) - self.fastest_time_ns
-        bound = 0 if budget_bytes is None else self._bound(budget_bytes, extra)
-        if budget_bytes is None:
-            status = Status.OPTIMAL if extra == 0 else Status.FEASIBLE
-        elif seen.peak_bytes > budget_bytes:
+        bound = self._bound(seen.peak_bytes if budget_bytes is None else budget_bytes, extra)
+        if budget_bytes is not None and seen.peak_bytes > budget_bytes:
             status = Status.INFEASIBLE
         else:
             status = Status.OPTIMAL if extra <= bound else Status.FEASIBLE
