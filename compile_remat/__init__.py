@@ -10,7 +10,12 @@ if (_ROOT / "pyproject.toml").is_file():
 from compile_remat.api import explain, install, pareto, plan, uninstall  # noqa: E402
 from compile_remat.config import RematConfig  # noqa: E402
 from compile_remat.errors import (  # noqa: E402
-    BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning, RematError,
+    BudgetError,
+    ConfigError,
+    DeviceError,
+    PlanMismatchError,
+    PlannerWarning,
+    RematError,
 )  # fmt: skip
 from compile_remat.partitioner import partition  # noqa: E402
 from compile_remat.report import Report, reports, reset_reports  # noqa: E402

@@ -15,19 +15,19 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch import partitioners as P
+from torch._functorch import partitioners
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
 
-_optimization_hint = getattr(symbolic_shapes, "optimization_hint", None) or symbolic_shapes.size_hint
+_optimization_hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or getattr(symbolic_shapes, "size_hint")  # noqa: B009
+P: Any = partitioners  # its helpers are private and change between versions: checked by tests, not by types
 _HAS_OPAQUE = "saved_opaque_nodes" in inspect.signature(P._extract_fwd_bwd_modules).parameters
 _HAS_CSE_KEY = "extra_node_key" in inspect.signature(P.fx_graph_cse).parameters
 
@@ -141,8 +141,10 @@ def prepare(
 
 
 def _cse(module: fx.GraphModule, num_fwd_outputs: int) -> fx.Graph:
+    graph: fx.Graph
     if not _HAS_CSE_KEY:
-        return P.fx_graph_cse(module.graph)
+        graph = P.fx_graph_cse(module.graph)
+        return graph
     _, backward, *_ = P._extract_fwd_bwd_outputs(module, num_fwd_outputs=num_fwd_outputs)
     needed: set[fx.Node] = set()
     stack = [n for n in backward if n is not None and n.op != "output"]
@@ -151,7 +153,8 @@ def _cse(module: fx.GraphModule, num_fwd_outputs: int) -> fx.Graph:
         if node not in needed:
             needed.add(node)
             stack.extend(node.all_input_nodes)
-    return P.fx_graph_cse(module.graph, extra_node_key=needed.__contains__)
+    graph = P.fx_graph_cse(module.graph, extra_node_key=needed.__contains__)
+    return graph
 
 
 def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
@@ -202,12 +205,10 @@ def torch_partition(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Torch's own partition, untouched: for graphs without a backward and as the last fallback."""
     indices = list(static_lifetime_input_indices or ())
-    return cast(
-        tuple[fx.GraphModule, fx.GraphModule],
-        P.min_cut_rematerialization_partition(
-            module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
-        ),
+    modules: tuple[fx.GraphModule, fx.GraphModule] = P.min_cut_rematerialization_partition(
+        module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
     )
+    return modules
 
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
+from torch._inductor import compile_fx as inductor
 from torch._inductor.choices import InductorChoices
-from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 from torch._inductor.virtualized import V
@@ -65,7 +65,7 @@ def _nbytes(scheduler: Any, dep: Any) -> int:
 def guarded_inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """``compile_fx_inner`` under `GuardedChoices`."""
     with V.set_choices_handler(GuardedChoices()):
-        return compile_fx_inner(gm, example_inputs, **kwargs)
+        return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
 
 
 def compile_with_partitioner(
@@ -81,15 +81,19 @@ def compile_with_partitioner(
     The options go in as ``config_patches``, which also reach the backward: that is compiled later, out of scope.
     """
     patches = {"custom_partitioner_fn": partitioner, **options}
-    inner = {"inner_compile": guarded_inner_compile} if guarded else {}
-    compiled: Callable[..., Any] = compile_fx(gm, list(example_inputs), config_patches=patches, **inner)
-    return compiled
+    inner = guarded_inner_compile if guarded else inductor.compile_fx_inner
+    return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
     """Inductor as it is."""
-    compiled: Callable[..., Any] = compile_fx(gm, list(example_inputs), config_patches=dict(options))
-    return compiled
+    return _callable(inductor.compile_fx(gm, list(example_inputs), config_patches=dict(options)))
+
+
+def _callable(compiled: Any) -> Callable[..., Any]:
+    """What ``compile_fx`` returns for a graph module is callable; its type also covers ahead-of-time packages."""
+    function: Callable[..., Any] = compiled
+    return function
 
 
 def compile_eager(
@@ -98,7 +102,7 @@ def compile_eager(
     """Run the two FX graphs as they are, with Inductor's decompositions but without its passes."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
-    from torch._inductor.compile_fx import select_decomp_table
+    from torch._inductor.decomposition import select_decomp_table
 
     backend = aot_autograd(
         fw_compiler=boxed_nop,

@@ -32,10 +32,12 @@ class _Look(RematPartitioner):
     def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
         return (_Look, (self.settings, []))
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any) -> Any:
-        indices = kwargs.get("static_lifetime_input_indices")
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         planned = plan_joint(
-            gm, self.settings, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
+            gm,
+            self.settings,
+            num_fwd_outputs=kwargs["num_fwd_outputs"],
+            static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
         )
         if planned is not None:
             self.seen.append(planned)

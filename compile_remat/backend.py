@@ -113,11 +113,11 @@ class RematPartitioner(CustomPartitionerFn):
         self.fallback = fallback
 
     def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split the joint graph (Inductor also passes ``compiler`` and ``static_lifetime_input_indices``)."""
-        keywords = {
-            "num_fwd_outputs": num_fwd_outputs,
+        """Split the joint graph (Inductor passes ``num_fwd_outputs``, ``static_lifetime_input_indices``, ``compiler``)."""
+        keywords: dict[str, Any] = {
+            "num_fwd_outputs": kwargs["num_fwd_outputs"],
             "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
         }
         if self.fallback:
@@ -139,9 +139,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     return Settings(budget, device, config.cost_model, from_auto, config.plan_dir, config.report_dir)
 
 
-def _auto(
-    config: RematConfig, device: Device, place: torch.device, example_inputs: Sequence[Any]
-) -> MemoryBudget:
+def _auto(config: RematConfig, device: Device, place: torch.device, example_inputs: Sequence[Any]) -> MemoryBudget:
     free = capacity.read(place)
     if free is None:
         return MemoryBudget("max")

@@ -139,7 +139,8 @@ def _run_inside(budget: float | str, plain_peak: int, text: "Text", size: "JobSi
     """Train inside one budget; below the floor that the backend names, inside that floor instead."""
     from compile_remat import BudgetError
 
-    memory_budget: int | str = int(budget * plain_peak) if isinstance(budget, float) else budget
+    # An int below 1 MiB is an error of the backend (a unit forgotten); a fraction of a tiny model's peak is none.
+    memory_budget: int | str = max(_MIB, int(budget * plain_peak)) if isinstance(budget, float) else budget
     name = f"remat {budget}" if isinstance(budget, str) else f"remat {budget:g}"
     try:
         return _run_remat(name, memory_budget, text, size, advance)

@@ -213,16 +213,19 @@ def split_without_planner(
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Our pipeline with the set that torch's chooser takes, plus what must be saved; torch's partition if that fails."""
-    keywords = {"num_fwd_outputs": num_fwd_outputs, "static_lifetime_input_indices": static_lifetime_input_indices}
+    keywords: dict[str, Any] = {
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_indices": static_lifetime_input_indices,
+    }
     try:
-        joint = _torch.prepare(joint_module, **keywords)  # type: ignore[arg-type]
+        joint = _torch.prepare(joint_module, **keywords)
         if joint.has_backward:
             chosen = _torch.torch_choice(joint)
             pins = [n for n in joint.module.graph.nodes if _torch.policy_of(n) == "save" and n.name in _saveable(joint)]
             return _torch.extract_modules(joint, dict.fromkeys([*chosen, *pins]))
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
-    return _torch.torch_partition(joint_module, joint_inputs, **keywords)  # type: ignore[arg-type]
+    return _torch.torch_partition(joint_module, joint_inputs, **keywords)
 
 
 def _saveable(joint: _torch.Joint) -> set[str]:
@@ -252,12 +255,15 @@ def partition(
     """
     budget = MemoryBudget.parse(memory_budget)
     settings = Settings(MemoryBudget("max") if budget.kind == "auto" else budget, load_device(device), cost_model)
-    keywords = {"num_fwd_outputs": num_fwd_outputs, "static_lifetime_input_indices": static_lifetime_input_indices}
+    keywords: dict[str, Any] = {
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_indices": static_lifetime_input_indices,
+    }
     try:
-        return split(joint_module, joint_inputs, settings, **keywords)  # type: ignore[arg-type]
+        return split(joint_module, joint_inputs, settings, **keywords)
     except PlannerFailed as error:
         warn_of_fallback(error)
-        return split_without_planner(joint_module, joint_inputs, str(error), **keywords)  # type: ignore[arg-type]
+        return split_without_planner(joint_module, joint_inputs, str(error), **keywords)
 
 
 def warn_of_fallback(error: PlannerFailed) -> None:

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, REDUCTION, Step, Value
 
+Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
+
 
 def readers_of(values: Sequence[Value]) -> list[list[int]]:
     readers: list[list[int]] = [[] for _ in values]

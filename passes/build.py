@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import fx
@@ -84,7 +84,7 @@ class _Draft(Draft):
     pin: str = FREE
     is_output: bool = False
     late_step: int = -1
-    gathered: frozenset[fx.Node] = frozenset()
+    gathered: frozenset[str] = frozenset()
     concatenates: bool = False
     has_heavy: bool = False
 
@@ -169,25 +169,27 @@ class _Builder:
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
         if draft.kernel != POINTWISE:
-            draft.gathered = frozenset({draft.node})
+            draft.gathered = frozenset({draft.node.name})
             return
         value = draft.node.meta.get("val")
         device = value.device.type if isinstance(value, torch.Tensor) else "cpu"
         reads = frozenset().union(*(s.gathered for s in draft.sources if isinstance(s, _Draft)))
-        reads |= {n for n, _ in draft.input_reads}  # type: ignore[arg-type]
+        reads |= {name for name, _ in draft.input_reads}
         name = draft.op.target.split(".")[1] if "." in draft.op.target else draft.op.target
         draft.has_heavy = name in HEAVY_ON_CPU or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
         reused = len(draft.node.users) > 1
-        if name == "cat" and (device == "cpu" or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)):
+        if name == "cat" and (
+            device == "cpu" or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)
+        ):
             # A concatenation is a buffer that its inputs are copied into (lowering.py, `cat`).
-            draft.gathered, draft.concatenates = frozenset({draft.node}), True
+            draft.gathered, draft.concatenates = frozenset({draft.node.name}), True
             return
         draft.realised = len(reads) > GATHERED_READS.get(device, GATHERED_READS_GPU) or (
             reused and (len(reads) > REUSE_READS or (draft.has_heavy and device == "cpu"))
         )
         extern_reader = any(u in self.joint.info.tangents_closure and _is_extern(u) for u in draft.node.users)
         if draft.realised or extern_reader:
-            draft.gathered, draft.has_heavy = frozenset({draft.node}), False
+            draft.gathered, draft.has_heavy = frozenset({draft.node.name}), False
         else:
             draft.gathered = reads
 
@@ -210,9 +212,7 @@ class _Builder:
             if draft.concatenates:
                 draft.realised = True
             elif draft.realised:
-                draft.realised = any(
-                    r.kernel == EXTERN or r.depth != draft.depth for r in readers.get(id(draft), ())
-                )
+                draft.realised = any(r.kernel == EXTERN or r.depth != draft.depth for r in readers.get(id(draft), ()))
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,8 @@ def _is_python_builtin(target: object) -> bool:
 
 def _origin(node: fx.Node) -> Origin:
     value = node.meta.get("val")
-    shape, dtype = (), ""
+    shape: tuple[int, ...] = ()
+    dtype = ""
     if isinstance(value, torch.Tensor):
         shape, dtype = _torch.hint_shape(value), str(value.dtype).removeprefix("torch.")
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

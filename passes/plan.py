@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from compile_remat.passes.problem import SCHEMA
 
@@ -111,4 +112,5 @@ class Plan:
             raise ValueError(f"not a plan of schema {SCHEMA}")
         data["status"] = Status[data["status"]]
         data["largest"] = tuple(LiveBuffer(**{**b, "shape": tuple(b["shape"])}) for b in data["largest"])
-        return Plan(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return Plan(**fields)

@@ -86,7 +86,7 @@ class Polisher:
         saved = current[members]
         flips = [(int(v), -1) for v in members]
         swaps = []
-        for k in np.flatnonzero(saved):
+        for k in np.flatnonzero(saved).tolist():
             for j in range(max(0, k - NEAR), min(len(members), k + NEAR + 1)):
                 if not saved[j]:
                     swaps.append((int(members[k]), int(members[j])))

@@ -58,7 +58,9 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
 def _stored_sets(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[int], set[int]]:
     """Nodes with a buffer in the forward, and those with one when the backward computes them."""
     forward = {id(d) for d in values if d.kernel != POINTWISE or d.realised or d.is_output}
-    backward = {id(d) for d in (*values, *steps) if d.kernel != POINTWISE or d.realised or d.in_backward and d.is_output}
+    backward = {
+        id(d) for d in (*values, *steps) if d.kernel != POINTWISE or d.realised or (d.in_backward and d.is_output)
+    }
     for draft in values:
         if draft.kernel == EXTERN:
             forward.update(id(s) for s in draft.sources)
@@ -68,9 +70,7 @@ def _stored_sets(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[i
     return forward, backward
 
 
-def _time(
-    draft: Draft, stored: bool, buffers: set[int], seen: set[tuple[int | str, int]], cost: CostModel
-) -> int:
+def _time(draft: Draft, stored: bool, buffers: set[int], seen: set[tuple[int | str, int]], cost: CostModel) -> int:
     if draft.kernel == EXTERN:
         return cost.op_time_ns(draft.op)
     if draft.kernel not in (POINTWISE, REDUCTION):

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +71,12 @@ class Batch:
     @cached_property
     def backward_peak(self) -> Ints:
         """Largest number of live bytes in the backward, [P]."""
-        return self.live.max(axis=1)
+        return np.asarray(self.live.max(axis=1))
 
     @cached_property
     def peak(self) -> Ints:
         """Largest number of live bytes of forward and backward, [P]."""
-        return np.maximum(self.backward_peak, self.forward_peak)
+        return np.asarray(np.maximum(self.backward_peak, self.forward_peak))
 
 
 class Simulator:
@@ -112,7 +114,6 @@ class Simulator:
         self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
-        takers = np.full(n, -1, dtype=np.int32)
         for b, step in enumerate(steps):
             for v in step.reads:
                 self.first_step[v] = min(self.first_step[v], b)
@@ -122,20 +123,24 @@ class Simulator:
                 if step.kernel == EXTERN or b == self.num_steps - 1:
                     self.always_stored[v] |= values[v].kernel in (POINTWISE, CONSTANT) and values[v].nbytes > 0
         for v in range(n):
-            for w in self.extern_readers[v]:
-                if values[w].in_forward:
-                    self.forward_stored[v] |= values[v].nbytes > 0
-        for b, step in enumerate(steps):
-            if overwrites(step):
-                for v in register_reads(b, steps, self.step_stored):
-                    if self.last_step[v] != b:
-                        continue
-                    if values[v].nbytes == step.nbytes and takers[v] < 0 and not values[v].is_output:
-                        takers[v] = b
-                        break
+            if any(values[w].in_forward for w in self.extern_readers[v]):
+                self.forward_stored[v] |= values[v].nbytes > 0
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
-        self.step_takes = takers  # the step that may write over the value, or -1
+        self.step_takes = self._takers(values, steps)
+
+    def _takers(self, values: Sequence[Value], steps: Sequence[Step]) -> NDArray[np.int32]:
+        """For each value, the step that may write over its buffer, or -1."""
+        takers = np.full(self.num_values, -1, dtype=np.int32)
+        for b, step in enumerate(steps):
+            if not overwrites(step):
+                continue
+            for v in register_reads(b, steps, self.step_stored):
+                fits = values[v].nbytes == step.nbytes and not values[v].is_output
+                if fits and self.last_step[v] == b and takers[v] < 0:
+                    takers[v] = b
+                    break
+        return takers
 
     def _forward_base(self, values: Sequence[Value]) -> None:
         """Live bytes at each place of the forward when nothing is saved, and where saving a value begins to cost."""
@@ -162,7 +167,7 @@ class Simulator:
         order = np.argsort(release, kind="stable")
         places = release[order]
         bounds = np.concatenate([places, [n + 1]])
-        tops = [base[min(lo, n) : max(hi, lo + 1)].max(initial=0) for lo, hi in zip(bounds[:-1], bounds[1:], strict=True)]
+        tops = [base[min(lo, n) : max(hi, lo + 1)].max(initial=0) for lo, hi in pairwise(bounds)]
         self.forward_head = int(base[: places[0]].max(initial=0)) if n else 0
         self.forward_tops = np.array(tops, dtype=np.int64)
         self.forward_order = order
@@ -180,9 +185,7 @@ class Simulator:
         saved_bytes = self.saved_nbytes @ used
         live = self._live(used, recomputed, recomputed & stored, slots, step_slots, ends, saved_bytes, length)
         time_ns = self.time_ns @ recomputed + self.save_time_ns @ used
-        return Batch(
-            used, recomputed, time_ns, saved_bytes, self._forward_peak(used), live, step_slots, slots, ends
-        )
+        return Batch(used, recomputed, time_ns, saved_bytes, self._forward_peak(used), live, step_slots, slots, ends)
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
         """The step before which each value is needed, and what is recomputed."""
@@ -200,9 +203,7 @@ class Simulator:
             np.copyto(reach[v], NEVER, where=saved[v])
         return start, (reach < NEVER)
 
-    def _slots(
-        self, start: NDArray[np.int32], recomputed: Bools
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         n, plans = start.shape
         m = self.num_steps
         burst = np.where(recomputed, start, m).T  # [P, n]
@@ -281,13 +282,13 @@ class Simulator:
         weight.append(-np.broadcast_to(self.step_bytes[dying], (plans, len(dying))).ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
-        live += (saved_bytes + self.output_bytes)[:, None]
+        live = live + (saved_bytes + self.output_bytes)[:, None]
         self._add_transients(live, recomputed, slots, step_slots)
         live[np.arange(length) > step_slots[:, -1:]] = 0
         return live.astype(np.int64)
 
     def _add_transients(
-        self, live: Floats, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
+        self, live: Any, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
     ) -> None:
         """Outputs of multi-output kernels that nothing reads, or that are saved and made once more for a sibling."""
         plans = np.arange(live.shape[0])
@@ -322,7 +323,7 @@ class Simulator:
             return np.zeros(used.shape[1], dtype=np.int64)
         held = np.cumsum((used * self.saved_nbytes[:, None])[self.forward_order], axis=0)
         tops = (held + self.forward_tops[:, None]).max(axis=0)
-        return np.maximum(tops, self.forward_head)
+        return np.asarray(np.maximum(tops, self.forward_head))
 
 
 def _is_item(step: Step) -> bool:

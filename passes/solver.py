@@ -22,7 +22,7 @@ from compile_remat.passes.min_cut import (
 from compile_remat.passes.plan import Plan, Status
 from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem import Problem
-from compile_remat.passes.simulate import NEVER, Bools, Ints, Simulator
+from compile_remat.passes.simulate import Bools, Ints, Simulator
 from compile_remat.passes.spans import Spans
 
 MAX_LEVELS = 9

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class Spans:
             reads = values[v].reads
             if member[v] and values[v].kernel in (POINTWISE, CONSTANT) and all(member[r] for r in reads):
                 member[v] = False
-        return member
+        return np.asarray(member)
 
     # -- what a span costs --------------------------------------------------------------------------------------------
 
@@ -92,7 +93,11 @@ class Spans:
         for span in spans:
             if span > len(self.cuts) + 1:
                 continue
-            levels = range(len(self.levels)) if span in SHORT_SPANS else range(max(0, len(self.levels) - 4), len(self.levels))
+            levels = (
+                range(len(self.levels))
+                if span in SHORT_SPANS
+                else range(max(0, len(self.levels) - 4), len(self.levels))
+            )
             for offset in range(span):
                 chosen = list(range(offset, len(self.cuts), span))
                 fronts = self._union(chosen)
@@ -135,7 +140,7 @@ class Spans:
     ) -> list[Option]:
         marks = [0, *(k + 1 for k in chosen), len(self.bounds) - 1]
         found = []
-        for first, last in zip(marks[:-1], marks[1:], strict=True):
+        for first, last in pairwise(marks):
             peak = self._local_peak(batch, p, first, last)
             if peak is not None:
                 charge = int(charges[last, p] - charges[first, p])
@@ -187,7 +192,7 @@ class Spans:
         for option in path:
             inside = (position > self.bounds[option.first]) & (position <= self.bounds[option.last])
             mask |= self.levels[option.level] & inside
-        return mask
+        return np.asarray(mask)
 
     def _correct(self, batch: Batch, path: Sequence[Option]) -> bool:
         charges, _ = self._prefixes(batch)
@@ -271,4 +276,3 @@ def _needed_until(problem: Problem, reach: Ints) -> Ints:
         for v in step.reads:
             until[v] = max(until[v], reach[b])
     return until
-
