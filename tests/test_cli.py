@@ -13,15 +13,16 @@ from compile_remat.errors import BudgetError
 ROOT = Path(cli.__file__).resolve().parent.parent
 
 
-def test_help_lists_the_commands_without_importing_torch() -> None:
+def test_help_lists_the_commands_without_importing_them() -> None:
+    modules = sorted({command.module for command in cli.COMMANDS})
     program = (
         "import sys; from compile_remat.cli import main\n"
         "try: main(['--help'])\n"
-        "except SystemExit: print('torch' in sys.modules)"
+        f"except SystemExit: print([name for name in {modules!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert all(command.name in done.stdout for command in cli.COMMANDS)
-    assert done.stdout.splitlines()[-1] == "False"
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_every_command_can_be_loaded() -> None:
