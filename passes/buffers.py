@@ -6,7 +6,7 @@ and ``scheduler.py`` (``decide_inplace_update``).  A buffer that a fused kernel 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,18 +49,28 @@ def register_sources(w: int, values: Sequence[Value], stored: Bools) -> list[int
 
 
 def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, list[int]]]:
-    """For each pointwise buffer, the values of its size that it might be written over."""
+    """For each pointwise value, the values of its size that its kernel may read; whether it does, the plan decides."""
     pairs = []
     for w, value in enumerate(values):
         if overwrites(value):
-            sources = [
-                v
-                for v in register_sources(w, values, stored)
-                if values[v].nbytes == value.nbytes and not values[v].is_output
-            ]
+            path = register_path(value.reads, values, stored)
+            sources = [v for v in path if values[v].nbytes == value.nbytes and not values[v].is_output]
             if sources:
                 pairs.append((w, sources))
     return pairs
+
+
+def register_path(reads: Iterable[int], values: Sequence[Value], stored: Bools) -> list[int]:
+    """What a kernel reads, and what those of them read that may stay in registers."""
+    found: set[int] = set()
+    stack = list(reads)
+    while stack:
+        v = stack.pop()
+        if v not in found:
+            found.add(v)
+            if not stored[v] and values[v].kernel == POINTWISE:
+                stack.extend(values[v].reads)
+    return sorted(found)
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:

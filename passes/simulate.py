@@ -26,6 +26,7 @@ from compile_remat.passes.buffers import (
     is_always_stored,
     overwrites,
     readers_of,
+    register_path,
     register_reads,
     register_sources,
     sources_in_place,
@@ -100,23 +101,24 @@ class Simulator:
         self._place_in_backward(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
+        self.step_in_place_sources = self._step_sources(values, steps)
         self._forward_base(values)
-        self.sources = [v for v in range(self.num_values) if self.first_step[v] < NEVER or self.readers[v]]
+        self.sources = [v for v in range(self.num_values) if self.first_anchor[v] < NEVER or self.readers[v]]
 
     # -- what no plan changes -----------------------------------------------------------------------------------------
 
     def _place_in_backward(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
         n = self.num_values
-        self.first_step = np.full(n, NEVER, dtype=np.int32)
+        self.first_anchor = np.full(n, NEVER, dtype=np.int32)
         self.last_step = np.full(n, -1, dtype=np.int32)
-        self.late_step = np.array([v.late_step if v.late_step >= 0 else NEVER for v in values], dtype=np.int32)
+        self._number_anchors(values)
         self.always_stored = np.array([is_always_stored(v) for v in values], dtype=bool)
         self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
         for b, step in enumerate(steps):
             for v in step.reads:
-                self.first_step[v] = min(self.first_step[v], b)
+                self.first_anchor[v] = min(self.first_anchor[v], self.step_anchor[b])
                 end = self.step_end[b]
                 if end > self.last_step[v]:
                     self.last_step[v] = end
@@ -127,20 +129,28 @@ class Simulator:
                 self.forward_stored[v] |= values[v].nbytes > 0
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
-        self.step_takes = self._takers(values, steps)
 
-    def _takers(self, values: Sequence[Value], steps: Sequence[Step]) -> NDArray[np.int32]:
-        """For each value, the step that may write over its buffer, or -1."""
-        takers = np.full(self.num_values, -1, dtype=np.int32)
+    def _number_anchors(self, values: Sequence[Value]) -> None:
+        """Number what torch's reordering walks over, in the joint graph's order: the steps, late values before them."""
+        late = [(value.late_step, 0, v) for v, value in enumerate(values) if value.late_step >= 0]
+        walk = sorted(late + [(b, 1, b) for b in range(self.num_steps)])
+        self.late_anchor = np.full(len(values), NEVER, dtype=np.int32)
+        self.step_anchor = np.empty(self.num_steps, dtype=np.int32)
+        for anchor, (_, is_step, index) in enumerate(walk):
+            (self.step_anchor if is_step else self.late_anchor)[index] = anchor
+        self.anchor_step = np.array([b for b, _, _ in walk], dtype=np.int32)
+
+    def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
+        """For each pointwise step that writes over no gradient, the values that it might be written over."""
+        busy = set(self.step_last[self.step_in_place > 0].tolist())
+        pairs = []
         for b, step in enumerate(steps):
-            if not overwrites(step):
-                continue
-            for v in register_reads(b, steps, self.step_stored):
-                fits = values[v].nbytes == step.nbytes and not values[v].is_output
-                if fits and self.last_step[v] == b and takers[v] < 0:
-                    takers[v] = b
-                    break
-        return takers
+            if overwrites(step) and self.step_stored[b] and b not in busy:
+                path = register_path(register_reads(b, steps, self.step_stored), values, self.always_stored)
+                sources = [v for v in path if values[v].nbytes == step.nbytes and not values[v].is_output]
+                if sources:
+                    pairs.append((b, sources))
+        return pairs
 
     def _forward_base(self, values: Sequence[Value]) -> None:
         """Live bytes at each place of the forward when nothing is saved, and where saving a value begins to cost."""
@@ -157,13 +167,13 @@ class Simulator:
         in_place = np.zeros(n, dtype=np.int64)
         for w in range(n):
             if kept[w] and values[w].kernel == POINTWISE:
-                for v in register_sources(w, values, self.forward_stored):
+                for v in sorted(register_sources(w, values, self.forward_stored)):
                     if ends[v] == w and values[v].nbytes == values[w].nbytes and kept[v] and not in_place[v]:
                         in_place[v] = 1
                         break
         np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
         base = np.cumsum(delta)[: n + 1]
-        release = np.where(kept, ends + 1, np.arange(n))
+        release = np.where(kept, ends + 1 - in_place, np.arange(n))  # nobody writes over a saved value
         order = np.argsort(release, kind="stable")
         places = release[order]
         bounds = np.concatenate([places, [n + 1]])
@@ -188,17 +198,17 @@ class Simulator:
         return Batch(used, recomputed, time_ns, saved_bytes, self._forward_peak(used), live, step_slots, slots, ends)
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
-        """The step before which each value is needed, and what is recomputed."""
+        """The anchor as which, or for which, each value is computed at the latest, and what is recomputed."""
         n, plans = saved.shape
         start = np.empty((n, plans), dtype=np.int32)
         reach = np.empty((n, plans), dtype=np.int32)  # the start that a value hands to what it reads
         for v in range(n - 1, -1, -1):
             row = start[v]
-            row[:] = self.first_step[v]
+            row[:] = self.first_anchor[v]
             for w in self.readers[v]:
                 np.minimum(row, reach[w], out=row)
-            if self.late_step[v] < NEVER:
-                np.minimum(row, self.late_step[v], out=row, where=row < NEVER)
+            if self.late_anchor[v] < NEVER:
+                np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
             np.copyto(reach[v], row)
             np.copyto(reach[v], NEVER, where=saved[v])
         return start, (reach < NEVER)
@@ -206,8 +216,9 @@ class Simulator:
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         n, plans = start.shape
         m = self.num_steps
-        burst = np.where(recomputed, start, m).T  # [P, n]
-        order = np.argsort(burst, axis=1, kind="stable")
+        order = np.argsort(np.where(recomputed, start, NEVER).T, axis=1, kind="stable")
+        last = len(self.anchor_step) - 1
+        burst = np.where(recomputed, self.anchor_step[np.minimum(start, last)], m).T  # [P, n]: the step that follows
         rank = np.empty((plans, n), dtype=np.int32)
         np.put_along_axis(rank, order, np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)), axis=1)
         slots = np.ascontiguousarray((rank + burst).T).astype(np.int32)
@@ -261,15 +272,15 @@ class Simulator:
         plans = used.shape[1]
         width = length + 2
         rows = np.arange(plans, dtype=np.int64) * width
-        taken = self._taken(buffers, slots, step_slots, ends)
+        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
+        taken = self._taken(buffers, alive, slots, step_slots, ends)
         index, weight = [], []
-        live_rows = (buffers | used).any(axis=1)
-        own = np.flatnonzero((self.nbytes > 0) & live_rows)
+        own = np.flatnonzero((self.nbytes > 0) & alive.any(axis=1))
         grid_bytes = np.broadcast_to(self.nbytes[own][:, None], (len(own), plans))
         made = buffers[own]
         index.append((slots[self.item_of[own]] + rows)[made])
         weight.append(grid_bytes[made])
-        freed = buffers[own] | (used[own] & (self.saved_nbytes[own] > 0)[:, None])
+        freed = alive[own]
         index.append((np.maximum(ends[own], slots[own] * made) + 1 - taken[own] + rows)[freed])
         weight.append(-grid_bytes[freed])
         kept = np.flatnonzero(self.step_bytes)
@@ -302,21 +313,36 @@ class Simulator:
             live[rows, slots[v, rows]] += nbytes[rows]
 
     def _taken(
-        self, buffers: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32], ends: NDArray[np.int32]
+        self,
+        buffers: Bools,
+        alive: Bools,
+        slots: NDArray[np.int32],
+        step_slots: NDArray[np.int32],
+        ends: NDArray[np.int32],
     ) -> NDArray[np.int32]:
         """1 where a later kernel writes over the value's buffer, so that it counts one slot less."""
         taken = np.zeros(buffers.shape, dtype=np.int32)
-        rows = np.flatnonzero(self.step_takes >= 0)
-        taken[rows] = ends[rows] == step_slots.T[self.step_takes[rows]]
+        for b, sources in self.step_in_place_sources:
+            self._overwrite_one(taken, np.True_, step_slots[:, b], sources, alive, ends)
         for w, sources in self.in_place_sources:
-            if not buffers[w].any():
-                continue
-            free = buffers[w].copy()
-            for v in sources:
-                hit = free & (ends[v] == slots[w])
-                taken[v] |= hit
-                free &= ~hit
+            if buffers[w].any():
+                self._overwrite_one(taken, buffers[w], slots[w], sources, alive, ends)
         return taken
+
+    @staticmethod
+    def _overwrite_one(
+        taken: NDArray[np.int32],
+        free: Any,
+        slot: NDArray[np.int32],
+        sources: Sequence[int],
+        alive: Bools,
+        ends: NDArray[np.int32],
+    ) -> None:
+        """Let the kernel at `slot` write over the first of `sources` that it is the last to read, where it is `free`."""
+        for v in sources:
+            hit = free & alive[v] & (ends[v] == slot)
+            taken[v] |= hit
+            free = free & ~hit
 
     def _forward_peak(self, used: Bools) -> Ints:
         if not self.num_values:

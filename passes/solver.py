@@ -168,7 +168,7 @@ class Planner:
                 low = target
         starts = sorted(starts, key=self._peak)[:2]
         pressed = [self._polish(m, int(0.9 * self._peak(m)), rounds=1, weight_factor=10.0) for m in starts]
-        return self._press(min([*pressed, *starts], key=self._peak), (0.93, 0.97, 0.97))
+        return self._press(min([*pressed, *starts], key=self._peak), (0.93, 0.97))
 
     def _unavoidable_bytes(self) -> int:
         """Live at the end of every backward: gradients and outputs."""

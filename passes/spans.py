@@ -25,6 +25,9 @@ from compile_remat.passes.simulate import Batch, Bools, Ints, Simulator
 
 SHORT_SPANS = (1, 2, 3, 4, 5, 6)
 LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)
+OFFSETS = 6
+"""Tilings simulated for each length of span: the first spans of two of them start that far apart."""
+
 LABELS = 160
 """Labels (prefix bytes, time) kept per cut, spread evenly over the bytes."""
 
@@ -98,7 +101,7 @@ class Spans:
                 if span in SHORT_SPANS
                 else range(max(0, len(self.levels) - 4), len(self.levels))
             )
-            for offset in range(span):
+            for offset in range(0, span, -(-span // OFFSETS)):
                 chosen = list(range(offset, len(self.cuts), span))
                 fronts = self._union(chosen)
                 for level in levels:
