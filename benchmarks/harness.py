@@ -6,6 +6,7 @@ The step that is measured: gradients None at entry, `module(*inputs)`, mean of t
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -123,13 +124,17 @@ def scale_of(arguments: argparse.Namespace) -> float:
 
 
 def header(device: str) -> dict[str, str]:
-    """Where and when the figures below were measured."""
+    """Where and when the figures below were measured, and how busy the machine was with other things.
+
+    Another process on the same cores makes a step of OpenMP loops up to 30 times slower, not twice.
+    """
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _cpu_name()
     return {
         "device": f"{device} ({name})",
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": str(torch.get_num_threads()),
+        "load": f"{os.getloadavg()[0]:.2f} in the last minute" if hasattr(os, "getloadavg") else "unknown",
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
