@@ -126,7 +126,7 @@ def scale_of(arguments: argparse.Namespace) -> float:
 def header(device: str) -> dict[str, str]:
     """Where and when the figures below were measured, and how busy the machine was with other things.
 
-    Another process on the same cores makes a step of OpenMP loops up to 30 times slower, not twice.
+    One other busy process on two cores made a step five times slower: its threads wait for each other at every loop.
     """
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _cpu_name()
     return {
