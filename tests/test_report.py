@@ -1,0 +1,99 @@
+"""Reports as text and as JSON."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from expecttest import assert_expected_inline
+
+import compile_remat
+from compile_remat.passes import LiveBuffer, Plan, Status
+from compile_remat.report import Report, record
+
+MIB = 1 << 20
+PLAN = Plan(
+    problem_key="0123456789abcdef",
+    status=Status.FEASIBLE,
+    budget_bytes=8 * MIB,
+    saved=("mm", "relu"),
+    recomputed=("sin",),
+    peak_bytes=7 * MIB,
+    forward_peak_bytes=5 * MIB,
+    saved_bytes=3 * MIB,
+    step_time_ns=10_000_000,
+    recompute_time_ns=500_000,
+    extra_time_ns=400_000,
+    bound_time_ns=300_000,
+    largest=(LiveBuffer("mm", 2 * MIB, (512, 1024), "float32", "0.proj", "model.py:12", "saved"),),
+    simulations=17,
+)
+REPORT = Report(PLAN.problem_key, "8MiB", 8 * MIB, PLAN, 6 * MIB, 0.125, "something to note")
+
+
+def test_the_text() -> None:
+    assert_expected_inline(
+        str(REPORT),
+        """\
+graph 0123456789abcdef, memory_budget 8MiB
+Plan
+  status          feasible: fits the budget; the gap says how much faster another plan could be at most
+  budget          8.0 MiB
+  predicted peak  7.0 MiB (forward 5.0)
+  saved           3.0 MiB in 2 tensors
+  recomputed      1 values, 0.50 ms
+  step            10.00 ms with nothing recomputed
+  extra time      0.40 ms (4.00 % of the step)
+  lower bound     0.30 ms, gap 1.00 % of the step
+  largest at the peak:
+          2.00 MiB  float32[512, 1024] mm (saved) 0.proj model.py:12
+  lowest reachable peak 6.0 MiB
+  planned in 0.12 s
+  note: something to note""",
+    )
+
+
+def test_the_text_is_ascii_and_leaves_out_what_is_not_known() -> None:
+    bare = dataclasses.replace(REPORT, floor_bytes=None, message="")
+    assert str(bare).isascii() and str(REPORT).isascii()
+    assert "lowest reachable" not in str(bare)
+    assert "note" not in str(bare)
+
+
+def test_json_holds_everything() -> None:
+    data = json.loads(REPORT.to_json())
+    assert {name: data[name] for name in data if name != "plan"} == {
+        "graph_key": "0123456789abcdef",
+        "budget": "8MiB",
+        "budget_bytes": 8 * MIB,
+        "floor_bytes": 6 * MIB,
+        "planning_time_s": 0.125,
+        "message": "something to note",
+    }
+    assert Plan.from_json(json.dumps(data["plan"])) == PLAN
+    assert Report(**{**data, "plan": Plan.from_json(json.dumps(data["plan"]))}) == REPORT
+
+
+def test_figures_are_the_plans() -> None:
+    assert REPORT.predicted_peak_bytes == 7 * MIB
+    assert (REPORT.step_time_ns, REPORT.recompute_time_ns) == (10_000_000, 500_000)
+    assert (REPORT.extra_time_ns, REPORT.lower_bound_time_ns) == (400_000, 300_000)
+    assert REPORT.gap == pytest.approx(0.01)
+    assert (REPORT.status, REPORT.num_saved, REPORT.num_recomputed) == ("FEASIBLE", 2, 1)
+
+
+def test_recorded_in_order_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_remat.reset_reports()
+    monkeypatch.delenv("RANK", raising=False)
+    other = dataclasses.replace(REPORT, graph_key="other")
+    record(REPORT, None)
+    record(other, str(tmp_path / "a" / "b"))
+    listed = compile_remat.reports()
+    assert listed == [REPORT, other]
+    listed.clear()  # a copy: nobody else's list changes
+    assert compile_remat.reports() == [REPORT, other]
+    (path,) = (tmp_path / "a" / "b").iterdir()
+    assert path.name == "other.rank0.json"
+    assert json.loads(path.read_text())["graph_key"] == "other"
+    compile_remat.reset_reports()
+    assert compile_remat.reports() == []
