@@ -13,6 +13,7 @@ minimum cuts the one nearest to the source is taken, which makes ties determinis
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,19 +125,26 @@ def lower_bound_ns(solver: CutSolver, cuts: list[Cut], saved_budget_bytes: int, 
         return None
     left = min((c for c in cuts if c.saved_bytes > saved_budget_bytes), key=lambda c: c.saved_bytes, default=None)
     right = max((c for c in cuts if c.saved_bytes <= saved_budget_bytes), key=lambda c: c.saved_bytes)
-    best = max(c.value - c.price * saved_budget_bytes for c in cuts)
+    best = max(_bound_ns(c, saved_budget_bytes) for c in cuts)
     while left is not None and left.saved_bytes > right.saved_bytes and max_cuts:
         max_cuts -= 1
         price = (right.time_ns - left.time_ns) / (left.saved_bytes - right.saved_bytes)
         middle = solver.cut(price)
-        best = max(best, middle.value - price * saved_budget_bytes)
+        best = max(best, _bound_ns(middle, saved_budget_bytes))
         if middle.saved_bytes in (left.saved_bytes, right.saved_bytes):
             break
         if middle.saved_bytes > saved_budget_bytes:
             left = middle
         else:
             right = middle
-    return max(0, int(best))
+    return max(0, best)
+
+
+def _bound_ns(cut: Cut, saved_budget_bytes: int) -> int:
+    """What the cut proves, rounded up because times are whole; the slack covers the arithmetic of floats."""
+    charge = cut.price * saved_budget_bytes
+    slack = 1e-6 + 1e-12 * (cut.value + abs(charge))
+    return math.ceil(cut.value - charge - slack)
 
 
 def _dear_price(solver: CutSolver) -> float:

@@ -127,6 +127,7 @@ class Simulator:
         for v in range(n):
             if any(values[w].in_forward for w in self.extern_readers[v]):
                 self.forward_stored[v] |= values[v].nbytes > 0
+        self.runs_once = self.always_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
 
@@ -159,11 +160,13 @@ class Simulator:
         for v in range(n - 1, -1, -1):
             for w in self.readers[v]:
                 if values[w].in_forward:
-                    ends[v] = max(ends[v], w if self.forward_stored[w] else ends[w])
+                    is_kernel = self.forward_stored[w] or values[w].kernel != POINTWISE
+                    ends[v] = max(ends[v], w if is_kernel else ends[w])
         ends = np.where([v.is_output for v in values], n, ends)
-        kept = self.forward_stored & np.array([v.in_forward for v in values], dtype=bool)
+        in_forward = np.array([v.in_forward for v in values], dtype=bool)
+        kept = self.forward_stored & in_forward
         delta = np.zeros(n + 2, dtype=np.int64)
-        np.add.at(delta, np.arange(n)[kept], self.nbytes[kept])
+        np.add.at(delta, self.item_of[kept], self.nbytes[kept])
         in_place = np.zeros(n, dtype=np.int64)
         for w in range(n):
             if kept[w] and values[w].kernel == POINTWISE:
@@ -173,7 +176,12 @@ class Simulator:
                         break
         np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
         base = np.cumsum(delta)[: n + 1]
-        release = np.where(kept, ends + 1 - in_place, np.arange(n))  # nobody writes over a saved value
+        is_part = (self.item_of != np.arange(n)) & in_forward[self.item_of]
+        for v in np.flatnonzero(in_forward):
+            base[v] += values[v].transient_bytes
+        for v in np.flatnonzero(is_part & ~kept):
+            base[self.item_of[v]] += self.nbytes[v]  # only the backward reads it, but the kernel writes it
+        release = np.where(kept, ends + 1 - in_place, self.item_of + is_part)  # nobody writes over a saved value
         order = np.argsort(release, kind="stable")
         places = release[order]
         bounds = np.concatenate([places, [n + 1]])
@@ -249,7 +257,7 @@ class Simulator:
             row[:] = by_step[last] if last >= 0 else -1
             for w in self.readers[v]:
                 np.maximum(row, reach[w], out=row)
-            if self.always_stored[v]:
+            if self.runs_once[v]:
                 np.copyto(reach[v], slots[v])
             else:
                 np.maximum(row, slots[v], out=reach[v])

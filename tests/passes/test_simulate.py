@@ -1,0 +1,234 @@
+"""The batch simulator against the slow walk, and small problems that can be checked by hand."""
+
+import numpy as np
+from expecttest import assert_expected_inline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
+from compile_remat.passes.simulate import Batch, Simulator
+from tests.oracles import all_plans, problems, seeded_problem, slow_run
+
+
+def mask_of(problem: Problem, saved: list[int]) -> np.ndarray:
+    mask = np.zeros((len(problem.values), 1), dtype=bool)
+    mask[saved] = True
+    return mask
+
+
+def kernels_of(problem: Problem, batch: Batch) -> tuple[str, ...]:
+    names = [""] * (int(batch.step_slots[0, -1]) + 1)
+    for v in np.flatnonzero(batch.recomputed[:, 0]):
+        names[batch.slots[v, 0]] = problem.values[v].name
+    for b, slot in enumerate(batch.step_slots[0]):
+        names[slot] = problem.steps[b].name
+    return tuple(names)
+
+
+def report(problem: Problem, saved: list[int]) -> str:
+    """Live bytes of one plan, kernel by kernel, after checking them against the slow walk."""
+    batch = Simulator(problem).run(mask_of(problem, saved))
+    kernels = kernels_of(problem, batch)
+    assert slow_run(problem, saved).live_bytes == tuple(batch.live[0].tolist())
+    rows = [f"{name:<8}{live}" for name, live in zip(kernels, batch.live[0].tolist(), strict=True)]
+    return "\n".join([*rows, f"forward {int(batch.forward_peak[0])}, time {int(batch.time_ns[0])}"])
+
+
+def chain(length: int, kernel: str = EXTERN) -> Problem:
+    """Layers of 1 byte and 1 ns; step `grad_k` reads the gradient before it and the layer below."""
+    values = tuple(Value(f"v{k}", 1, kernel, (k - 1,) if k else (), 1, position=k) for k in range(length))
+    steps = [Step("g0", 1, EXTERN, (length - 1,), (), 1)]
+    steps += [Step(f"g{k}", 1, EXTERN, (length - 1 - k,), (k - 1,), 1) for k in range(1, length)]
+    last = Step(f"g{length}", 1, EXTERN, (), (length - 1,), 1, is_output=True)
+    return Problem(values, (*steps, last, Step("output", 0, CONSTANT, (), (length,))), 2 * length)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems, st.integers(0, 2**16 - 1))
+def test_equals_the_slow_walk(problem: Problem, bits: int) -> None:
+    saved = [v for v, value in enumerate(problem.values) if bits >> v & 1 and value.is_saveable]
+    batch = Simulator(problem).run(mask_of(problem, saved))
+    slow = slow_run(problem, saved)
+    assert kernels_of(problem, batch) == slow.kernels
+    assert tuple(batch.live[0].tolist()) == slow.live_bytes
+    assert int(batch.forward_peak[0]) == slow.forward_peak_bytes
+    assert int(batch.peak[0]) == slow.peak_bytes
+    assert set(np.flatnonzero(batch.used[:, 0]).tolist()) == slow.saved
+    assert set(np.flatnonzero(batch.recomputed[:, 0]).tolist()) == slow.recomputed
+    assert int(batch.time_ns[0]) == slow.time_ns
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems, st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=6))
+def test_a_batch_equals_its_plans_one_by_one(problem: Problem, choices: list[int]) -> None:
+    saveable = np.array([v.is_saveable for v in problem.values])
+    columns = np.array([[bits >> v & 1 for bits in choices] for v in range(len(saveable))], dtype=bool)
+    columns &= saveable[:, None]
+    simulator = Simulator(problem)
+    together = simulator.run(columns)
+    for k in range(len(choices)):
+        alone = simulator.run(columns[:, k : k + 1])
+        length = alone.live.shape[1]
+        assert (together.live[k, :length] == alone.live[0]).all()
+        assert not together.live[k, length:].any()
+        for name in ("time_ns", "saved_bytes", "forward_peak", "peak"):
+            assert getattr(together, name)[k] == getattr(alone, name)[0]
+        assert (together.step_slots[k] == alone.step_slots[0]).all()
+
+
+def test_peak_of_all_plans_is_that_of_the_slow_walk() -> None:
+    """The brute force of the other tests stands on this."""
+    for seed in range(10):
+        problem = seeded_problem(seed)
+        plans = all_plans(problem)
+        for k in range(0, plans.masks.shape[1], 37):
+            slow = slow_run(problem, np.flatnonzero(plans.masks[:, k]).tolist())
+            assert (slow.peak_bytes, slow.time_ns) == (plans.peaks[k], plans.times[k])
+
+
+def test_chain_all_saved() -> None:
+    assert_expected_inline(
+        report(chain(4), [0, 1, 2, 3]),
+        """\
+g0      5
+g1      5
+g2      4
+g3      3
+g4      2
+output  1
+forward 4, time 0""",
+    )
+
+
+def test_chain_one_saved() -> None:
+    assert_expected_inline(
+        report(chain(4), [1]),
+        """\
+v2      2
+v3      3
+g0      4
+g1      4
+g2      3
+v0      2
+g3      3
+g4      2
+output  1
+forward 3, time 3""",
+    )
+
+
+def test_pointwise_chain_stays_in_registers() -> None:
+    """`relu` and `exp` take no memory; `mm` lives until the kernel that reads it through them, `dexp` is written over `dmm`."""
+    values = (
+        Value("mm", 4, EXTERN, (), 9),
+        Value("relu", 4, POINTWISE, (0,), 1, position=1),
+        Value("exp", 4, POINTWISE, (1,), 1, position=2),
+    )
+    steps = (
+        Step("dmm", 4, EXTERN, (), (), 1),
+        Step("dexp", 4, POINTWISE, (2,), (0,), 1),
+        Step("drelu", 4, EXTERN, (), (1,), 1, is_output=True),
+        Step("output", 0, CONSTANT, (), (2,)),
+    )
+    assert_expected_inline(
+        report(Problem(values, steps), [0]),
+        """\
+dmm     8
+relu    8
+exp     8
+dexp    8
+drelu   8
+output  4
+forward 4, time 2""",
+    )
+
+
+def test_a_kernel_writes_over_one_buffer_only() -> None:
+    """`relu`'s backward reads a gradient and a saved value of its size for the last time: one of the two stays."""
+    values = (Value("relu", 4, POINTWISE, (), 1),)
+    steps = (
+        Step("dmm", 4, EXTERN, (), (), 1),
+        Step("drelu", 4, POINTWISE, (0,), (0,), 1, is_output=True),
+        Step("output", 0, CONSTANT, (), (1,)),
+    )
+    assert_expected_inline(
+        report(Problem(values, steps), [0]),
+        """\
+dmm     8
+drelu   8
+output  4
+forward 4, time 0""",
+    )
+
+
+def test_a_saved_value_is_not_written_over_in_the_forward() -> None:
+    values = (
+        Value("mm", 4, EXTERN, (), 1),
+        Value("relu", 4, POINTWISE, (0,), 1, realised=True, position=1),
+        Value("sum", 1, EXTERN, (1,), 1, position=2),
+    )
+    steps = (Step("dmm", 4, EXTERN, (0,), (), 1, is_output=True), Step("output", 0, CONSTANT, (), (0,)))
+    problem = Problem(values, steps)
+    batches = [Simulator(problem).run(mask_of(problem, saved)) for saved in ([], [0])]
+    assert [int(b.forward_peak[0]) for b in batches] == [5, 9]  # relu over mm, then sum; with mm saved all three
+
+
+def test_late_values_start_as_torch_walks() -> None:
+    """A late value's missing ancestors stand in front of it, not in front of what came before in the same burst."""
+    values = (
+        Value("a", 1, EXTERN, (), 1),
+        Value("b", 1, EXTERN, (), 1, position=2),
+        Value("late_b", 1, EXTERN, (1,), 1, in_forward=False, position=3, late_step=1),
+        Value("late_a", 1, EXTERN, (0,), 1, in_forward=False, position=1, late_step=1),
+    )
+    steps = (
+        Step("g0", 1, EXTERN, (), (), 1),
+        Step("g1", 1, EXTERN, (2, 3), (0,), 1, is_output=True),
+        Step("output", 0, CONSTANT, (), (1,)),
+    )
+    assert_expected_inline(
+        report(Problem(values, steps), []),
+        """\
+g0      1
+b       2
+late_b  3
+a       3
+late_a  4
+g1      4
+output  1
+forward 1, time 4""",
+    )
+
+
+def test_parts_come_with_their_kernel() -> None:
+    """Both parts live from the kernel on, which frees its input; a saved part is written once more for its sibling."""
+    values = (
+        Value("x", 8, EXTERN, (), 1),
+        Value("split", 0, EXTERN, (0,), 1, position=1),
+        Value("left", 2, ITEM, (1,), 0, position=2),
+        Value("right", 4, ITEM, (1,), 0, position=3),
+    )
+    steps = (
+        Step("g0", 1, EXTERN, (2,), (), 1),
+        Step("g1", 1, EXTERN, (3,), (0,), 1, is_output=True),
+        Step("output", 0, CONSTANT, (), (1,)),
+    )
+    assert_expected_inline(
+        "\n\n".join([report(Problem(values, steps), []), report(Problem(values, steps), [0, 3])]),
+        """\
+x       8
+split   14
+left    6
+g0      7
+right   5
+g1      6
+output  1
+forward 14, time 2
+
+split   18
+left    6
+g0      7
+g1      6
+output  1
+forward 14, time 1""",
+    )
