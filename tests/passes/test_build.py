@@ -1,0 +1,188 @@
+"""Problems of graphs that can be checked by hand: unit costs, and 512 x 512 float32 is 1 MiB."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from expecttest import assert_expected_inline
+from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+
+from compile_remat.cost_models import Roofline, UnitCost, load_device
+from compile_remat.passes import Problem, build_problem
+from compile_remat.passes.problem import SAVE
+
+MIB = 1 << 20
+
+
+def problem_of(function: Callable[..., Any], *arguments: Tensor, decompose: bool = True, cost: Any = None) -> Problem:
+    """The problem of a function's joint graph."""
+    found: list[Problem] = []
+
+    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        found.append(build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=cost or UnitCost()))
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
+
+    decompositions = core_aten_decompositions() if decompose else {}
+    aot_function(function, nop, nop, partition_fn=spy, decompositions=decompositions)(*arguments)
+    return found[0]
+
+
+def table(problem: Problem) -> str:
+    """One line a node: name, kernel, MiB, what it reads, and what is special."""
+    lines = []
+    for v in problem.values:
+        marks = [m for m, is_so in (("output", v.is_output), ("backward only", not v.in_forward)) if is_so]
+        marks += [v.pin] if v.pin != "free" else []
+        reads = " ".join(problem.values[i].name for i in v.reads)
+        lines.append(
+            f"{v.name}: {v.kernel} {v.nbytes / MIB:g} MiB, {v.time_ns} ns ({reads}) {' '.join(marks)}".rstrip()
+        )
+    for s in problem.steps:
+        reads = " ".join([problem.values[i].name for i in s.reads] + [problem.steps[i].name for i in s.gradients])
+        lines.append(
+            f"> {s.name}: {s.kernel} {s.nbytes / MIB:g} MiB ({reads}) {'output' if s.is_output else ''}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def weights(count: int = 1, size: int = 512) -> Sequence[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(size, size, requires_grad=True) for _ in range(count)]
+
+
+def test_golden_of_two_layers() -> None:
+    problem = problem_of(lambda x, w1, w2: ((x @ w1).relu() @ w2).sin(), *weights(3))
+    assert_expected_inline(
+        table(problem),
+        """\
+mm: extern 1 MiB, 1 ns ()
+relu: pointwise 1 MiB, 1 ns (mm)
+mm_1: extern 1 MiB, 1 ns (relu)
+sin: pointwise 1 MiB, 1 ns (mm_1) output
+cos: pointwise 1 MiB, 1 ns (mm_1) backward only
+le: pointwise 0.25 MiB, 1 ns (relu) backward only
+scalar_tensor: constant 3.8147e-06 MiB, 0 ns () backward only
+> mul: pointwise 1 MiB (cos)
+> mm_2: extern 1 MiB (relu mul) output
+> mm_3: extern 1 MiB (mul)
+> where: pointwise 1 MiB (le scalar_tensor mm_3)
+> mm_4: extern 1 MiB (where) output
+> mm_5: extern 1 MiB (where) output
+> output: constant 0 MiB (mm_2 mm_4 mm_5)""",
+    )
+
+
+def test_golden_of_a_layer_norm() -> None:
+    problem = problem_of(lambda x, w: torch.nn.functional.layer_norm(x @ w, (512,)).sum(), *weights(2))
+    assert_expected_inline(
+        table(problem),
+        """\
+mm: extern 1 MiB, 1 ns ()
+native_layer_norm: reduction 0 MiB, 1 ns (mm)
+getitem: item 1 MiB, 0 ns (native_layer_norm)
+getitem_1: item 0.00195312 MiB, 0 ns (native_layer_norm) backward only
+getitem_2: item 0.00195312 MiB, 0 ns (native_layer_norm) backward only
+sum_1: reduction 3.8147e-06 MiB, 1 ns (getitem) output
+sub: pointwise 1 MiB, 1 ns (mm getitem_1) backward only
+mul: pointwise 1 MiB, 1 ns (getitem_2 sub) backward only
+div: pointwise 0.00195312 MiB, 1 ns (getitem_2) backward only
+> mul_1: pointwise 1 MiB ()
+> sum_2: reduction 0.00195312 MiB ()
+> mul_2: pointwise 1 MiB (mul)
+> sum_3: reduction 0.00195312 MiB (mul_2)
+> mul_3: pointwise 1 MiB (mul sum_3)
+> sub_1: pointwise 1 MiB (mul_1 sum_2)
+> sub_2: pointwise 1 MiB (mul_3 sub_1)
+> mul_4: pointwise 1 MiB (div sub_2)
+> mm_1: extern 1 MiB (mul_4) output
+> mm_2: extern 1 MiB (mul_4) output
+> output: constant 0 MiB (mm_1 mm_2)""",
+    )
+
+
+def test_views_are_seen_through() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        a, b = (x @ w).view(2, 256, 512).unbind(0)
+        return (a.t() @ b).sin()
+
+    problem = problem_of(function, *weights(2))
+    kernels = {v.kernel for v in problem.values}
+    assert "item" not in kernels  # the items of unbind are views of the product
+    second = next(v for v in problem.values if v.name == "mm_1")
+    assert [problem.values[i].name for i in second.reads] == ["mm"]
+
+
+def test_backward_only_values_stand_right_behind_what_they_read() -> None:
+    def function(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        return ((x @ w1).relu() @ w2).relu()
+
+    problem = problem_of(function, *weights(3))
+    masks = [v for v in problem.values if not v.in_forward]
+    assert masks
+    for mask in masks:
+        behind = max((problem.values[i].position for i in mask.reads), default=-1)
+        between = [v for v in problem.values if v.in_forward and behind < v.position < mask.position]
+        assert not between, (mask.name, [v.name for v in between])
+
+
+def test_random_operators_are_saved() -> None:
+    problem = problem_of(lambda x: torch.nn.functional.dropout(x.sin(), 0.5, True).cos(), *weights(1))
+    pinned = {v.name.rstrip("_0123456789") for v in problem.values if v.pin == SAVE}
+    assert pinned & {"native_dropout", "getitem", "rand", "bernoulli"}, table(problem)
+
+
+def test_readers_of_a_mutated_input_are_saved() -> None:
+    def function(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+        y = ((x @ w) * buffer.exp()).sin()
+        buffer.mul_(2.0)
+        return y
+
+    problem = problem_of(function, *weights(2), torch.full((512,), 0.3))
+    assert next(v for v in problem.values if v.name == "exp").pin == SAVE
+
+
+def test_items_of_one_kernel_share_its_pin_and_carry_the_bytes() -> None:
+    problem = problem_of(lambda x: torch.nn.functional.dropout(x.sin(), 0.5, True).cos(), *weights(1), decompose=False)
+    tuples = [v for v in problem.values if v.name.startswith("native_dropout")]
+    items = [v for v in problem.values if v.kernel == "item"]
+    assert tuples[0].nbytes == 0 and not tuples[0].is_saveable
+    assert {v.nbytes for v in items} == {MIB, MIB // 4}  # values, and a byte for each element of the mask
+    assert all(v.pin == SAVE for v in items)
+
+
+def test_a_weight_used_twice_gathers_its_gradient() -> None:
+    problem = problem_of(lambda x, w: ((x @ w).sin() @ w).sum(), *weights(2))
+    adds = [s for s in problem.steps if s.name.startswith("add")]
+    assert len(adds) == 1 and adds[0].is_output
+
+
+def test_the_last_step_returns_the_gradients() -> None:
+    problem = problem_of(lambda x, w: (x @ w).sin(), *weights(2))
+    last = problem.steps[-1]
+    assert last.name == "output" and all(problem.steps[g].is_output for g in last.gradients)
+
+
+def test_symbolic_sizes_add_no_guards() -> None:
+    seen: list[tuple[int, int, int]] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._dynamo.backends.common import aot_autograd
+
+        def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+            env = next(s for s in joint_inputs[0] if isinstance(s, torch.SymInt)).node.shape_env
+            before = len(env.guards)
+            problem = build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=Roofline(load_device("cpu")))
+            seen.append((before, len(env.guards), max(v.nbytes for v in problem.values)))
+            return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
+
+        return aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=spy)(gm, example_inputs)
+
+    weight = torch.randn(512, 512, requires_grad=True)
+    torch.compiler.reset()
+    torch.compile(lambda x: (x @ weight).sin().sum(), backend=backend, dynamic=True)(torch.randn(512, 512))
+    assert seen[0][0] == seen[0][1]
+    assert seen[0][2] == MIB

@@ -1,0 +1,173 @@
+"""A plan's two modules: golden text, invariants, numerics; and torch's own graphs when handed torch's own choice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+
+from compile_remat import _torch
+from compile_remat.cost_models import UnitCost
+from compile_remat.passes import Planner, build_problem, extract
+
+
+def mlp(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    return (((x @ w1).relu() @ w2).relu() @ w3).sin()
+
+
+def attention(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    q, k, v = x @ w1, x @ w2, x @ w3
+    return torch.softmax(q @ k.transpose(0, 1), -1) @ v + x
+
+
+def norm(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    y = torch.nn.functional.layer_norm(x @ w1, (x.shape[-1],))
+    a, b = (y @ w2).chunk(2, dim=-1)
+    return torch.cat([a.sigmoid() * b, torch.nn.functional.gelu(y @ w3)], dim=-1)
+
+
+def shared(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    for _ in range(3):
+        x = torch.tanh(x @ w1) * (x @ w1).cos() + x
+    return x @ w2 @ w3
+
+
+FUNCTIONS = (mlp, attention, norm, shared)
+
+
+def inputs(size: int = 8) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(size, size, dtype=torch.float64, requires_grad=True) for _ in range(4)]
+
+
+def joint_of(function: Callable[..., Tensor], arguments: Sequence[Tensor]) -> tuple[fx.GraphModule, Any]:
+    """The joint graph of a function, as AOTAutograd hands it to a partition."""
+    seen: list[Any] = []
+
+    def spy(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
+        seen.append((copy.deepcopy(joint), joint_inputs))
+        return min_cut_rematerialization_partition(joint, joint_inputs, **keywords)
+
+    compiled = aot_function(
+        function,
+        nop,
+        nop,
+        partition_fn=spy,
+        decompositions=core_aten_decompositions(),
+        keep_inference_input_mutations=True,
+    )
+    compiled(*arguments)
+    return seen[0][0], seen[0][1]
+
+
+def gradients(function: Callable[..., Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
+    out = function(*arguments)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), arguments)]
+
+
+def planned_by(choose: Callable[[Planner], Any]) -> Callable[..., Any]:
+    def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        prepared = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+        return extract(prepared, choose(Planner(build_problem(prepared, cost=UnitCost()))))
+
+    return partition
+
+
+def test_golden_of_an_mlp_that_saves_nothing() -> None:
+    joint, _ = joint_of(mlp, inputs())
+    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    forward, backward = extract(
+        prepared, Planner(build_problem(prepared, cost=UnitCost())).plan_of(none(prepared), None)
+    )
+    assert_expected_inline(calls(forward), """mm relu mm relu mm sin -> sin primals_1 primals_2 primals_3 primals_4""")
+    assert_expected_inline(
+        calls(backward),
+        """mm relu mm relu mm cos mul permute mm permute mm alias alias le scalar_tensor where permute mm permute mm alias alias le where permute mm permute mm -> mm mm mm mm""",  # noqa: E501
+    )
+
+
+def none(prepared: _torch.Joint) -> Any:
+    return np.zeros(len(build_problem(prepared, cost=UnitCost()).values), dtype=bool)
+
+
+def calls(module: fx.GraphModule) -> str:
+    """The operators in order, and what is returned."""
+    nodes = list(module.graph.nodes)
+    names = [str(n.target).split(".")[1] for n in nodes if n.op == "call_function"]
+    returned = [n.name.rstrip("0123456789").rstrip("_") if n.op != "placeholder" else n.name for n in nodes[-1].args[0]]
+    return " ".join(names) + " -> " + " ".join(returned)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_invariants(function: Callable[..., Tensor]) -> None:
+    joint, _ = joint_of(function, inputs())
+    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    planner = Planner(build_problem(prepared, cost=UnitCost()))
+    for plan in (planner.fastest(), planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)):
+        forward, backward = extract(prepared, plan)
+        forward.graph.lint()
+        backward.graph.lint()
+        assert all("val" in n.meta for m in (forward, backward) for n in m.graph.nodes if n.op == "call_function")
+        outputs = list(forward.graph.nodes)[-1].args[0]
+        handed_over = {n.name for n in outputs[1:] if n.op == "call_function"}
+        assert handed_over == set(plan.saved)
+        names = [n.name for n in backward.graph.nodes]
+        assert all(names.count(name) == 1 for name in plan.recomputed)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("choice", ("fastest", "lowest", "half", "torch"))
+def test_gradients_equal_eager(function: Callable[..., Tensor], choice: str) -> None:
+    def choose(planner: Planner) -> Any:
+        if choice == "half":
+            return planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)
+        return planner.reference() if choice == "torch" else getattr(planner, choice)()
+
+    compiled = aot_function(
+        function, nop, nop, partition_fn=planned_by(choose), decompositions=core_aten_decompositions()
+    )
+    for ours, eager in zip(gradients(compiled, inputs()), gradients(function, inputs()), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_a_random_mask_is_saved_and_the_same_in_the_backward() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.dropout((x @ w).sin(), 0.5, True)
+
+    x, w = torch.randn(32, 32, requires_grad=True), torch.eye(32, requires_grad=True)
+    compiled = aot_function(function, nop, nop, partition_fn=planned_by(lambda p: p.lowest()))
+    y = compiled(x, w)
+    mask = (y != 0).to(x.dtype)
+    (grad,) = torch.autograd.grad(y.sum(), (x,))
+    torch.testing.assert_close(grad, (mask * 2 * (x @ w).cos()) @ w.t())
+
+
+def test_unknown_name_is_an_error() -> None:
+    joint, _ = joint_of(mlp, inputs())
+    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    plan = Planner(build_problem(prepared, cost=UnitCost())).fastest()
+    with pytest.raises(ValueError, match="nowhere"):
+        extract(prepared, replace(plan, saved=("nowhere",)))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_twin_of_torchs_own_partition(function: Callable[..., Tensor]) -> None:
+    joint, joint_inputs = joint_of(function, inputs())
+    theirs = min_cut_rematerialization_partition(copy.deepcopy(joint), joint_inputs, num_fwd_outputs=1)
+    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    ours = _torch.extract_modules(prepared, _torch.torch_choice(prepared))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert [text(n) for n in mine.graph.nodes] == [text(n) for n in other.graph.nodes]
+
+
+def text(node: fx.Node) -> str:
+    return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}"
