@@ -10,7 +10,7 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
-from compile_remat.backend import RematPartitioner, settings_for, sources_hash
+from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
 from compile_remat.config import RematConfig
 from compile_remat.errors import RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint
@@ -48,14 +48,20 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled."""
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
     seen: list[Planned] = []
+    failed: list[RematError] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        settings = settings_for(config, example_inputs)
+        options = _torch.mode_options(config.mode)
         try:
-            options = _torch.mode_options(config.mode)
+            settings = settings_for(config, example_inputs)
             compile_with_partitioner(gm, example_inputs, _Look(settings, seen), options, guarded=False)
         except _Looked:
             pass
+        except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
+            ours = find_error(error, RematError)
+            if ours is None:
+                raise
+            failed.append(ours)
         return gm.forward
 
     torch.compiler.reset()
@@ -63,6 +69,8 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
         torch.compile(model, backend=backend)(*inputs)
     finally:
         torch.compiler.reset()
+    if failed:
+        raise failed[0]
     return seen
 
 

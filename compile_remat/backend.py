@@ -78,10 +78,10 @@ def compile_graph(
     try:
         return _enter(gm, example_inputs, config, patches, RematPartitioner(settings, sources_hash()))
     except Exception as error:
-        ours = _find(error, RematError)
+        ours = find_error(error, RematError)
         if ours is not None:
             raise ours from None
-        failed = _find(error, PlannerFailed)
+        failed = find_error(error, PlannerFailed)
         if failed is None:
             raise
         warn_of_fallback(failed)
@@ -161,7 +161,7 @@ def _raiser(error: RematError) -> Callable[..., Any]:
     return fail
 
 
-def _find(error: BaseException | None, kind: type[E]) -> E | None:
+def find_error(error: BaseException | None, kind: type[E]) -> E | None:
     """The first exception of that kind in the chain: torch wraps what a partitioner raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

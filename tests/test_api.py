@@ -1,0 +1,181 @@
+"""Calls for people: looking at plans without compiling, and Inductor itself with our partitioner."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import config as inductor_config
+from torch._inductor import metrics
+
+import compile_remat
+import compile_remat.backend
+from compile_remat import BudgetError, ConfigError, DeviceError, RematError, Report, explain, install, pareto, uninstall
+from compile_remat.backend import RematPartitioner
+from compile_remat.passes import Plan
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings, graphs, reports or cached plans from elsewhere: on a cache hit nothing of ours would run."""
+    for name in compile_remat.RematConfig.__dataclass_fields__:
+        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    with inductor_config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+    uninstall()
+    torch.compiler.reset()
+
+
+def mlp(layers: int, width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())])
+
+
+def convolutions(layers: int) -> nn.Module:
+    torch.manual_seed(0)
+    parts = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(layers)]
+    return nn.Sequential(*[part for layer in parts for part in layer], nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+X = torch.randn(512, 8)
+
+
+# -- explain and plan -------------------------------------------------------------------------------------------------
+
+
+def test_explain_compiles_nothing() -> None:
+    kernels, counters = metrics.generated_kernel_count, dict(torch._dynamo.utils.counters["inductor"])
+    report = explain(mlp(4), X, memory_budget="min")
+    assert isinstance(report, Report)
+    assert report.budget == "min" and report.num_recomputed > 0
+    assert metrics.generated_kernel_count == kernels
+    assert {k: n for k, n in torch._dynamo.utils.counters["inductor"].items() if "fxgraph" in k} == {
+        k: n for k, n in counters.items() if "fxgraph" in k
+    }
+    assert compile_remat.reports() == []
+
+
+def test_explain_leaves_the_model_as_it_was() -> None:
+    model = mlp(2)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    explain(model, X)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    torch.testing.assert_close(model(X), mlp(2)(X))
+
+
+def test_explain_tells_what_training_will_do() -> None:
+    report = explain(mlp(6), X, memory_budget=0.7)
+    call = torch.compile(mlp(6), backend=compile_remat.backend.remat, options={"memory_budget": 0.7})
+    call(X).sum().backward()
+    (trained,) = compile_remat.reports()
+    assert (trained.graph_key, trained.plan) == (report.graph_key, report.plan)
+
+
+def test_plan_is_the_plan_of_explain() -> None:
+    first = compile_remat.plan(mlp(3), X, memory_budget="min")
+    assert isinstance(first, Plan)
+    assert first == explain(mlp(3), X, memory_budget="min").plan
+
+
+def test_explain_takes_functions_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_MEMORY_BUDGET", "min")
+    x = torch.randn(16, requires_grad=True)
+    assert explain(lambda x: torch.sin(torch.sin(x)), x).budget == "min"
+
+
+def test_explain_plans_for_a_device_that_is_not_there() -> None:
+    cpu, gpu = (explain(mlp(3), X, device=name) for name in ("cpu", "h200"))
+    assert gpu.step_time_ns < cpu.step_time_ns
+
+
+def test_explain_raises_what_training_would() -> None:
+    with pytest.raises(BudgetError):
+        explain(mlp(3), X, memory_budget=0.001)
+    with torch._dynamo.config.patch(suppress_errors=True), pytest.raises(DeviceError):
+        explain(mlp(3), X, device="h1000")
+    with pytest.raises(ConfigError, match="memory_budget"):
+        explain(mlp(3), X, memory_bugdet="max")
+
+
+@pytest.mark.parametrize("look", [explain, compile_remat.plan, pareto])
+def test_nothing_to_plan_is_an_error(look: Any) -> None:
+    with torch.no_grad(), pytest.raises(RematError, match="nothing to plan"):
+        look(mlp(2), X)
+    with pytest.raises(RematError, match="nothing to plan"):
+        look(torch.sin, X)
+
+
+# -- pareto -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [mlp(16), nn.Sequential(*mlp(8), nn.Linear(8, 64), nn.GELU())], ids=["deep", "wide"])
+def test_pareto_trades_time_for_memory(model: nn.Module) -> None:
+    plans = pareto(model, X, points=6)
+    assert len(plans) >= 3
+    peaks, times = [p.peak_bytes for p in plans], [p.extra_time_ns for p in plans]
+    assert peaks == sorted(set(peaks), reverse=True)
+    assert times == sorted(times)
+    assert times[0] == 0
+    assert len({p.problem_key for p in plans}) == 1
+
+
+def test_pareto_ends_at_the_fastest_and_the_lowest_plan() -> None:
+    plans = pareto(mlp(12), X, points=4, memory_budget=0.9)  # a budget given here means nothing
+    assert plans[0].peak_bytes == explain(mlp(12), X, memory_budget=1.0).predicted_peak_bytes
+    assert plans[-1].peak_bytes <= explain(mlp(12), X, memory_budget="min").predicted_peak_bytes
+
+
+def test_two_points_are_the_ends() -> None:
+    assert 1 <= len(pareto(mlp(8), X, points=2)) <= 2
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the search for the lowest plan misses plans that the search within a budget finds"
+)
+def test_min_is_the_lowest_of_all_plans() -> None:
+    x = torch.randn(8, 4, 8, 8, dtype=torch.float64)
+    within = explain(convolutions(12).double(), x, memory_budget=0.35)
+    lowest = explain(convolutions(12).double(), x, memory_budget="min")
+    assert lowest.predicted_peak_bytes <= within.predicted_peak_bytes
+
+
+# -- install ----------------------------------------------------------------------------------------------------------
+
+
+def step(call: Any) -> None:
+    call(X).sum().backward()
+
+
+def test_install_and_uninstall() -> None:
+    install(memory_budget="min")
+    assert isinstance(inductor_config.custom_partitioner_fn, RematPartitioner)
+    step(torch.compile(mlp(3)))
+    (report,) = compile_remat.reports()
+    assert report.budget == "min" and report.num_recomputed > 0
+    uninstall()
+    assert inductor_config.custom_partitioner_fn is None
+    torch.compiler.reset()
+    step(torch.compile(mlp(3)))
+    assert len(compile_remat.reports()) == 1
+
+
+def test_install_checks_its_settings() -> None:
+    with pytest.raises(ConfigError):
+        install(memory_budget="8 gigs")
+    with pytest.raises(ConfigError, match="reduce-overhead"):
+        install(mode="reduce-overhed")
+    assert inductor_config.custom_partitioner_fn is None
+
+
+def test_gradients_are_right_under_install() -> None:
+    model = mlp(3)
+    step(model)
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    install(memory_budget="min")
+    step(torch.compile(model))
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)

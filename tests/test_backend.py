@@ -1,0 +1,550 @@
+"""`torch.compile(backend=remat)` end to end: gradients, settings, bad input, fallbacks, plans on disk, cache keys."""
+
+import copy
+import importlib.metadata
+import json
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import compile_remat
+from compile_remat import _torch, backend, partitioner
+from compile_remat.backend import RematPartitioner, remat
+from compile_remat.budget import MemoryBudget
+from compile_remat.cost_models import load_device
+from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
+from compile_remat.measure import peak_bytes
+from compile_remat.partitioner import Settings
+
+MIB = 1 << 20
+
+
+class Block(nn.Module):
+    """A transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, s, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(b, s, 3, 2, d // 2).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).reshape(b, s, d))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Dropped(nn.Module):
+    """Layers with dropout; the derivative of each depends on its mask and on what came before."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(layers)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.dropout(torch.sin(layer(x)), 0.3)
+        return x
+
+
+def mlp(layers: int, width: int = 8) -> nn.Module:
+    return nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())])
+
+
+def attention(layers: int) -> nn.Module:
+    return nn.Sequential(*[Block(8) for _ in range(layers)])
+
+
+def convolutions(layers: int) -> nn.Module:
+    parts = [(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(layers)]
+    return nn.Sequential(*[part for layer in parts for part in layer], nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+# name: the model by its number of layers; enough of them to reach 0.3 of the fastest plan's peak; few of them; the input
+MODELS: dict[str, tuple[Callable[[int], nn.Module], int, int, tuple[int, ...]]] = {
+    "mlp": (mlp, 32, 3, (512, 8)),
+    "attention": (attention, 6, 1, (4, 32, 8)),
+    "convolutions": (convolutions, 16, 2, (8, 4, 8, 8)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No settings, graphs, reports or cached plans from elsewhere: on a cache hit nothing of ours would run."""
+    for name in compile_remat.RematConfig.__dataclass_fields__:
+        monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        yield
+    torch.compiler.reset()
+
+
+def train(call: Callable[..., Any], model: nn.Module, x: torch.Tensor, seed: int = 0) -> list[torch.Tensor]:
+    """Output, gradients and buffers of one step on copies; `call` gets the model and returns what to call instead."""
+    model, x = copy.deepcopy(model), x.clone().requires_grad_()
+    torch.manual_seed(seed)
+    output = call(model)(x)
+    (output * torch.linspace(0.5, 1.5, output.numel()).view_as(output)).sum().backward()
+    gradients = [p.grad for p in (x, *model.parameters())]
+    assert all(g is not None for g in gradients)
+    return [output.detach(), *(g for g in gradients if g is not None), *model.buffers()]
+
+
+def compiled(**options: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: torch.compile(model, backend=remat, options=options)
+
+
+def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def small(layers: int = 2) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return mlp(layers), torch.randn(64, 8)
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_equal_eager_at_every_budget(name: str) -> None:
+    make, layers, _, shape = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(layers).double(), torch.randn(shape, dtype=torch.float64)  # deep: float32 would differ by rounding
+    expected = train(lambda m: m, model, x)
+    peaks = []
+    for budget in ("max", 0.5, 0.3, "min"):
+        torch.compiler.reset()
+        assert_same(train(compiled(memory_budget=budget, compiler="eager"), model, x), expected)
+        peaks.append(compile_remat.reports()[-1].predicted_peak_bytes)
+    highest, half, third, lowest = peaks
+    assert half <= 0.5 * highest
+    assert third <= 0.3 * highest
+    assert lowest <= 0.3 * highest
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("budget", ["max", "min"])
+def test_gradients_equal_eager_under_inductor(name: str, budget: str) -> None:
+    make, _, layers, shape = MODELS[name]
+    torch.manual_seed(0)
+    model, x = make(layers).double(), torch.randn(shape, dtype=torch.float64)
+    actual = train(compiled(memory_budget=budget), model, x)
+    assert_same(actual, train(lambda m: m, model, x))
+    (report,) = compile_remat.reports()
+    assert report.num_recomputed > 0 or budget == "max"
+
+
+def test_dropout_equals_plain_inductor_under_the_same_seed() -> None:
+    model, x = Dropped(2, 8), torch.randn(256, 8)
+    expected = train(lambda m: torch.compile(m), model, x, seed=7)
+    for budget in ("max", "min"):
+        torch.compiler.reset()
+        assert_same(train(compiled(memory_budget=budget), model, x, seed=7), expected)
+
+
+@pytest.mark.parametrize("budget", ["max", 0.5, 0.3, "min"])
+def test_the_backward_uses_the_forwards_dropout_masks(budget: object) -> None:
+    """The gradient equals the forward's own slope, which a finite difference under the same seed gives."""
+    torch.manual_seed(0)
+    model, x = Dropped(24, 8).double(), torch.randn(512, 8, dtype=torch.float64, requires_grad=True)
+    call = compiled(memory_budget=budget, compiler="eager")(model)
+    direction = torch.randn_like(x)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(3)
+        return call(at.detach().requires_grad_()).sum()
+
+    torch.manual_seed(3)
+    (gradient,) = torch.autograd.grad(call(x).sum(), x)
+    eps = 1e-6
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        slope = (loss(x + eps * direction) - loss(x - eps * direction)) / (2 * eps)
+    torch.testing.assert_close((gradient * direction).sum(), slope.detach(), rtol=1e-4, atol=1e-6)
+    (report,) = compile_remat.reports()
+    assert report.num_recomputed > 0 or budget == "max"
+
+
+def test_the_name_remat_through_the_entry_point() -> None:
+    try:
+        importlib.metadata.distribution("compile-remat")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("compile-remat is not installed here, so torch does not know the name")
+    model, x = small()
+    options = {"memory_budget": "min", "compiler": "eager"}
+    actual = train(lambda m: torch.compile(m, backend="remat", options=options), model, x)
+    assert_same(actual, train(lambda m: m, model, x))
+
+
+def test_measured_peak_stays_within_the_budget() -> None:
+    torch.manual_seed(0)
+    model, x = mlp(12, 128), torch.randn(1024, 128)
+
+    def measured(memory_budget: object) -> int:
+        torch.compiler.reset()
+        call = torch.compile(model, backend=remat, options={"memory_budget": memory_budget})
+
+        def step() -> None:
+            call(x).sum().backward()
+
+        step()
+        model.zero_grad(set_to_none=True)
+        return peak_bytes(step, "cpu").peak_bytes
+
+    highest = measured("max")
+    model.zero_grad(set_to_none=True)
+    budget = int(0.6 * highest)
+    assert 0.85 * budget <= measured(budget) <= budget
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"memory_bugdet": "max"}, ConfigError, '"memory_budget"'),
+        ({"max_fusion_sise": 3}, ConfigError, '"max_fusion_size" \\(Inductor\\)'),
+        ({"memory_budget": "8 gigs"}, ConfigError, "8 gigs.*Allowed"),
+        ({"memory_budget": 8}, ConfigError, '"8MiB" or "8GiB"'),
+        ({"memory_budget": -1}, ConfigError, "negative"),
+        ({"memory_budget": 0}, ConfigError, "zero"),
+        ({"compiler": "indctor"}, ConfigError, "inductor"),
+        ({"mode": "reduce-overhed"}, ConfigError, "reduce-overhead"),
+        ({"device": "h1000"}, DeviceError, "h1000"),
+        ({"device": "no/such/file.json"}, DeviceError, "file.json"),
+    ],
+)
+def test_a_bad_setting_is_one_clear_error(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    model, x = small()
+    with pytest.raises(error, match=message) as caught:
+        compiled(**{"compiler": "eager", **options})(model)(x)
+    assert type(caught.value) is error
+
+
+def budget_error(**options: Any) -> BudgetError:
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(32), Block(32))
+    call = compiled(memory_budget="1MiB", **options)(model)
+    try:
+        call(torch.randn(16, 128, 32))
+    except BudgetError as error:
+        return error
+    raise AssertionError("a budget below the floor was accepted")
+
+
+def test_a_budget_below_the_floor_names_the_floor_and_the_tensors() -> None:
+    error = budget_error(compiler="eager")
+    assert error.budget_bytes == MIB < error.floor_bytes
+    assert len(error.largest) == 5
+    assert [t.nbytes for t in error.largest] == sorted((t.nbytes for t in error.largest), reverse=True)
+    assert all(t.shape and t.dtype == "float32" for t in error.largest)
+    assert any(t.module_path.startswith(("0.", "1.")) for t in error.largest)
+    assert all(Path(t.source_line.rpartition(":")[0]).name == Path(__file__).name for t in error.largest)
+    assert all(t.source_line.rpartition(":")[2].isdigit() for t in error.largest)
+
+
+def test_the_floor_that_an_error_names_can_be_reached() -> None:
+    floor = budget_error(compiler="eager").floor_bytes
+    torch.compiler.reset()
+    model = nn.Sequential(Block(32), Block(32))
+    compiled(memory_budget=floor, compiler="eager")(model)(torch.randn(16, 128, 32)).sum().backward()
+    assert compile_remat.reports()[-1].predicted_peak_bytes <= floor
+
+
+def test_a_budget_error_comes_out_of_inductor_and_past_suppress_errors() -> None:
+    with torch._dynamo.config.patch(suppress_errors=True):
+        assert budget_error().budget_bytes == MIB
+
+
+def test_a_bad_setting_is_not_suppressed_either() -> None:
+    model, x = small()
+    with torch._dynamo.config.patch(suppress_errors=True), pytest.raises(ConfigError, match="8 gigs"):
+        compiled(memory_budget="8 gigs")(model)(x)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_inference_works(compiler: str) -> None:
+    model, x = small()
+    call = compiled(memory_budget="1MiB", compiler=compiler)(model)
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), model(x))
+    model.eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(call(x), model(x))
+    assert compile_remat.reports() == []
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_graphs_without_a_backward_work(compiler: str) -> None:
+    call = torch.compile(lambda x: torch.sin(x) + 1, backend=remat, options={"compiler": compiler})
+    x = torch.randn(8)
+    torch.testing.assert_close(call(x), torch.sin(x) + 1)
+    assert compile_remat.reports() == []
+
+
+def test_a_graph_whose_output_is_its_input_works() -> None:
+    call = torch.compile(
+        lambda x, y: (x.view(-1), (y.detach() * 2)),
+        backend=remat,
+        options={"compiler": "eager", "memory_budget": "min"},
+    )
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(4, requires_grad=True)
+    flat, doubled = call(x, y)
+    flat.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(2, 3))
+    torch.testing.assert_close(doubled, 2 * y.detach())
+
+
+# -- where settings come from -----------------------------------------------------------------------------------------
+
+
+class _Entered(Exception):
+    pass
+
+
+def entered(monkeypatch: pytest.MonkeyPatch, **keywords: Any) -> tuple[RematPartitioner, dict[str, Any]]:
+    """The partitioner and the Inductor options with which Inductor would be entered."""
+    seen: list[tuple[RematPartitioner, dict[str, Any]]] = []
+
+    def record(gm: Any, inputs: Any, partitioner: Any, options: Any, *, guarded: bool) -> Any:
+        seen.append((partitioner, dict(options)))
+        return gm.forward
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "compile_with_partitioner", record)
+        model, x = small()
+        torch.compiler.reset()
+        torch.compile(model, backend=remat, **keywords)(x)
+    (entry,) = seen
+    return entry
+
+
+def test_options_beat_environment_beats_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert entered(monkeypatch)[0].settings.budget == MemoryBudget("max")  # `auto` on CPU
+    monkeypatch.setenv("REMAT_MEMORY_BUDGET", "3MiB")
+    monkeypatch.setenv("REMAT_DEVICE", "h200")
+    settings = entered(monkeypatch)[0].settings
+    assert settings.budget == MemoryBudget("bytes", 3 * MIB)
+    assert settings.device == load_device("h200")
+    settings = entered(monkeypatch, options={"memory_budget": "min", "device": None})[0].settings
+    assert settings.budget == MemoryBudget("min")
+    assert settings.device == load_device("h200")
+
+
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_MEMORY_BUDGET", "8 gigs")
+    model, x = small()
+    with pytest.raises(ConfigError, match="REMAT_MEMORY_BUDGET"):
+        compiled()(model)(x)
+
+
+def test_both_spellings_of_a_mode_become_inductor_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = torch._inductor.list_mode_options("reduce-overhead")
+    as_argument = entered(monkeypatch, mode="reduce-overhead")[1]
+    as_option = entered(monkeypatch, options={"mode": "reduce-overhead"})[1]
+    assert as_argument == as_option
+    assert expected.items() <= as_argument.items()
+    assert not expected.items() <= entered(monkeypatch, mode="default")[1].items()
+
+
+def test_inductor_options_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = entered(monkeypatch, options={"memory_budget": "min", "max-fusion-size": 32})[1]
+    assert options["max_fusion_size"] == 32
+
+
+def test_a_mode_and_inductor_options_train() -> None:
+    model, x = small()
+    options = {"memory_budget": "min", "mode": "reduce-overhead", "max_fusion_size": 32}
+    assert_same(train(compiled(**options), model, x), train(lambda m: m, model, x))
+
+
+# -- failures that must not stop training -----------------------------------------------------------------------------
+
+
+def broken(*args: Any, **kwargs: Any) -> Any:
+    raise ZeroDivisionError("the planner broke")
+
+
+def test_a_broken_planner_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = convolutions(2).double(), torch.randn(2, 4, 8, 8, dtype=torch.float64)
+    monkeypatch.setattr(partitioner, "Planner", broken)
+    with pytest.warns(PlannerWarning, match="the planner broke"):
+        actual = train(compiled(memory_budget="min", compiler="eager"), model, x)
+    assert_same(actual, train(lambda m: m, model, x))
+
+
+def test_a_broken_planner_keeps_the_dropout_masks_under_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Dropped(2, 8), torch.randn(256, 8)
+    expected = train(lambda m: torch.compile(m), model, x)
+    torch.compiler.reset()
+    monkeypatch.setattr(partitioner, "Planner", broken)
+    with pytest.warns(PlannerWarning, match="the planner broke"):
+        assert_same(train(compiled(memory_budget="min"), model, x), expected)
+
+
+def test_torchs_own_partition_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = small(3)
+    used: list[int] = []
+    own = _torch.torch_partition
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        used.append(1)
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(partitioner, "Planner", broken)
+    monkeypatch.setattr(_torch, "extract_modules", broken)
+    monkeypatch.setattr(_torch, "torch_partition", count)
+    with pytest.warns(PlannerWarning):
+        actual = train(compiled(memory_budget="min", compiler="eager"), model, x)
+    assert_same(actual, train(lambda m: m, model, x))
+    assert used == [1]
+
+
+def test_another_torch_gets_a_warning_and_plain_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch, "is_supported", lambda: False)
+    model, x = small()
+    with pytest.warns(PlannerWarning, match="supports torch"):
+        actual = train(compiled(memory_budget="min"), model, x)
+    assert_same(actual, train(lambda m: m, model, x))
+    assert compile_remat.reports() == []
+
+
+# -- plans and reports on disk ----------------------------------------------------------------------------------------
+
+
+def plan_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.plan.json"))
+
+
+def test_a_plan_is_written_and_replayed(tmp_path: Path) -> None:
+    model, x = small(6)
+    options = {"memory_budget": "min", "compiler": "eager", "plan_dir": str(tmp_path / "plans")}
+    train(compiled(**options), model, x)
+    (first,) = compile_remat.reports()
+    (path,) = plan_files(tmp_path / "plans")
+    assert path.name == f"{first.graph_key}.plan.json"
+    written = path.read_text()
+    torch.compiler.reset()
+    actual = train(compiled(**{**options, "memory_budget": "max"}), model, x)
+    assert_same(actual, train(lambda m: m, model, x))
+    second = compile_remat.reports()[-1]
+    assert (first.status != "REPLAYED", second.status) == (True, "REPLAYED")
+    assert (second.plan.saved, second.plan.peak_bytes) == (first.plan.saved, first.plan.peak_bytes)
+    assert path.read_text() == written
+
+
+def test_the_plan_of_another_graph_is_refused(tmp_path: Path) -> None:
+    options = {"memory_budget": "min", "compiler": "eager", "plan_dir": str(tmp_path)}
+    train(compiled(**options), *small(2))
+    (ours,) = plan_files(tmp_path)
+    train(compiled(**options), *small(3))
+    (other,) = set(plan_files(tmp_path)) - {ours}
+    ours.write_text(other.read_text())
+    torch.compiler.reset()
+    with pytest.raises(PlanMismatchError, match=f"{other.name.split('.')[0]}.*this graph is {ours.name.split('.')[0]}"):
+        train(compiled(**options), *small(2))
+
+
+@pytest.mark.parametrize("change", [{"schema": 99}, {"schema": None}, {"saved": ["no_such_value"]}, {"status": "NEW"}])
+def test_the_plan_of_another_version_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    options = {"memory_budget": "min", "compiler": "eager", "plan_dir": str(tmp_path)}
+    train(compiled(**options), *small())
+    (path,) = plan_files(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    torch.compiler.reset()
+    with pytest.raises(PlanMismatchError, match=path.name):
+        train(compiled(**options), *small())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{not json", "{}"])
+def test_a_damaged_plan_is_refused(text: str, tmp_path: Path) -> None:
+    options = {"memory_budget": "min", "compiler": "eager", "plan_dir": str(tmp_path)}
+    train(compiled(**options), *small())
+    (path,) = plan_files(tmp_path)
+    path.write_text(text)
+    torch.compiler.reset()
+    with pytest.raises(PlanMismatchError, match="Delete it"):
+        train(compiled(**options), *small())
+
+
+def test_reports_are_kept_written_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    train(compiled(memory_budget="min", compiler="eager", report_dir=str(tmp_path / "reports")), *small())
+    (report,) = compile_remat.reports()
+    (path,) = (tmp_path / "reports").iterdir()
+    assert path.name == f"{report.graph_key}.rank3.json"
+    assert json.loads(path.read_text()) == json.loads(report.to_json())
+    assert report.budget == "min" and report.floor_bytes == report.predicted_peak_bytes
+    compile_remat.reset_reports()
+    assert compile_remat.reports() == []
+
+
+def test_each_graph_of_a_call_has_its_report() -> None:
+    def broken_in_two(x: torch.Tensor) -> torch.Tensor:
+        x = torch.sin(torch.sin(x))
+        torch._dynamo.graph_break()
+        return torch.sin(torch.sin(x * 2))
+
+    x = torch.randn(16, requires_grad=True)
+    call = torch.compile(broken_in_two, backend=remat, options={"memory_budget": "min", "compiler": "eager"})
+    (gradient,) = torch.autograd.grad(call(x).sum(), x)
+    (expected,) = torch.autograd.grad(broken_in_two(x).sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    assert len({r.graph_key for r in compile_remat.reports()}) == 2
+
+
+# -- the cache key ----------------------------------------------------------------------------------------------------
+
+
+def made(plan_dir: Path | None = None, budget: object = "2MiB", device: str = "cpu") -> RematPartitioner:
+    folder = None if plan_dir is None else str(plan_dir)
+    return RematPartitioner(
+        Settings(MemoryBudget.parse(budget), load_device(device), plan_dir=folder), backend.sources_hash()
+    )
+
+
+def test_uuid_is_stable_and_changes_with_what_a_plan_depends_on(tmp_path: Path) -> None:
+    assert made().uuid() == made().uuid()
+    assert made().uuid() != made(budget="3MiB").uuid()
+    assert made().uuid() != made(device="h200").uuid()
+    empty = made(tmp_path).uuid()
+    (tmp_path / "0.plan.json").write_text("{}")
+    one = made(tmp_path).uuid()
+    (tmp_path / "0.plan.json").write_text("[]")
+    assert len({repr(key) for key in (made().uuid(), empty, one, made(tmp_path).uuid())}) == 4
+    failed = RematPartitioner(made().settings, backend.sources_hash(), fallback="broke")
+    assert failed.uuid() != made().uuid()
+
+
+def test_the_partitioner_can_be_pickled_and_copied() -> None:
+    ours = made()
+    for twin in (pickle.loads(pickle.dumps(ours)), copy.deepcopy(ours)):
+        assert twin.uuid() == ours.uuid()
+        assert vars(twin) == vars(ours)
+    assert pickle.dumps(ours) == pickle.dumps(made())
+
+
+def test_a_second_compilation_hits_inductors_cache() -> None:
+    model, x = small()
+    with torch._inductor.utils.fresh_cache():
+        with (
+            torch._inductor.config.patch(fx_graph_cache=True),
+            torch._functorch.config.patch(enable_autograd_cache=True),
+        ):
+            for budget, plans in (("min", 1), ("min", 1), ("max", 2)):
+                torch.compiler.reset()
+                assert_same(train(compiled(memory_budget=budget), model, x), train(lambda m: m, model, x))
+                assert len(compile_remat.reports()) == plans
