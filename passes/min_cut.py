@@ -99,7 +99,7 @@ class CutSolver:
 def hull(solver: CutSolver, max_cuts: int = 12) -> list[Cut]:
     """Points of the lower convex hull of saved bytes against time, richest (most bytes) first."""
     rich, poor = solver.cut(0.0), solver.cut(_dear_price(solver))
-    found = {rich.saved_bytes: rich, poor.saved_bytes: poor}
+    found = {poor.saved_bytes: poor, rich.saved_bytes: rich}  # where they are one point, price 0 proves more
     pending = [(rich, poor)]
     while pending and len(found) < max_cuts:
         pending.sort(key=lambda pair: _gap(*pair))

@@ -216,10 +216,13 @@ class Planner:
     def _bound(self, budget_bytes: int, otherwise_ns: int) -> int:
         """Extra time that no plan within the budget can avoid.
 
-        At the first backward step everything saved is alive, beside the outputs and what that step writes.
+        While the first kernel of the backward runs, all that is saved is alive, beside the outputs.  A first step that
+        reads no value is that kernel in every plan, and what it writes is alive too.
         """
-        simulator = self.simulator
-        fixed = simulator.output_bytes + int(simulator.step_bytes[0])
+        simulator, first = self.simulator, self.problem.steps[0]
+        fixed = simulator.output_bytes
+        if not first.reads:
+            fixed += int(simulator.step_bytes[0])
         bound = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
         return otherwise_ns if bound is None else max(0, bound - self.fastest_time_ns)
 

@@ -517,6 +517,15 @@ problems = st.builds(random_problem, st.randoms(use_true_random=False))
 """Random problems that hypothesis can shrink."""
 
 
+def chain(length: int, nbytes: int = 1, time_ns: int = 1) -> Problem:
+    """Equal layers, each a kernel; the backward reads them from the last to the first and returns one gradient."""
+    values = tuple(Value(f"v{k}", nbytes, EXTERN, (k - 1,) if k else (), time_ns, position=k) for k in range(length))
+    steps = [Step(f"g{k}", nbytes, EXTERN, (length - 1 - k,), (k - 1,) if k else (), time_ns) for k in range(length)]
+    steps.append(Step(f"g{length}", nbytes, EXTERN, (), (length - 1,), time_ns, is_output=True))
+    steps.append(Step("output", 0, CONSTANT, (), (length,)))
+    return Problem(values, tuple(steps), 2 * length * time_ns)
+
+
 def _random_values(rng: random.Random, shape: Shape) -> list[Value]:
     values: list[Value] = []
     for _ in range(rng.randint(1, shape.max_values)):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 from compile_remat.passes.simulate import Batch, Simulator
-from tests.oracles import all_plans, problems, seeded_problem, slow_run
+from tests.oracles import all_plans, chain, problems, seeded_problem, slow_run
 
 
 def mask_of(problem: Problem, saved: list[int]) -> np.ndarray:
@@ -32,15 +32,6 @@ def report(problem: Problem, saved: list[int]) -> str:
     assert slow_run(problem, saved).live_bytes == tuple(batch.live[0].tolist())
     rows = [f"{name:<8}{live}" for name, live in zip(kernels, batch.live[0].tolist(), strict=True)]
     return "\n".join([*rows, f"forward {int(batch.forward_peak[0])}, time {int(batch.time_ns[0])}"])
-
-
-def chain(length: int, kernel: str = EXTERN) -> Problem:
-    """Layers of 1 byte and 1 ns; step `grad_k` reads the gradient before it and the layer below."""
-    values = tuple(Value(f"v{k}", 1, kernel, (k - 1,) if k else (), 1, position=k) for k in range(length))
-    steps = [Step("g0", 1, EXTERN, (length - 1,), (), 1)]
-    steps += [Step(f"g{k}", 1, EXTERN, (length - 1 - k,), (k - 1,), 1) for k in range(1, length)]
-    last = Step(f"g{length}", 1, EXTERN, (), (length - 1,), 1, is_output=True)
-    return Problem(values, (*steps, last, Step("output", 0, CONSTANT, (), (length,))), 2 * length)
 
 
 @settings(max_examples=200, deadline=None)
