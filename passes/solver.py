@@ -88,7 +88,8 @@ class Planner:
                 return self.plan_of(min(feasible, key=self._time), budget_bytes)
         lowest = self.lowest_mask
         if self._peak(lowest) <= budget_bytes:
-            lowest = self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
+            faster = self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
+            lowest = faster if self._peak(faster) <= budget_bytes else lowest
         return self.plan_of(lowest, budget_bytes)
 
     def lowest(self) -> Plan:

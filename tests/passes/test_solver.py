@@ -52,6 +52,15 @@ def test_a_plan_is_found_where_there_is_one() -> None:
     assert len(missed) <= 0.02 * len(solved()), missed
 
 
+@pytest.mark.parametrize("seed", [*range(0, 150, 10), 116])
+def test_what_the_lowest_plan_fits_is_feasible(seed: int) -> None:
+    """Seed 116: polishing the lowest plan for speed must not push it over the budget again."""
+    planner = Planner(seeded_problem(seed, Shape(max_values=9, max_late=2, max_steps=8)))
+    floor = planner.lowest().peak_bytes
+    for budget_bytes in (floor, floor + 1, floor + 2):
+        assert planner.within(budget_bytes).is_feasible
+
+
 def test_most_plans_are_the_fastest() -> None:
     """Measured: 370 of 372."""
     feasible = [(best, plan) for _, _, best, plan in solved() if plan.is_feasible]
