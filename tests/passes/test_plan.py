@@ -1,0 +1,179 @@
+"""The plan as data and as text."""
+
+import json
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+from expecttest import assert_expected_inline
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_remat.passes.plan import LiveBuffer, Plan, Status
+from compile_remat.passes.problem import SCHEMA
+
+MIB = 1 << 20
+PLAN = Plan(
+    problem_key="0123456789abcdef",
+    status=Status.FEASIBLE,
+    budget_bytes=8 * MIB,
+    saved=("mm", "relu"),
+    recomputed=("sin",),
+    peak_bytes=7 * MIB,
+    forward_peak_bytes=5 * MIB,
+    saved_bytes=3 * MIB,
+    step_time_ns=10_000_000,
+    recompute_time_ns=500_000,
+    extra_time_ns=400_000,
+    bound_time_ns=300_000,
+    largest=(
+        LiveBuffer("mm", 2 * MIB, (512, 1024), "float32", "0.proj", "model.py:12", "saved"),
+        LiveBuffer("sin", MIB, (), "bfloat16", "", "model.py:9", "recomputed"),
+    ),
+    simulations=17,
+)
+BARE = Plan("", Status.OPTIMAL, None, (), (), 0, 0, 0, 0, 0, 0, 0)
+
+sizes = st.integers(0, 1 << 50)
+words = st.text(max_size=6)
+names = st.lists(words, max_size=4).map(tuple)
+buffers = st.builds(LiveBuffer, words, sizes, st.lists(sizes, max_size=3).map(tuple), words, words, words, words)
+plans = st.builds(
+    Plan,
+    problem_key=words,
+    status=st.sampled_from(Status),
+    budget_bytes=st.none() | sizes,
+    saved=names,
+    recomputed=names,
+    peak_bytes=sizes,
+    forward_peak_bytes=sizes,
+    saved_bytes=sizes,
+    step_time_ns=sizes,
+    recompute_time_ns=sizes,
+    extra_time_ns=sizes,
+    bound_time_ns=sizes,
+    largest=st.lists(buffers, max_size=3).map(tuple),
+    simulations=sizes,
+)
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+@given(plans)
+def test_json_round_trip(plan: Plan) -> None:
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again) == hash(plan)  # tuples all the way down
+    assert again.status is plan.status
+
+
+def test_json_names_the_status_and_the_schema() -> None:
+    """A reworded message must not make old plan files unreadable."""
+    data = json.loads(PLAN.to_json())
+    assert (data["schema"], data["status"], data["saved"]) == (SCHEMA, "FEASIBLE", ["mm", "relu"])
+
+
+def test_json_can_be_compared_line_by_line() -> None:
+    lines, other = (p.to_json().splitlines() for p in (PLAN, replace(PLAN, saved=("mm", "cos"))))
+    assert [(a, b) for a, b in zip(lines, other, strict=True) if a != b] == [('  "relu"', '  "cos"')]
+
+
+@pytest.mark.parametrize("schema", [None, 0, SCHEMA + 1, str(SCHEMA)])
+def test_another_schema_is_refused(schema: object) -> None:
+    data = {**json.loads(PLAN.to_json()), "schema": schema}
+    with pytest.raises(ValueError, match=f"not a plan of schema {SCHEMA}"):
+        Plan.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "1", "null", '"plan"', "{"])
+def test_what_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        Plan.from_json(text)
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_text() -> None:
+    assert_expected_inline(
+        str(PLAN),
+        """\
+Plan
+  status          feasible: fits the budget; the gap says how much faster another plan could be at most
+  budget          8.0 MiB
+  predicted peak  7.0 MiB (forward 5.0)
+  saved           3.0 MiB in 2 tensors
+  recomputed      1 values, 0.50 ms
+  step            10.00 ms with nothing recomputed
+  extra time      0.40 ms (4.00 % of the step)
+  lower bound     0.30 ms, gap 1.00 % of the step
+  largest at the peak:
+          2.00 MiB  float32[512, 1024] mm (saved) 0.proj model.py:12
+          1.00 MiB  bfloat16[] sin (recomputed) model.py:9""",
+    )
+
+
+def test_text_of_an_empty_plan() -> None:
+    """No budget, no largest tensors, and a step of no time."""
+    assert_expected_inline(
+        str(BARE),
+        """\
+Plan
+  status          optimal: no plan within the budget is faster
+  budget          none
+  predicted peak  0.0 MiB (forward 0.0)
+  saved           0.0 MiB in 0 tensors
+  recomputed      0 values, 0.00 ms
+  step            0.00 ms with nothing recomputed
+  extra time      0.00 ms (0.00 % of the step)
+  lower bound     0.00 ms, gap 0.00 % of the step""",
+    )
+
+
+def test_text_of_every_status() -> None:
+    assert_expected_inline(
+        "\n".join(
+            f"{status.name}: {str(replace(PLAN, status=status)).splitlines()[1].split(maxsplit=1)[1]}"
+            for status in Status
+        ),
+        """\
+OPTIMAL: optimal: no plan within the budget is faster
+FEASIBLE: feasible: fits the budget; the gap says how much faster another plan could be at most
+INFEASIBLE: infeasible: no plan found fits the budget; this is the one of lowest peak
+REPLAYED: replayed: read from a plan file
+FALLBACK: fallback: torch's own choice, because the planner failed""",
+    )
+
+
+@pytest.mark.parametrize("status", Status)
+def test_text_is_ascii(status: Status) -> None:
+    for plan in (PLAN, BARE):
+        assert str(replace(plan, status=status)).isascii()
+
+
+def test_columns_stay_in_place() -> None:
+    """Numbers of other lengths move no column."""
+    small = replace(PLAN.largest[0], nbytes=1)
+    rows = str(replace(PLAN, largest=(PLAN.largest[0], small, replace(small, nbytes=99_999 * MIB)))).splitlines()[-3:]
+    assert len({row.index(" MiB") for row in rows}) == 1
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra_ns", "bound_ns", "step_ns", "gap"),
+    [(400, 300, 1000, 0.1), (300, 300, 1000, 0.0), (1000, 0, 1000, 1.0), (3000, 1000, 1000, 2.0), (5, 5, 0, 0.0)],
+)
+def test_gap(extra_ns: int, bound_ns: int, step_ns: int, gap: float) -> None:
+    assert replace(PLAN, extra_time_ns=extra_ns, bound_time_ns=bound_ns, step_time_ns=step_ns).gap == gap
+
+
+@pytest.mark.parametrize("status", Status)
+def test_only_infeasible_is_not_feasible(status: Status) -> None:
+    assert replace(PLAN, status=status).is_feasible is (status.name != "INFEASIBLE")
+
+
+def test_frozen() -> None:
+    for node, name in ((PLAN, "saved"), (PLAN.largest[0], "nbytes")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(node, name, getattr(node, name))

@@ -1,0 +1,220 @@
+"""Prices of single nodes add up to the price of the fused groups that they run in.
+
+The model of these tests takes 1 ns for a byte, 1 ns for a flop, 1000 ns for a launch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from compile_remat.cost_models import CostModel, Op, OpKind, UnitCost
+from compile_remat.passes.pricing import Draft, price
+from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
+
+LAUNCH_NS = 1000
+X = ("x", 100)
+"""A graph input of 100 bytes."""
+
+KINDS = {
+    POINTWISE: OpKind.POINTWISE,
+    REDUCTION: OpKind.REDUCTION,
+    EXTERN: OpKind.MATMUL,
+    ITEM: OpKind.ITEM,
+    CONSTANT: OpKind.CONSTANT,
+}
+
+
+@dataclass(frozen=True)
+class Plain:
+    """1 ns for each byte and each flop."""
+
+    name: str = "plain"
+    launch_time_ns: int = LAUNCH_NS
+
+    def key(self) -> str:
+        return self.name
+
+    def op_time_ns(self, op: Op) -> int:
+        return self.launch_time_ns + op.flops
+
+    def arithmetic_time_ns(self, op: Op) -> int:
+        return op.flops
+
+    def traffic_time_ns(self, nbytes: int) -> int:
+        return nbytes
+
+    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
+        return self.launch_time_ns + max(sum(op.flops for op in ops), read_bytes + write_bytes)
+
+
+COST: CostModel = Plain()
+
+
+def value(
+    kernel: str,
+    nbytes: int,
+    *sources: Draft,
+    flops: int = 1,
+    reads: tuple[tuple[str, int], ...] = (),
+    depth: int = 0,
+    is_output: bool = False,
+    realised: bool = False,
+) -> Draft:
+    op = Op("n", "t", KINDS[kernel], "float32", flops, 0, nbytes, False, False)
+    return Draft(op, kernel, nbytes, sources, reads, True, False, depth, realised, is_output)
+
+
+def step(
+    kernel: str,
+    nbytes: int,
+    *sources: Draft,
+    flops: int = 1,
+    reads: tuple[tuple[str, int], ...] = (),
+    depth: int = 0,
+    is_output: bool = False,
+    realised: bool = False,
+) -> Draft:
+    draft = value(
+        kernel, nbytes, *sources, flops=flops, reads=reads, depth=depth, is_output=is_output, realised=realised
+    )
+    draft.in_forward, draft.in_backward = False, True
+    return draft
+
+
+def times(drafts: Sequence[Draft]) -> list[int]:
+    return [d.time_ns for d in drafts]
+
+
+# -- a fused group shares its reads -----------------------------------------------------------------------------------
+
+
+def test_a_shared_input_is_paid_by_its_first_reader() -> None:
+    steps = [step(POINTWISE, 10, reads=(X,), is_output=True) for _ in range(3)]
+    assert price([], steps, COST) == 3 * LAUNCH_NS + 100 + 3 * 10
+    assert times(steps) == [LAUNCH_NS + 110, LAUNCH_NS + 10, LAUNCH_NS + 10]
+
+
+def test_a_shared_buffer_is_paid_by_its_first_reader() -> None:
+    buffer = value(EXTERN, 40, flops=7)
+    steps = [step(POINTWISE, 10, buffer, is_output=True), step(REDUCTION, 2, buffer)]
+    price([buffer], steps, COST)
+    assert times([buffer, *steps]) == [LAUNCH_NS + 7, LAUNCH_NS + 50, LAUNCH_NS + 2]
+
+
+def test_groups_that_do_not_fuse_share_nothing() -> None:
+    """A kernel stands between the two: both read x and the buffer from memory."""
+    buffer = value(EXTERN, 40)
+    steps = [step(POINTWISE, 10, buffer, reads=(X,), depth=d, is_output=True) for d in (1, 2)]
+    price([buffer], steps, COST)
+    assert times(steps) == [LAUNCH_NS + 150] * 2
+
+
+def test_an_input_that_is_read_twice_at_one_depth_is_not_another_input() -> None:
+    steps = [step(POINTWISE, 10, reads=(X, ("y", 7)), is_output=True), step(POINTWISE, 10, reads=(("z", 3), X))]
+    price([], steps, COST)
+    assert times(steps) == [LAUNCH_NS + 117, 3]
+
+
+# -- registers --------------------------------------------------------------------------------------------------------
+
+
+def test_what_stays_in_registers_pays_arithmetic_only() -> None:
+    """first reads x, middle reads and writes registers, last hands its result to a kernel of its own."""
+    first = value(POINTWISE, 50, reads=(X,), flops=3)
+    middle = value(POINTWISE, 50, first, flops=5)
+    last = value(POINTWISE, 50, middle, flops=9)
+    product = value(EXTERN, 10, last, flops=77)
+    total = price([first, middle, last, product], [], COST)
+    assert times([first, middle, product]) == [100, 5, LAUNCH_NS + 77]
+    assert total == 100 + 5 + (LAUNCH_NS + 50) + (LAUNCH_NS + 77)
+
+
+def test_arithmetic_counts_where_it_exceeds_the_traffic() -> None:
+    steps = [step(POINTWISE, 10, reads=(X,), flops=flops, is_output=True) for flops in (500, 9)]
+    price([], steps, COST)
+    assert times(steps) == [LAUNCH_NS + 500, LAUNCH_NS + 10]
+
+
+def test_the_write_for_a_kernel_of_the_forward_is_not_paid_again() -> None:
+    """The step's time has the write; once more, the value stays in registers."""
+    p = value(POINTWISE, 50, reads=(X,))
+    product = value(EXTERN, 10, p, flops=7)
+    gradient = step(POINTWISE, 20, p, is_output=True)
+    total = price([p, product], [gradient], COST)
+    assert total == (LAUNCH_NS + 100 + 50) + (LAUNCH_NS + 7) + (LAUNCH_NS + 50 + 20)
+    assert total - sum(times([p, product, gradient])) == 50
+
+
+def test_the_write_for_a_kernel_of_the_backward_is_paid_again() -> None:
+    p = value(POINTWISE, 50, reads=(X,), realised=True)
+    assert price([p], [], COST) == p.time_ns == LAUNCH_NS + 150
+
+
+@pytest.mark.parametrize("kernel", [ITEM, CONSTANT])
+def test_parts_and_constants_cost_nothing(kernel: str) -> None:
+    node = value(kernel, 50, reads=(X,), flops=9)
+    assert price([node], [], COST) == 0
+    assert (node.time_ns, node.save_time_ns) == (0, 0)
+
+
+# -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def test_saving_a_value_of_registers_costs_its_write_and_its_read() -> None:
+    p = value(POINTWISE, 50, reads=(X,))
+    price([p], [step(POINTWISE, 20, p, is_output=True)], COST)
+    assert p.save_time_ns == 50 + 50
+
+
+def test_saving_what_the_forward_writes_anyway_costs_its_read() -> None:
+    """One is read by a kernel of its own, the other is returned."""
+    read, returned = value(POINTWISE, 50), value(POINTWISE, 50, is_output=True)
+    gradient = step(POINTWISE, 20, read, returned, is_output=True)
+    price([read, returned, value(EXTERN, 10, read)], [gradient], COST)
+    assert (read.save_time_ns, returned.save_time_ns) == (50, 50)
+
+
+def test_saving_what_the_backward_reads_from_memory_costs_its_write() -> None:
+    p = value(POINTWISE, 50)
+    price([p], [step(EXTERN, 20, p)], COST)
+    assert p.save_time_ns == 50
+
+
+def test_saving_a_buffer_of_both_costs_nothing() -> None:
+    p, q = value(POINTWISE, 50, realised=True), value(POINTWISE, 50)
+    price([p, q, value(EXTERN, 10, q)], [step(EXTERN, 20, q)], COST)
+    assert (p.save_time_ns, q.save_time_ns) == (0, 0)
+
+
+@pytest.mark.parametrize("kernel", [EXTERN, REDUCTION])
+def test_saving_what_is_a_buffer_by_itself_costs_nothing(kernel: str) -> None:
+    node = value(kernel, 50)
+    price([node], [step(POINTWISE, 20, node, is_output=True)], COST)
+    assert node.save_time_ns == 0
+
+
+# -- the sum ----------------------------------------------------------------------------------------------------------
+
+
+def test_step_time_is_the_sum() -> None:
+    product = value(EXTERN, 40, flops=7)
+    p = value(POINTWISE, 40, product, flops=2, depth=1)
+    total = value(REDUCTION, 4, p, flops=2, depth=1)
+    gradient = step(POINTWISE, 40, p, flops=2, depth=1)
+    last = step(EXTERN, 60, gradient, product, flops=9, depth=1, is_output=True)
+    nodes = [product, p, total, gradient, last]
+    found = price(nodes[:3], nodes[3:], COST)
+    assert times(nodes) == [LAUNCH_NS + 7, 40, LAUNCH_NS + 4, LAUNCH_NS + 40, LAUNCH_NS + 9]
+    assert found == sum(times(nodes))
+
+
+def test_unit_cost_counts_the_kernels() -> None:
+    """Bytes are free there: saving costs nothing, fused or not."""
+    product = value(EXTERN, 40)
+    item = value(ITEM, 40, product)
+    p = value(POINTWISE, 40, item)
+    gradients = [step(POINTWISE, 40, p), step(EXTERN, 60, item, is_output=True)]
+    assert price([product, item, p], gradients, UnitCost()) == 4
+    assert times([product, item, p, *gradients]) == [1, 0, 1, 1, 1]
+    assert [d.save_time_ns for d in (product, item, p)] == [0, 0, 0]
