@@ -1,0 +1,253 @@
+"""Torch's own helpers as we use them: sizes, mutation, tags, versions, and torch's own graphs from torch's own choice."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from functorch.compile import aot_function, make_boxed_func
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from compile_remat import _torch
+
+T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def look(inspect: Callable[..., T], function: Callable[..., Any], *inputs: torch.Tensor, **compile_args: Any) -> T:
+    """What `inspect(joint, **keywords)` returns for the joint graph of a call, asked where a partitioner stands."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen: list[T] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
+        keywords = {k: keywords.get(k) for k in ("num_fwd_outputs", "static_lifetime_input_indices")}
+        seen.append(inspect(copy.deepcopy(joint), **keywords))
+        return _torch.torch_partition(joint, joint_inputs, **keywords)
+
+    def run(graph: fx.GraphModule, inputs: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(
+        fw_compiler=run, bw_compiler=run, partition_fn=partition, keep_inference_input_mutations=True
+    )
+    torch.compile(function, backend=backend, **compile_args)(*inputs)
+    (found,) = seen
+    return found
+
+
+def grad(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensor", "nbytes"),
+    [
+        (torch.empty(4, 8), 128),
+        (torch.empty(4, 8, dtype=torch.bfloat16), 64),
+        (torch.empty(4, 8, dtype=torch.bool), 32),
+        (torch.empty(()), 4),
+        (torch.empty(4, 8).t(), 128),
+        (torch.empty(4, 8)[:, :2], (3 * 8 + 2) * 4),
+        (torch.empty(8)[::2], 7 * 4),
+        (torch.empty(8).expand(5, 8), 32),
+        (torch.empty_strided((2, 2), (100, 1)), 102 * 4),
+        (torch.empty(0, 8), 0),
+        (torch.empty(8, 0).t(), 0),
+        (torch.empty(4, 8, device="meta"), 128),
+    ],
+)
+def test_bytes_of_a_storage(tensor: torch.Tensor, nbytes: int) -> None:
+    assert _torch.storage_nbytes(tensor) == nbytes
+
+
+@pytest.mark.parametrize("value", [None, 7, (torch.empty(4),), [torch.empty(4)]])
+def test_what_is_no_tensor_has_no_bytes(value: object) -> None:
+    assert _torch.storage_nbytes(value) == 0
+
+
+def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
+    def inspect(joint: fx.GraphModule, **_: Any) -> None:
+        (value,) = (n.meta["val"] for n in joint.graph.nodes if n.target is torch.ops.aten.cat.default)
+        wide, size = value.transpose(0, 1), value.shape[0]
+        assert isinstance(size, torch.SymInt)
+        env = size.node.shape_env
+        guards = len(env.guards)
+        assert _torch.hint_int(size) == 6
+        assert _torch.hint_int(size * 7 + 1) == 43
+        assert _torch.hint_shape(wide) == (16, 6)
+        assert _torch.hint_strides(wide) == (1, 16)
+        assert _torch.storage_nbytes(wide) == 16 * 6 * 4
+        assert all(type(n) is int for n in (*_torch.hint_shape(wide), *_torch.hint_strides(wide)))
+        assert len(env.guards) == guards
+
+    look(inspect, lambda x: torch.cat([torch.sin(x), torch.cos(x)], 1), grad(6, 8), dynamic=True)
+
+
+def test_a_size_that_nobody_knows_takes_the_fallback() -> None:
+    unknown = ShapeEnv().create_unbacked_symint()
+    assert _torch.hint_int(unknown, fallback=77) == 77
+
+
+# -- facts of a joint graph -------------------------------------------------------------------------------------------
+
+
+def mutated(joint: fx.GraphModule, **keywords: Any) -> list[fx.Node]:
+    return list(_torch.mutated_inputs(_torch.prepare(joint, **keywords)))
+
+
+def test_mutated_inputs_are_found() -> None:
+    def mutates(x: torch.Tensor, count: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        y = torch.sin(x) * table
+        count.add_(1)
+        return y
+
+    (node,) = look(mutated, mutates, grad(4), torch.zeros(4), torch.ones(4))
+    assert node.op == "placeholder"
+    assert torch.ops.aten.add.Tensor in {user.target for user in node.users}
+
+
+def test_mutated_inputs_of_batch_norm_are_its_statistics() -> None:
+    nodes = look(mutated, torch.nn.BatchNorm2d(3), grad(2, 3, 4, 4))
+    assert sorted(tuple(n.meta["val"].shape) for n in nodes) == [(), (3,), (3,)]
+
+
+def test_nothing_is_mutated_in_a_pure_function() -> None:
+    assert look(mutated, lambda x, y: torch.sin(x) * y, grad(4), torch.ones(4)) == []
+
+
+def test_policies_are_the_users_tags() -> None:
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    for policy, expected in [
+        (torch.utils.checkpoint.CheckpointPolicy.MUST_SAVE, "save"),
+        (torch.utils.checkpoint.CheckpointPolicy.MUST_RECOMPUTE, "recompute"),
+        (torch.utils.checkpoint.CheckpointPolicy.PREFER_SAVE, None),
+        (torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE, None),
+        (None, None),
+    ]:
+        node.meta["recompute"] = policy
+        assert _torch.policy_of(node) == expected
+    del node.meta["recompute"]
+    assert _torch.policy_of(node) is None
+
+
+@pytest.mark.parametrize("has_tangent", [False, True])
+def test_a_graph_without_a_tangent_has_no_backward(has_tangent: bool) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("primals_1")
+    y = graph.create_node("call_function", torch.ops.aten.sin.default, (x,), name="y")
+    outputs: list[fx.Node | None] = [y, None]
+    if has_tangent:
+        tangent = graph.placeholder("tangents_1")
+        outputs[1] = graph.create_node("call_function", torch.ops.aten.mul.Tensor, (tangent, 2), name="dx")
+    for node in graph.nodes:
+        node.meta["val"] = torch.empty(4, device="meta")
+    graph.output(tuple(outputs)).meta["desc"] = [None, None]
+    joint = _torch.prepare(fx.GraphModule({}, graph), num_fwd_outputs=1)
+    assert joint.has_backward == has_tangent
+    assert len(joint.fwd_outputs) == 1
+    assert len(joint.bwd_outputs) == has_tangent
+
+
+# -- versions and names -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "supported"),
+    [
+        ("2.10.1", False),
+        ("2.11.0", True),
+        ("2.13.0+cpu", True),
+        ("2.15.0.dev20260101", True),
+        ("2.16.0", False),
+        ("3.0.0a0+git1", False),
+        ("1.13.1", False),
+    ],
+)
+def test_supported_versions(version: str, supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert _torch.is_supported() == supported
+
+
+def test_the_torch_that_runs_is_supported() -> None:
+    assert _torch.is_supported()
+
+
+def test_inductor_options_and_modes_are_known() -> None:
+    assert {"max_fusion_size", "triton.cudagraphs"} <= set(_torch.inductor_option_names())
+    assert {"default", "reduce-overhead", "max-autotune"} <= set(_torch.mode_names())
+    assert _torch.mode_options(None) == _torch.mode_options("default") == {}
+    assert _torch.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
+
+
+# -- torch's own choice gives torch's own graphs ----------------------------------------------------------------------
+
+
+def attention(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    q, k, v = (x @ w).view(2, 8, 3, 2, 4).permute(2, 0, 3, 1, 4)
+    return F.gelu(F.scaled_dot_product_attention(q, k, v, is_causal=True)).sum((1, 2))
+
+
+def normalised(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.layer_norm(torch.relu(x @ w), (24,)), 0.5)
+
+
+def checkpointed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return checkpoint(normalised, x, w, use_reentrant=False) * 2
+
+
+def mutating(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    state = torch.zeros(24)
+    state.add_((x @ w).sum((0, 1)))
+    return torch.sin(x @ w) * state
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("function", [attention, normalised, checkpointed, mutating])
+def test_torchs_choice_gives_torchs_graphs(function: Callable[..., Any], dynamic: bool) -> None:
+    """The pipeline is torch's, step for step: only the choice is ours."""
+    if dynamic and function is attention:
+        function = mutating  # its view has a fixed batch size
+
+    def inspect(joint: fx.GraphModule, **keywords: Any) -> None:
+        theirs = _torch.torch_partition(copy.deepcopy(joint), [], **keywords)
+        prepared = _torch.prepare(joint, **keywords)
+        ours = _torch.extract_modules(prepared, _torch.torch_choice(prepared))
+        for our_graph, their_graph in zip(ours, theirs, strict=True):
+            assert our_graph.print_readable(print_output=False) == their_graph.print_readable(print_output=False)
+            our_graph.graph.lint()
+
+    look(inspect, function, grad(2, 8, 8), grad(8, 24), dynamic=dynamic)
+
+
+def test_a_forward_function_without_dynamo() -> None:
+    """`aot_function` gives no descriptors or static inputs: the pipeline does without."""
+    seen: list[_torch.Joint] = []
+
+    def keep(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        seen.append(_torch.prepare(joint, num_fwd_outputs=num_fwd_outputs))
+        return _torch.extract_modules(seen[0], _torch.torch_choice(seen[0]))
+
+    def run(graph: fx.GraphModule, inputs: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    x = grad(4, 4)
+    call = aot_function(lambda x: torch.sin(x @ x), fw_compiler=run, bw_compiler=run, partition_fn=keep)
+    (gradient,) = torch.autograd.grad(call(x).sum(), x)
+    (expected,) = torch.autograd.grad(torch.sin(x @ x).sum(), x)
+    torch.testing.assert_close(gradient, expected)
+    assert len(seen[0].fwd_outputs) == len(seen[0].bwd_outputs) == 1
