@@ -66,22 +66,17 @@ def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:
 def _alive_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
     problem, found = simulator.problem, []
     for v, value in enumerate(problem.values):
-        if not value.nbytes:
-            continue
-        if value.is_output:
-            role = "output"
-        elif batch.used[v, 0] and batch.ends[v, 0] >= slot:
-            role = "saved"
-        elif batch.recomputed[v, 0] and batch.slots[v, 0] <= slot <= batch.ends[v, 0]:
-            role = "recomputed"
-        else:
-            continue
-        if role != "recomputed" or simulator.always_stored[v]:
-            found.append(_buffer(value, role))
+        begin, end = int(batch.slots[simulator.item_of[v], 0]), int(batch.ends[v, 0])
+        if value.nbytes and value.is_output:
+            found.append(_buffer(value, "output"))
+        elif value.nbytes and batch.used[v, 0] and slot <= end:
+            found.append(_buffer(value, "saved"))
+        if batch.buffers[v, 0] and begin <= slot <= end:
+            found.append(_buffer(value, "recomputed"))
     for b, step in enumerate(problem.steps):
         last = int(simulator.step_last[b])
-        end = int(NEVER) if last >= simulator.num_steps else int(batch.step_slots[0, last])
-        if simulator.step_bytes[b] and batch.step_slots[0, b] <= slot <= end:
+        end = int(NEVER) if last >= simulator.num_steps else int(batch.step_slots[0, last] - simulator.step_in_place[b])
+        if simulator.step_bytes[b] and batch.step_slots[0, simulator.step_item_of[b]] <= slot <= end:
             found.append(_buffer(step, "gradient" if step.is_output else "temporary"))
     return found
 

@@ -56,7 +56,8 @@ class Batch:
         live: Live bytes at each slot of the backward, [P, slots]; slots past a plan's end hold 0.
         step_slots: Slot of each step, [P, steps].
         slots: Slot of each recomputed value, [values, P]; meaningless elsewhere.
-        ends: Slot after which a value's buffer is free, [values, P]; meaningless where it is not alive.
+        ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
+        buffers: Computed once more into memory, not just into registers, [values, P].
     """
 
     used: Bools
@@ -68,6 +69,7 @@ class Batch:
     step_slots: NDArray[np.int32]
     slots: NDArray[np.int32]
     ends: NDArray[np.int32]
+    buffers: Bools
 
     @cached_property
     def backward_peak(self) -> Ints:
@@ -199,11 +201,15 @@ class Simulator:
         used = saved & (start < NEVER)
         slots, step_slots, length = self._slots(start, recomputed)
         stored = self._stored(recomputed)
+        buffers = recomputed & stored
+        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
         ends = self._ends(recomputed, stored, slots, step_slots)
+        ends -= self._taken(buffers, alive, slots, step_slots, ends)
         saved_bytes = self.saved_nbytes @ used
-        live = self._live(used, recomputed, recomputed & stored, slots, step_slots, ends, saved_bytes, length)
+        live = self._live(recomputed, buffers, alive, slots, step_slots, ends, saved_bytes, length)
         time_ns = self.time_ns @ recomputed + self.save_time_ns @ used
-        return Batch(used, recomputed, time_ns, saved_bytes, self._forward_peak(used), live, step_slots, slots, ends)
+        peak = self._forward_peak(used)
+        return Batch(used, recomputed, time_ns, saved_bytes, peak, live, step_slots, slots, ends, buffers)
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
         """The anchor as which, or for which, each value is computed at the latest, and what is recomputed."""
@@ -268,20 +274,18 @@ class Simulator:
 
     def _live(
         self,
-        used: Bools,
         recomputed: Bools,
         buffers: Bools,
+        alive: Bools,
         slots: NDArray[np.int32],
         step_slots: NDArray[np.int32],
         ends: NDArray[np.int32],
         saved_bytes: Ints,
         length: int,
     ) -> Ints:
-        plans = used.shape[1]
+        plans = buffers.shape[1]
         width = length + 2
         rows = np.arange(plans, dtype=np.int64) * width
-        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
-        taken = self._taken(buffers, alive, slots, step_slots, ends)
         index, weight = [], []
         own = np.flatnonzero((self.nbytes > 0) & alive.any(axis=1))
         grid_bytes = np.broadcast_to(self.nbytes[own][:, None], (len(own), plans))
@@ -289,7 +293,7 @@ class Simulator:
         index.append((slots[self.item_of[own]] + rows)[made])
         weight.append(grid_bytes[made])
         freed = alive[own]
-        index.append((np.maximum(ends[own], slots[own] * made) + 1 - taken[own] + rows)[freed])
+        index.append((ends[own] + 1 + rows)[freed])
         weight.append(-grid_bytes[freed])
         kept = np.flatnonzero(self.step_bytes)
         flat_bytes = np.broadcast_to(self.step_bytes[kept], (plans, len(kept)))

@@ -17,7 +17,7 @@ from torch._decomp import core_aten_decompositions
 
 from compile_remat import _torch
 from compile_remat.cost_models import UnitCost
-from compile_remat.passes import Planner, build_problem, extract
+from compile_remat.passes import Planner, build_problem, extract, timeline
 
 
 def mlp(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
@@ -171,3 +171,28 @@ def test_twin_of_torchs_own_partition(function: Callable[..., Tensor]) -> None:
 
 def text(node: fx.Node) -> str:
     return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}"
+
+
+def double_gelu(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    gelu = torch.nn.functional.gelu
+    return gelu((gelu(x @ w1).t() @ w2) @ w3).t()
+
+
+def late_masks(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+    a = (x @ w1).relu()
+    return torch.nn.functional.silu((a @ w2).tanh() @ w3 + a).t()
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, double_gelu, late_masks])
+def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., Tensor]) -> None:
+    """Parts of a node are left out: the partition puts each right behind its node, and the simulator counts it there."""
+    joint, _ = joint_of(function, inputs())
+    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    problem = build_problem(prepared, cost=UnitCost())
+    planner = Planner(problem)
+    middle = planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)
+    kernels = {n.name for n in (*problem.values, *problem.steps[:-1]) if n.kernel != "item"}
+    for plan in (planner.fastest(), middle, planner.lowest(), planner.plan_of(none(prepared), None)):
+        _, backward = extract(prepared, plan)
+        predicted = [name for name in timeline(problem, plan).kernels if name in kernels]
+        assert predicted == [n.name for n in backward.graph.nodes if n.name in kernels and n.op == "call_function"]

@@ -5,6 +5,7 @@ from expecttest import assert_expected_inline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 from compile_remat.passes.simulate import Batch, Simulator
 from tests.oracles import all_plans, chain, problems, seeded_problem, slow_run
@@ -223,3 +224,14 @@ g1      6
 output  1
 forward 14, time 1""",
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems, st.integers(0, 2**16 - 1))
+def test_what_is_named_at_the_peak_adds_up_to_it(problem: Problem, bits: int) -> None:
+    """But for what has no name of its own: outputs that nothing reads, and saved parts that are written once more."""
+    mask = np.array([bits >> v & 1 and value.is_saveable for v, value in enumerate(problem.values)], dtype=bool)
+    found = timeline_of(Simulator(problem), mask, keep=100)
+    named = sum(buffer.nbytes for buffer in found.largest)
+    has_parts = any(n.kernel == ITEM or n.transient_bytes for n in (*problem.values, *problem.steps))
+    assert named <= max(found.live_bytes) if has_parts else named == max(found.live_bytes)
