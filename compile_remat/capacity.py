@@ -52,7 +52,7 @@ def auto_budget_bytes(
     left -= reserve.of(memory.capacity)
     left -= optimizer_state.of(trainable_bytes(example_inputs))
     grain = max(1, memory.capacity // GRAIN)
-    return max(grain, left // grain * grain)
+    return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning
 
 
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:

@@ -97,7 +97,9 @@ class Plan:
         lines += ["  largest at the peak:"] if self.largest else []
         for b in self.largest:
             where = " ".join(x for x in (b.module_path, b.source_line) if x)
-            lines.append(f"    {b.nbytes / mib:10.2f} MiB  {b.dtype}{list(b.shape)} {b.name} ({b.role}) {where}")
+            lines.append(
+                f"    {b.nbytes / mib:10.2f} MiB  {b.dtype}{list(b.shape)} {b.name} ({b.role}) {where}".rstrip()
+            )
         return "\n".join(["Plan", *lines])
 
     def to_json(self) -> str:
@@ -110,6 +112,8 @@ class Plan:
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise ValueError(f"not a plan of schema {SCHEMA}")
+        if data.get("status") not in Status.__members__:
+            raise ValueError("a plan without a known status")
         data["status"] = Status[data["status"]]
         data["largest"] = tuple(LiveBuffer(**{**b, "shape": tuple(b["shape"])}) for b in data["largest"])
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}

@@ -43,14 +43,15 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
     """Set `time_ns` of all and `save_time_ns` of the values; returns the time of a step that recomputes nothing."""
     forward_stored, backward_stored = _stored_sets(values, steps)
     seen: set[tuple[int | str, int]] = set()
+    once_more: dict[int, int] = {}
     for draft in (*values, *steps):
-        stored = id(draft) in (forward_stored if draft.in_forward else backward_stored)
-        draft.time_ns = _time(draft, stored, forward_stored | backward_stored, seen, cost)
+        arithmetic_ns, read_bytes = _work(draft, forward_stored | backward_stored, seen, cost)
+        is_stored = id(draft) in (forward_stored if draft.in_forward else backward_stored)
+        draft.time_ns = _time(draft, arithmetic_ns, read_bytes, is_stored, cost)
+        once_more[id(draft)] = _time(draft, arithmetic_ns, read_bytes, id(draft) in backward_stored, cost)
     step_time_ns = sum(d.time_ns for d in (*values, *steps))
     for draft in values:
-        if draft.kernel == POINTWISE and id(draft) not in backward_stored and id(draft) in forward_stored:
-            write = cost.traffic_time_ns(draft.nbytes)
-            draft.time_ns = max(0, draft.time_ns - write)  # once more, it stays in registers
+        draft.time_ns = once_more[id(draft)]  # what is a buffer in the forward may stay in registers in the backward
         draft.save_time_ns = _save_time(draft, forward_stored, backward_stored, cost)
     return step_time_ns
 
@@ -70,24 +71,31 @@ def _stored_sets(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[i
     return forward, backward
 
 
-def _time(draft: Draft, stored: bool, buffers: set[int], seen: set[tuple[int | str, int]], cost: CostModel) -> int:
-    if draft.kernel == EXTERN:
-        return cost.op_time_ns(draft.op)
+def _work(draft: Draft, buffers: set[int], seen: set[tuple[int | str, int]], cost: CostModel) -> tuple[int, int]:
+    """Arithmetic in ns, and the bytes that the node is the first of its fused group to read."""
     if draft.kernel not in (POINTWISE, REDUCTION):
-        return 0
-    read = 0
+        return 0, 0
+    read_bytes = 0
     for source in draft.sources:
         key = (id(source), draft.depth)
         if id(source) in buffers and key not in seen:
             seen.add(key)
-            read += source.nbytes
+            read_bytes += source.nbytes
     for name, nbytes in draft.input_reads:
         if (name, draft.depth) not in seen:
             seen.add((name, draft.depth))
-            read += nbytes
-    traffic = cost.traffic_time_ns(read + (draft.nbytes if stored else 0))
-    launch = cost.launch_time_ns if stored else 0
-    return launch + max(cost.arithmetic_time_ns(draft.op), traffic)
+            read_bytes += nbytes
+    return cost.arithmetic_time_ns(draft.op), read_bytes
+
+
+def _time(draft: Draft, arithmetic_ns: int, read_bytes: int, is_stored: bool, cost: CostModel) -> int:
+    """The node's share: a kernel of its own, or arithmetic against traffic, and a launch if it ends in a buffer."""
+    if draft.kernel == EXTERN:
+        return cost.op_time_ns(draft.op)
+    if draft.kernel not in (POINTWISE, REDUCTION):
+        return 0
+    traffic_ns = cost.traffic_time_ns(read_bytes + (draft.nbytes if is_stored else 0))
+    return (cost.launch_time_ns if is_stored else 0) + max(arithmetic_ns, traffic_ns)
 
 
 def _save_time(draft: Draft, forward_stored: set[int], backward_stored: set[int], cost: CostModel) -> int:

@@ -127,7 +127,7 @@ class Problem:
     def from_json(text: str) -> Problem:
         """Read what `to_json` wrote; ValueError where the schema is another one."""
         data = json.loads(text)
-        if data.pop("schema", None) != SCHEMA:
+        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise ValueError(f"not a problem of schema {SCHEMA}")
         return Problem(
             values=tuple(Value(**_fields(v)) for v in data["values"]),

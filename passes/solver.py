@@ -34,6 +34,9 @@ POLISH_ROUNDS = 3
 TARGETS = (1.0, 0.985, 0.95, 0.9)
 """Where the search ends a little above the budget, it aims lower: at these parts of it, one after the other."""
 
+FLOOR_SHARES = (0.3, 0.9)
+"""The search within a budget looks for the floor at these parts of the lowest peak so far."""
+
 FLOOR_BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""
 
@@ -167,9 +170,13 @@ class Planner:
                 high = peak
             else:
                 low = target
-        starts = sorted(starts, key=self._peak)[:2]
-        pressed = [self._polish(m, int(0.9 * self._peak(m)), rounds=1, weight_factor=10.0) for m in starts]
-        return self._press(min([*pressed, *starts], key=self._peak), (0.93, 0.97))
+        best = self._press(min(starts, key=self._peak), 0.93)
+        for share in FLOOR_SHARES:
+            target = int(self._peak(best) * share)
+            found = min(self._candidates(target), key=self._peak)
+            if self._peak(found) < self._peak(best):
+                best = found
+        return best
 
     def _unavoidable_bytes(self) -> int:
         """Live at the end of every backward: gradients and outputs."""
@@ -177,14 +184,10 @@ class Planner:
         kept = simulator.step_last >= simulator.num_steps
         return simulator.output_bytes + int(simulator.step_bytes[kept].sum())
 
-    def _press(self, mask: Bools, shares: Iterable[float]) -> Bools:
-        """Aim below the peak again and again, as long as that lowers it."""
-        best = mask
-        for share in shares:
-            pressed = self._polish(best, int(self._peak(best) * share), rounds=POLISH_ROUNDS, weight_factor=10.0)
-            if self._peak(pressed) < self._peak(best):
-                best = pressed
-        return best
+    def _press(self, mask: Bools, share: float) -> Bools:
+        """Aim below the plan's peak; the plan itself where that does not lower it."""
+        target = int(self._peak(mask) * share)
+        return min(mask, self._polish(mask, target, rounds=POLISH_ROUNDS, weight_factor=10.0), key=self._peak)
 
     def _best_level(self, budget_bytes: int) -> Bools:
         batch = self.simulator.run(np.stack(self.levels, axis=1))

@@ -172,6 +172,14 @@ class Spans:
         Where a span turns out worse beside its real neighbours than in its tiling, its option is corrected and the
         programme runs again.
         """
+        measured = self.options
+        self.options = dict(measured)  # corrections hold beside these neighbours, not beside others
+        try:
+            return self._plan(budget_bytes, rounds)
+        finally:
+            self.options = measured
+
+    def _plan(self, budget_bytes: int, rounds: int) -> Bools | None:
         best: Bools | None = None
         best_peak = None
         for _ in range(rounds):

@@ -133,9 +133,6 @@ def test_two_points_are_the_ends() -> None:
     assert 1 <= len(pareto(mlp(8), X, points=2)) <= 2
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the search for the lowest plan misses plans that the search within a budget finds"
-)
 def test_min_is_the_lowest_of_all_plans() -> None:
     x = torch.randn(8, 4, 8, 8, dtype=torch.float64)
     within = explain(convolutions(12).double(), x, memory_budget=0.35)
