@@ -31,11 +31,14 @@ class Timeline:
 
 
 def timeline(problem: Problem, plan: Plan) -> Timeline:
-    """Liveness of `plan` on `problem`; ValueError where the plan names values that the problem lacks."""
+    """Liveness of `plan` on `problem`; ValueError where the plan saves what the problem lacks or what cannot be saved."""
     index = {v.name: i for i, v in enumerate(problem.values)}
     unknown = [name for name in plan.saved if name not in index]
     if unknown:
         raise ValueError(f"the plan saves {unknown[0]!r}, which the problem does not have")
+    tuples = [name for name in plan.saved if not problem.values[index[name]].is_saveable]
+    if tuples:
+        raise ValueError(f"the plan saves {tuples[0]!r}, which cannot be saved")
     saved = np.zeros(len(problem.values), dtype=bool)
     saved[[index[name] for name in plan.saved]] = True
     return timeline_of(Simulator(problem), saved)

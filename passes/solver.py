@@ -128,8 +128,8 @@ class Planner:
         )
 
     def mask_of(self, names: Iterable[str]) -> Bools:
-        """The mask that saves the named values, for plans from a file; KeyError names one that is not there."""
-        index = {v.name: i for i, v in enumerate(self.problem.values)}
+        """The mask that saves the named values, for plans from a file; KeyError names one that cannot be saved."""
+        index = {v.name: i for i, v in enumerate(self.problem.values) if v.is_saveable}
         return self._mask([index[name] for name in names]) | self.pinned
 
     # -- the search ---------------------------------------------------------------------------------------------------

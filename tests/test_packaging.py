@@ -44,6 +44,15 @@ def test_public_names() -> None:
         "PlannerWarning",
         "RematConfig",
         "RematError",
+        "Report",
+        "explain",
+        "install",
+        "pareto",
+        "partition",
+        "plan",
+        "reports",
+        "reset_reports",
+        "uninstall",
     ]
     assert compile_remat.__all__ == sorted(compile_remat.__all__)
     for name in compile_remat.__all__:

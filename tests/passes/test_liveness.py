@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compile_remat.passes.liveness import Timeline, timeline, timeline_of
 from compile_remat.passes.plan import LiveBuffer, Plan, Status
-from compile_remat.passes.problem import CONSTANT, EXTERN, POINTWISE, Origin, Problem, Step, Value
+from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
 from compile_remat.passes.simulate import Simulator
 from tests.oracles import problems, slow_run
 
@@ -44,6 +44,17 @@ def report(found: Timeline) -> str:
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_saves_a_tuple_is_refused() -> None:
+    values = (
+        Value("x", 4, EXTERN, (), 1),
+        Value("split", 0, EXTERN, (0,), 1),
+        Value("part", 4, ITEM, (1,), 0),
+    )
+    problem = Problem(values, (Step("g", 4, EXTERN, (2,), ()), Step("output", 0, CONSTANT, (), (0,))))
+    with pytest.raises(ValueError, match="cannot be saved"):
+        timeline(problem, plan_saving("split"))
 
 
 def test_one_saved() -> None:
