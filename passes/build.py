@@ -49,6 +49,10 @@ fused expression reads more buffers than this is realised, reused or not."""
 HEAVY_ON_CPU = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"})
 """Reused on CPU, these are realised (torch 2.13, ``StorageBox.should_realize_on_reuse``)."""
 
+MASK_FACTOR = 8
+"""Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
+times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
+
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
 """Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
 
@@ -138,6 +142,7 @@ class _Builder:
             ),
             in_forward=self.joint.info.is_required_fw(node),
             in_backward=in_backward,
+            mask_factor=_mask_factor(node),
             node=node,
             joint_index=index,
             pin=self._pin(node, op, sources),
@@ -276,6 +281,12 @@ def _positions(values: list[_Draft], index_of: dict[fx.Node, int]) -> list[int]:
 
 def _is_extern(node: fx.Node) -> bool:
     return node.op == "call_function" and KERNELS.get(describe(node).kind) == EXTERN
+
+
+def _mask_factor(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    is_slow = isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.device.type == "cpu"
+    return MASK_FACTOR if is_slow else 1
 
 
 def _unread_bytes(node: fx.Node) -> int:

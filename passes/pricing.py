@@ -23,6 +23,8 @@ class Draft:
         sources: The drafts that it reads, views seen through.
         input_reads: Names and bytes of the graph inputs that it reads.
         depth: The most unfused kernels on any path that leads to it.
+        mask_factor: How many bytes' worth of time one saved byte costs: Inductor's CPU kernels do not vectorise loads
+            and stores of bool, so a saved mask is no quicker to handle than floats (it does take a quarter of the memory).
     """
 
     op: Op
@@ -33,6 +35,7 @@ class Draft:
     in_forward: bool
     in_backward: bool
     depth: int = 0
+    mask_factor: int = 1
     realised: bool = False
     is_output: bool = False
     time_ns: int = 0
@@ -102,6 +105,7 @@ def _save_time(draft: Draft, forward_stored: set[int], backward_stored: set[int]
     """Traffic of a saved value that recomputing would spare: its write in the forward, its read by fused readers."""
     if draft.kernel != POINTWISE:
         return 0
-    write = 0 if id(draft) in forward_stored else cost.traffic_time_ns(draft.nbytes)
-    read = 0 if id(draft) in backward_stored else cost.traffic_time_ns(draft.nbytes)
+    traffic_ns = cost.traffic_time_ns(draft.nbytes * draft.mask_factor)
+    write = 0 if id(draft) in forward_stored else traffic_ns
+    read = 0 if id(draft) in backward_stored else traffic_ns
     return write + read

@@ -179,9 +179,9 @@ class Simulator:
         np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
         base = np.cumsum(delta)[: n + 1]
         is_part = (self.item_of != np.arange(n)) & in_forward[self.item_of]
-        for v in np.flatnonzero(in_forward):
+        for v in np.flatnonzero(in_forward).tolist():
             base[v] += values[v].transient_bytes
-        for v in np.flatnonzero(is_part & ~kept):
+        for v in np.flatnonzero(is_part & ~kept).tolist():
             base[self.item_of[v]] += self.nbytes[v]  # only the backward reads it, but the kernel writes it
         release = np.where(kept, ends + 1 - in_place, self.item_of + is_part)  # nobody writes over a saved value
         order = np.argsort(release, kind="stable")

@@ -40,6 +40,9 @@ FLOOR_SHARES = (0.3, 0.9)
 FLOOR_BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""
 
+TRUSTED_GAIN = 0.01
+"""`max` leaves torch's own choice for an estimated gain of at least this part of the step."""
+
 EXCESS_WEIGHT = 4.0
 """A peak twice the budget counts like this many forward passes."""
 
@@ -77,6 +80,8 @@ class Planner:
         fits = (batch.peak <= batch.peak[0]) & (moved <= moved[0])
         order = np.lexsort((np.arange(len(fits)), batch.time_ns))
         best = next(int(k) for k in order if fits[k])
+        if batch.time_ns[0] - batch.time_ns[best] < TRUSTED_GAIN * self.problem.step_time_ns:
+            best = 0
         return self.plan_of(candidates[:, best], None)
 
     def within(self, budget_bytes: int) -> Plan:
