@@ -35,11 +35,11 @@ class Draft:
     in_forward: bool
     in_backward: bool
     depth: int = 0
-    mask_factor: int = 1
     realised: bool = False
     is_output: bool = False
     time_ns: int = 0
     save_time_ns: int = 0
+    mask_factor: int = 1
 
 
 def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> int:

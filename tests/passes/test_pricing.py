@@ -218,3 +218,10 @@ def test_unit_cost_counts_the_kernels() -> None:
     assert price([product, item, p], gradients, UnitCost()) == 4
     assert times([product, item, p, *gradients]) == [1, 0, 1, 1, 1]
     assert [d.save_time_ns for d in (product, item, p)] == [0, 0, 0]
+
+
+def test_a_saved_mask_costs_its_slow_loads_and_stores() -> None:
+    p = value(POINTWISE, 50, reads=(X,))
+    p.mask_factor = 8
+    price([p], [step(POINTWISE, 20, p, is_output=True)], COST)
+    assert p.save_time_ns == 8 * (50 + 50)
