@@ -37,6 +37,9 @@ TARGETS = (1.0, 0.985, 0.95, 0.9)
 FLOOR_SHARES = (0.3, 0.9)
 """The search within a budget looks for the floor at these parts of the lowest peak so far."""
 
+FLOOR_GAIN = 0.995
+"""A plan from those searches must be lower by this factor: the pressed plan recomputes in longer, steadier runs."""
+
 FLOOR_BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""
 
@@ -175,11 +178,13 @@ class Planner:
                 high = peak
             else:
                 low = target
-        best = self._press(min(starts, key=self._peak), 0.93)
+        starts = sorted(starts, key=self._peak)[:2]
+        pressed = [self._polish(m, int(0.9 * self._peak(m)), rounds=1, weight_factor=10.0) for m in starts]
+        best = self._press(self._press(min([*pressed, *starts], key=self._peak), 0.93), 0.97)
         for share in FLOOR_SHARES:
             target = int(self._peak(best) * share)
             found = min(self._candidates(target), key=self._peak)
-            if self._peak(found) < self._peak(best):
+            if self._peak(found) < FLOOR_GAIN * self._peak(best):
                 best = found
         return best
 
