@@ -105,7 +105,6 @@ class Simulator:
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self.step_in_place_sources = self._step_sources(values, steps)
         self._forward_base(values)
-        self.sources = [v for v in range(self.num_values) if self.first_anchor[v] < NEVER or self.readers[v]]
 
     # -- what no plan changes -----------------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class Planner:
         order = np.lexsort((np.arange(len(fits)), batch.time_ns))
         best = next(int(k) for k in order if fits[k])
         if batch.time_ns[0] - batch.time_ns[best] < TRUSTED_GAIN * self.problem.step_time_ns:
-            best = 0
+            best = 0  # its own choice stands
         return self.plan_of(candidates[:, best], None)
 
     def within(self, budget_bytes: int) -> Plan:
