@@ -37,8 +37,13 @@ TARGETS = (1.0, 0.985, 0.95, 0.9)
 FLOOR_SHARES = (0.3, 0.9)
 """The search within a budget looks for the floor at these parts of the lowest peak so far."""
 
-FLOOR_GAIN = 0.995
-"""A plan from those searches must be lower by this factor: the pressed plan recomputes in longer, steadier runs."""
+FLOOR_GAIN = 0.998
+"""Of plans whose peaks differ by less than this factor the fastest is called the lowest."""
+
+PRESS_SHARES = (0.8, 0.93, 0.97)
+"""A plan is pressed down by aiming at these parts of its peak, one after the other."""
+
+PRESS_ROUNDS = 6
 
 FLOOR_BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""
@@ -97,15 +102,16 @@ class Planner:
             feasible = [m for m in masks if self._peak(m) <= budget_bytes]
             if feasible:
                 return self.plan_of(min(feasible, key=self._time), budget_bytes)
-        lowest = self.lowest_mask
-        if self._peak(lowest) <= budget_bytes:
-            faster = self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
-            lowest = faster if self._peak(faster) <= budget_bytes else lowest
-        return self.plan_of(lowest, budget_bytes)
+        fitting = [m for m in self._floors if self._peak(m) <= budget_bytes]
+        if not fitting:
+            return self.plan_of(min(self._floors, key=self._peak), budget_bytes)
+        lowest = min(fitting, key=self._time)
+        faster = self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
+        return self.plan_of(faster if self._peak(faster) <= budget_bytes else lowest, budget_bytes)
 
     def lowest(self) -> Plan:
         """The plan of lowest peak found (`min`)."""
-        return self.plan_of(self.lowest_mask, None)
+        return self.plan_of(self._floors[0], None)
 
     def plan_of(self, mask: Bools, budget_bytes: int | None) -> Plan:
         """Describe the plan that saves the values in `mask`."""
@@ -163,8 +169,8 @@ class Planner:
         return [best, *found, *starts]
 
     @cached_property
-    def lowest_mask(self) -> Bools:
-        """The plan of lowest peak, pressed down from several starts."""
+    def _floors(self) -> list[Bools]:
+        """Plans of low peak, pressed down from several starts; the one to be called the lowest stands first."""
         peaks = self.simulator.run(np.stack(self.levels, axis=1)).peak
         starts = [self.levels[int(np.argmin(peaks))]]
         low, high = self._unavoidable_bytes(), int(peaks.min())
@@ -180,13 +186,15 @@ class Planner:
                 low = target
         starts = sorted(starts, key=self._peak)[:2]
         pressed = [self._polish(m, int(0.9 * self._peak(m)), rounds=1, weight_factor=10.0) for m in starts]
-        best = self._press(self._press(min([*pressed, *starts], key=self._peak), 0.93), 0.97)
+        best = min([*pressed, *starts], key=self._peak)
+        for share in PRESS_SHARES:
+            best = self._press(best, share)
+        floors = [best]
         for share in FLOOR_SHARES:
-            target = int(self._peak(best) * share)
-            found = min(self._candidates(target), key=self._peak)
-            if self._peak(found) < FLOOR_GAIN * self._peak(best):
-                best = found
-        return best
+            floors.append(min(self._candidates(int(self._peak(best) * share)), key=self._peak))
+            best = min(floors, key=self._peak)
+        near = self._peak(best) / FLOOR_GAIN
+        return sorted(floors, key=lambda m: (self._peak(m) > near, self._time(m)))
 
     def _unavoidable_bytes(self) -> int:
         """Live at the end of every backward: gradients and outputs."""
@@ -197,7 +205,7 @@ class Planner:
     def _press(self, mask: Bools, share: float) -> Bools:
         """Aim below the plan's peak; the plan itself where that does not lower it."""
         target = int(self._peak(mask) * share)
-        return min(mask, self._polish(mask, target, rounds=POLISH_ROUNDS, weight_factor=10.0), key=self._peak)
+        return min(mask, self._polish(mask, target, rounds=PRESS_ROUNDS, weight_factor=10.0), key=self._peak)
 
     def _best_level(self, budget_bytes: int) -> Bools:
         batch = self.simulator.run(np.stack(self.levels, axis=1))
