@@ -17,7 +17,7 @@ PINS := $(VENV)/constraints.txt
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench dev lint types wheel-test clean distclean
+.PHONY: help demo test test-full bench dev lint types wheel-test clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -29,6 +29,9 @@ demo: $(VENV)/.installed  ## train a small GPT on real text with and without a b
 
 test: $(VENV)/.installed  ## run the tests
 	$(PY) -m pytest --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+
+test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
+	$(PY) -m pytest --full --timeout=$(TIMEOUT) $(PYTEST_ARGS)
 
 bench: $(VENV)/.installed  ## measure the figures of the README
 	$(PY) -m benchmarks $(BENCH_ARGS)
