@@ -419,15 +419,6 @@ def test_torchs_own_partition_is_the_last_resort(monkeypatch: pytest.MonkeyPatch
     assert used == [1]
 
 
-def test_another_torch_gets_a_warning_and_plain_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_torch, "is_supported", lambda: False)
-    model, x = small()
-    with pytest.warns(PlannerWarning, match="supports torch"):
-        actual = train(compiled(memory_budget="min"), model, x)
-    assert_same(actual, train(lambda m: m, model, x))
-    assert compile_remat.reports() == []
-
-
 # -- plans and reports on disk ----------------------------------------------------------------------------------------
 
 

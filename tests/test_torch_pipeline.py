@@ -1,4 +1,4 @@
-"""Torch's own helpers as we use them: sizes, mutation, tags, versions, and torch's own graphs from torch's own choice."""
+"""Torch's own helpers as we use them: sizes, mutation, tags, names, and torch's own graphs from torch's own choice."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -163,28 +163,7 @@ def test_a_graph_without_a_tangent_has_no_backward(has_tangent: bool) -> None:
     assert len(joint.bwd_outputs) == has_tangent
 
 
-# -- versions and names -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("version", "supported"),
-    [
-        ("2.10.1", False),
-        ("2.11.0", True),
-        ("2.13.0+cpu", True),
-        ("2.15.0.dev20260101", True),
-        ("2.16.0", False),
-        ("3.0.0a0+git1", False),
-        ("1.13.1", False),
-    ],
-)
-def test_supported_versions(version: str, supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    assert _torch.is_supported() == supported
-
-
-def test_the_torch_that_runs_is_supported() -> None:
-    assert _torch.is_supported()
+# -- names -----------------------------------------------------------------------------------------------
 
 
 def test_inductor_options_and_modes_are_known() -> None:
