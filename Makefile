@@ -3,12 +3,15 @@
 PYTHON      ?= python3# the interpreter that makes the environment, 3.11 or newer
 TESTED      := $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))
 TORCH       ?= $(TESTED)# the version of torch to install
+VERSIONS    ?= 2.11.0 $(TESTED) 2.15.0# those of test-versions
 TORCH_INDEX ?=# where to get torch alone, such as https://download.pytorch.org/whl/cpu
 VENV_ARGS   ?=# --system-site-packages uses the torch that PYTHON already has
 PYTEST_ARGS ?=# such as "-n 2", "-k budget", "tests/test_config.py"
 TIMEOUT     ?= 600# seconds for one test
 DEMO_ARGS   ?=
 BENCH_ARGS  ?=
+
+VERSION_TESTS := -q tests/test_torch_pipeline.py tests/test_torch_version.py tests/test_partitioner.py tests/test_inductor_guard.py
 
 VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python
@@ -17,10 +20,10 @@ PINS := $(VENV)/constraints.txt
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full bench dev lint types wheel-test clean distclean
+.PHONY: help demo test test-full test-versions bench dev lint types wheel-test clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@awk -F '[?]=|#' '/^[A-Z_]+ +[?]=/{gsub(/ /, "", $$1); printf "  %-16s %s\n", $$1 "=", $$3}' Makefile
 
@@ -32,6 +35,12 @@ test: $(VENV)/.installed  ## run the tests
 
 test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
 	$(PY) -m pytest --full --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+
+test-versions:  ## what may differ between versions of torch, on each of VERSIONS
+	@set -e; for torch in $(VERSIONS); do \
+	  echo "torch $$torch"; \
+	  $(MAKE) --no-print-directory test TORCH=$$torch PYTEST_ARGS="$(or $(PYTEST_ARGS),$(VERSION_TESTS))"; \
+	done
 
 bench: $(VENV)/.installed  ## measure the figures of the README
 	$(PY) -m benchmarks $(BENCH_ARGS)
