@@ -205,7 +205,7 @@ def torch_partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Torch's own partition, untouched: for graphs without a backward and as the last fallback."""
-    from functorch.compile import min_cut_rematerialization_partition
+    from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 
     indices = list(static_lifetime_input_indices or ())
     modules: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(

@@ -19,7 +19,7 @@ from compile_remat._torch_version import private_name
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 else:
     InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
     CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
