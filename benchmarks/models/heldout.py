@@ -197,7 +197,7 @@ class WaveNet(nn.Module):
         for block in self.blocks:
             x, skip = block(x)
             total = total + skip
-        return F.cross_entropy(self.leave(F.relu(total)), targets)
+        return F.cross_entropy(self.leave(F.relu(total + x)), targets)
 
 
 def wavenet(scale: float) -> Built:
