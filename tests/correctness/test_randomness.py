@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-import compile_remat
-from compile_remat.backend import remat
-from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
+from tests.correctness.harness import Case, Observed, Wrap, check, train
 
 
 class Layers(nn.Module):
@@ -158,9 +155,7 @@ CASES = [
     Case("attention", attention, reference="compiled"),
     Case("checkpointed dropout", checkpointed_dropout, reference="compiled"),
     Case("drawn by the backward", drawn_by_the_backward, reference="compiled"),
-    Case(
-        "fallback_random", drawn_as_eager_mode_draws, compilers=("inductor",), options={"fallback_random": True}
-    ),
+    Case("fallback_random", drawn_as_eager_mode_draws, compilers=("inductor",), options={"fallback_random": True}),
 ]
 
 
