@@ -1,7 +1,7 @@
 """Every private name of torch that the planner and the partition need, in one place.
 
-Imports nothing of ours.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared line by line, and
-where they differ the function says so:
+Imports nothing of ours but its siblings.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
+line by line, and where they differ the function says so:
 
 * sizes: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11;
 * ``_extract_fwd_bwd_modules`` takes ``saved_opaque_nodes`` from 2.12;
@@ -25,6 +25,8 @@ from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
+
+from compile_remat import _torch_mutation
 
 _optimization_hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or getattr(symbolic_shapes, "size_hint")  # noqa: B009
 P: Any = partitioners  # its helpers are private and change between versions: checked by tests, not by types
@@ -127,7 +129,10 @@ def prepare(
         P.force_save_collectives(module)
     P.force_save_effectful_ops(module)
     P.force_save_bw_mutation_src(module)
-    info = P.classify_nodes(module, list(static_lifetime_input_indices or ()), num_fwd_outputs)
+    static_indices = list(static_lifetime_input_indices or ())
+    info = P.classify_nodes(module, static_indices, num_fwd_outputs)
+    if _torch_mutation.keep_overwritten(module, info.tangents_closure):
+        info = P.classify_nodes(module, static_indices, num_fwd_outputs)
     forward, backward, *_ = P._extract_fwd_bwd_outputs(module, num_fwd_outputs=num_fwd_outputs)
     return Joint(
         module,
@@ -212,23 +217,8 @@ def torch_partition(
 
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:
-    """Inputs that the forward mutates: by the outputs' descriptors, and as destination of an ``aten.copy_``."""
-    found: set[fx.Node] = set()
-    by_name = {n.name: n for n in joint.module.graph.nodes if n.op == "placeholder"}
-    by_position = [n for n in joint.module.graph.nodes if n.op == "placeholder"]
-    output = next(iter(reversed(joint.module.graph.nodes)))
-    for desc in output.meta.get("desc") or ():
-        mutated = getattr(desc, "mutated_input", None)
-        if mutated is None:
-            continue
-        for node in by_position:
-            if node.meta.get("desc") == mutated:
-                found.add(node)
-    for node in joint.module.graph.nodes:
-        if node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node):
-            if node.args[0].name in by_name:
-                found.add(node.args[0])
-    return found
+    """Inputs that the forward mutates; see `_torch_mutation`."""
+    return _torch_mutation.mutated_inputs(joint.module)
 
 
 def policy_of(node: fx.Node) -> str | None:

@@ -18,9 +18,10 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat.budget import MemoryBudget
-from compile_remat.cost_models import CostModel, Device, OpKind, describe, load_device, make_cost_model
+from compile_remat.cost_models import CostModel, Device, load_device, make_cost_model
 from compile_remat.errors import BudgetError, LiveTensor, PlanMismatchError, PlannerWarning, RematError
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
+from compile_remat.passes.pins import must_be_saved
 from compile_remat.report import Report, record
 from compile_remat.units import format_bytes
 
@@ -221,32 +222,10 @@ def split_without_planner(
         joint = _torch.prepare(joint_module, **keywords)
         if joint.has_backward:
             chosen = _torch.torch_choice(joint)
-            return _torch.extract_modules(joint, dict.fromkeys([*chosen, *_pins(joint)]))
+            return _torch.extract_modules(joint, dict.fromkeys([*chosen, *must_be_saved(joint)]))
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
     return _torch.torch_partition(joint_module, joint_inputs, **keywords)
-
-
-def _pins(joint: _torch.Joint) -> list[fx.Node]:
-    """What must not be computed twice: tagged to be saved, random, or reading an input that the forward mutates."""
-    stale, pinned = _torch.mutated_inputs(joint), set[fx.Node]()
-    for node in joint.module.graph.nodes:
-        if node.op != "call_function" or node in joint.info.tangents_closure or _mutates(node):
-            continue
-        op = describe(node)
-        reads_stale = any(n in stale for n in node.all_input_nodes)
-        if reads_stale and op.kind is OpKind.VIEW:
-            stale.add(node)
-        elif reads_stale or op.is_random or _torch.policy_of(node) == "save":
-            pinned.add(node)
-        elif op.kind is OpKind.ITEM and not pinned.isdisjoint(node.all_input_nodes):
-            pinned.add(node)
-    return [n for n in joint.module.graph.nodes if n in pinned and _torch.storage_nbytes(n.meta.get("val"))]
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
 
 
 def partition(

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from compile_remat import _torch
-from compile_remat.cost_models import CostModel, Op, OpKind, describe
+from compile_remat.cost_models import CostModel, OpKind, describe
+from compile_remat.passes.pins import Pins, writes_into_input
 from compile_remat.passes.pricing import Draft, price
 from compile_remat.passes.problem import (
     CONSTANT,
@@ -18,9 +19,7 @@ from compile_remat.passes.problem import (
     FREE,
     ITEM,
     POINTWISE,
-    RECOMPUTE,
     REDUCTION,
-    SAVE,
     Origin,
     Problem,
     Step,
@@ -52,9 +51,6 @@ HEAVY_ON_CPU = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "ta
 MASK_FACTOR = 8
 """Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
-
-PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
-"""Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -100,7 +96,7 @@ class _Builder:
         self.steps: list[_Draft] = []
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
-        self.mutated = _torch.mutated_inputs(joint)
+        self.pins = Pins(joint)
 
     def build(self, reference: Iterable[fx.Node]) -> Problem:
         for index, node in enumerate(self.joint.module.graph.nodes):
@@ -124,6 +120,7 @@ class _Builder:
 
     def _add(self, node: fx.Node, index: int) -> None:
         op = describe(node)
+        pin = self.pins.read(node, op)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
             self.roots[node] = ()
@@ -135,7 +132,7 @@ class _Builder:
         draft = _Draft(
             op=op,
             kernel=KERNELS[op.kind],
-            nbytes=0 if _writes_into_input(node) else _torch.storage_nbytes(node.meta.get("val")),
+            nbytes=0 if writes_into_input(node) else _torch.storage_nbytes(node.meta.get("val")),
             sources=tuple(self.drafts[r] for r in sources if r in self.drafts),
             input_reads=tuple(
                 (r.name, _torch.storage_nbytes(r.meta.get("val"))) for r in sources if r not in self.drafts
@@ -145,7 +142,7 @@ class _Builder:
             mask_factor=_mask_factor(node),
             node=node,
             joint_index=index,
-            pin=self._pin(node, op, sources),
+            pin=pin,
         )
         draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
         self._gather(draft)
@@ -160,16 +157,6 @@ class _Builder:
     def _is_alias_item(self, node: fx.Node) -> bool:
         source = node.all_input_nodes[0]
         return source not in self.drafts
-
-    def _pin(self, node: fx.Node, op: Op, sources: tuple[fx.Node, ...]) -> str:
-        policy = _torch.policy_of(node)
-        if policy is not None:
-            return SAVE if policy == "save" else RECOMPUTE
-        if op.kind is OpKind.ITEM:
-            return self.drafts[sources[0]].pin if sources and sources[0] in self.drafts else FREE
-        if op.is_random or any(r in self.mutated for r in sources) or _is_impure(node):
-            return SAVE
-        return FREE
 
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
@@ -296,23 +283,6 @@ def _unread_bytes(node: fx.Node) -> int:
         return 0
     read = {u.args[1] for u in node.users if describe(u).kind is OpKind.ITEM}
     return sum(_torch.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
-
-
-def _writes_into_input(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
-
-
-def _is_impure(node: fx.Node) -> bool:
-    """Operators that write into an input, or that nobody but their author knows to be pure."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return not _is_python_builtin(target)
-    return target._schema.is_mutable or target.namespace not in PURE_NAMESPACES
-
-
-def _is_python_builtin(target: object) -> bool:
-    return getattr(target, "__module__", "") in ("_operator", "builtins", "math")
 
 
 def _origin(node: fx.Node) -> Origin:

@@ -1,0 +1,80 @@
+"""Which nodes must be saved and which must be recomputed, whatever the plan; the planner and its fallback both ask here."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat.cost_models import Op, OpKind, describe
+from compile_remat.passes.problem import FREE, RECOMPUTE, SAVE
+
+PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
+"""Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
+
+
+class Pins:
+    """The pins of a joint graph's nodes, read in the graph's order.
+
+    A node is pinned by the user's tag, else saved when a second run would give something else: it draws random numbers,
+    reads an input that the forward overwrites, writes into an input, or nobody but its author knows that it is pure.
+    Parts of a node with several outputs share its pin.  A view has none: it stands for what it aliases.
+    """
+
+    def __init__(self, joint: _torch.Joint) -> None:
+        self._overwritten = _torch.mutated_inputs(joint)  # and the views of them
+        self._kernels: dict[fx.Node, str] = {}
+
+    def read(self, node: fx.Node, op: Op) -> str:
+        """FREE, SAVE or RECOMPUTE; all nodes before this one have been read."""
+        if op.kind is OpKind.SYMBOL:
+            return FREE
+        reads_overwritten = not self._overwritten.isdisjoint(node.all_input_nodes)
+        if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and node.all_input_nodes[0] not in self._kernels):
+            if reads_overwritten:
+                self._overwritten.add(node)
+            return FREE
+        pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
+        return pin
+
+    def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> str:
+        policy = _torch.policy_of(node)
+        if policy is not None:
+            return SAVE if policy == "save" else RECOMPUTE
+        if op.kind is OpKind.ITEM:
+            return self._kernels[node.all_input_nodes[0]]
+        return SAVE if op.is_random or reads_overwritten or _is_impure(node) else FREE
+
+
+def must_be_saved(joint: _torch.Joint) -> list[fx.Node]:
+    """The nodes whose values any saved set must hold where the backward needs them."""
+    pins, found = Pins(joint), list[fx.Node]()
+    for node in joint.module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        op = describe(node)
+        if pins.read(node, op) == SAVE and node not in joint.info.tangents_closure and _can_be_saved(node, op):
+            found.append(node)
+    return found
+
+
+def writes_into_input(node: fx.Node) -> bool:
+    """Whether what the node returns is an argument that it has overwritten."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
+
+
+def _can_be_saved(node: fx.Node, op: Op) -> bool:
+    has_bytes = _torch.storage_nbytes(node.meta.get("val")) > 0
+    return has_bytes and op.kind is not OpKind.CONSTANT and not writes_into_input(node)
+
+
+def _is_impure(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return not _is_python_builtin(target)
+    return target._schema.is_mutable or target.namespace not in PURE_NAMESPACES
+
+
+def _is_python_builtin(target: object) -> bool:
+    return getattr(target, "__module__", "") in ("_operator", "builtins", "math")
