@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 import warnings
 from collections import Counter
@@ -13,6 +14,10 @@ from hypothesis import HealthCheck, Phase
 
 from tests.fuzz.check import Trial
 from tests.fuzz.models import trials
+
+
+SHRINK_TRIALS = 150
+"""After so many tries to make a failure shorter, the shortest so far is it."""
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Result:
 
 def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
     """So many trials; the same ones for the same seed.  After a failure it is shrunk, and the rest is left out."""
-    result = Result()
+    result, attempts, known = Result(), itertools.count(), dict[str, Exception]()
 
     @hypothesis.seed(seed)
     @hypothesis.settings(
@@ -65,12 +70,18 @@ def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
     )
     @hypothesis.given(trials(entry, compiler))
     def all_train_right(trial: Trial) -> None:
+        literal = repr(trial)
+        if literal in known:
+            raise known[literal]
         if not result.failures:
             result.count(trial)
+        elif next(attempts) >= SHRINK_TRIALS:
+            return
         try:
             trial.run()
         except Exception as error:
-            result.keep(first_line(error), repr(trial))
+            known[literal] = error
+            result.keep(first_line(error), literal)
             raise
 
     with warnings.catch_warnings():

@@ -203,9 +203,9 @@ SHAPED = {
     "detach": "{0}.detach()",
     "fold": "{0} + {1}.sum().tanh().to({0}.dtype)",
     "float_of": "{0}.to({1}.dtype) * 0.3",
-    "read_then_add_": "{0} * {1} + {1}.add_(0.25).sum()",
+    "read_then_add_": "{0} * {1}.sin() + {1}.add_(0.25).sum()",
     "average_": "{0} + {1}.mul_(0.9).add_({0}.detach().mean(), alpha=0.1)",
-    "buffer_copy_": "{0}.sin() * {1} + {1}.copy_({0}.detach().mean())",
+    "buffer_copy_": "{0}.sin() * ({1} + 0.5) + {1}.copy_({0}.detach().mean())",
     "set_row_": "{0}.select(0, 0).fill_(0.5).sum() + {0}",
     "set_slice_": "{0}.narrow({a}, 0, 1).mul_(0.5).sum() + {0}",
 }

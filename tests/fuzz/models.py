@@ -73,6 +73,7 @@ class Builder:
     registers: list[Register] = field(default_factory=list)
     environment: dict[str, Any] = field(default_factory=lambda: dict(NAMESPACE))
     regions: list[str] = field(default_factory=list)
+    checkpointed: set[str] = field(default_factory=set)
     count: int = 0
 
     # -- draws --------------------------------------------------------------------------------------------------------
@@ -143,9 +144,9 @@ class Builder:
         return name
 
     def changeable(self) -> str | None:
-        """A register that may be written to: no memory of a leaf with gradient, nor from outside a checkpoint."""
+        """A register that may be written to: no leaf with gradient, nothing that a checkpoint reads when it runs again."""
         outer = [r.name for r in self.registers if r.level < len(self.regions)] + [x.name for x in self.leaves]
-        kept = [r.name for r in self.registers if r.frozen]
+        kept = [r.name for r in self.registers if r.frozen or r.name in self.checkpointed]
         if {"checkpoint", "no_grad"} & set(self.regions):
             kept += outer
         pointers = {_pointer(self[name]) for name in kept}
@@ -306,7 +307,9 @@ def norm(b: Builder) -> None:
     if kind == "batch_norm" and "checkpoint" in b.regions:
         return void(b.emit("batch_norm_stateless", [x, *affine]))  # running stats would be updated twice, by torch
     dtype = str(b[x].dtype).removeprefix("torch.")
-    return void(b.emit(kind, [x, b.leaf("buffer", (channels,), dtype), b.leaf("buffer", (channels,), dtype), *affine]))
+    stats = [b.leaf("buffer", (channels,), dtype), b.leaf("buffer", (channels,), dtype)]
+    kind = kind if b.checkpointed.isdisjoint(stats) else "batch_norm_eval"
+    return void(b.emit(kind, [x, *stats, *affine]))
 
 
 def reduction(b: Builder) -> None:
@@ -428,9 +431,9 @@ def random_numbers(b: Builder) -> None:
 def buffers(b: Builder) -> None:
     x = b.pick()
     assert x is not None
-    if {"checkpoint", "no_grad"} & set(b.regions):
-        return unary(b)
     buffer = b.leaf("buffer", b.choose(((), (1,))), str(b[x].dtype).removeprefix("torch."))
+    if {"checkpoint", "no_grad"} & set(b.regions) or buffer in b.checkpointed:
+        return void(b.emit("gate", [x, buffer]))
     return void(b.emit(b.choose(("read_then_add_", "average_", "buffer_copy_")), [x, buffer]))
 
 
@@ -470,6 +473,8 @@ def region(b: Builder) -> None:
     b.registers = registers + [
         r for r in b.registers if r.name in {leaf.name for leaf in b.leaves} and r not in registers
     ]
+    if kind == "checkpoint":
+        b.checkpointed |= {x, *(arg for inner in op.walk() for arg in inner.args if arg in b.environment)}
     b.environment[name] = b[last] if kind != "no_grad" else b[last].detach()
     b.registers.append(Register(name, len(b.regions), frozen=kind == "no_grad"))
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -120,6 +120,11 @@ class Program:
     def is_random(self) -> bool:
         """Whether it draws numbers."""
         return not RANDOM.isdisjoint(self.kinds)
+
+    def without_checkpoints(self) -> Program:
+        """The same computation with nothing to be done twice."""
+        plain = (replace(op, kind="loop", attrs=(1,)) if op.kind == "checkpoint" else op for op in self.body)
+        return replace(self, body=tuple(plain))
 
     @property
     def source(self) -> str:
