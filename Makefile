@@ -9,6 +9,8 @@ PYTEST_ARGS ?=# such as "-n 2", "-k budget", "tests/test_config.py"
 TIMEOUT     ?= 600# seconds for one test
 DEMO_ARGS   ?=
 BENCH_ARGS  ?=
+N           ?= 5000# random models that "make fuzz" trains
+FUZZ_ARGS   ?=# such as "--seed 7 --workers 4 --inductor-share 0.1"
 
 VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python
@@ -17,7 +19,7 @@ PINS := $(VENV)/constraints.txt
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full bench dev lint types wheel-test clean distclean
+.PHONY: help demo test test-full fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
@@ -32,6 +34,9 @@ test: $(VENV)/.installed  ## run the tests
 
 test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
 	$(PY) -m pytest --full --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed  ## train N random models under random plans; failures, shrunk, go to fuzz_failures.txt
+	$(PY) -m tests.fuzz --examples $(N) $(FUZZ_ARGS)
 
 bench: $(VENV)/.installed  ## measure the figures of the README
 	$(PY) -m benchmarks $(BENCH_ARGS)
