@@ -112,6 +112,10 @@ class Joint:
         """False where nothing depends on a tangent: torch's default partition handles such graphs."""
         return len(self.info.required_bw_nodes) > 0
 
+    def hands_over(self, symbol: fx.Node) -> bool:
+        """Whether the backward gets the number from the forward: of the symbols only SymInts can be saved."""
+        return is_saveable_symbol(symbol) and bool(self.info.is_required_fw(symbol))
+
 
 def prepare(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None

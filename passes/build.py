@@ -123,7 +123,8 @@ class _Builder:
         pin = self.pins.read(node, op)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
-            self.roots[node] = ()
+            # A number that is not handed over is worked out again, from the tensor that it was read out of.
+            self.roots[node] = () if self.joint.hands_over(node) else sources
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources

@@ -34,9 +34,5 @@ def extract(
     missing = [name for name in plan.saved if name not in nodes]
     if missing:
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
-    symbols = [
-        n
-        for n in joint.module.graph.nodes
-        if _torch.is_saveable_symbol(n) and joint.info.is_required_fw(n) and n not in joint.info.inputs
-    ]
+    symbols = [n for n in joint.module.graph.nodes if joint.hands_over(n) and n not in joint.info.inputs]
     return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *(nodes[name] for name in plan.saved)])

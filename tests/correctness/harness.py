@@ -104,10 +104,11 @@ def reference_wrap(reference: str, compiler: str) -> Wrap:
         return lambda function: function
     if compiler == "inductor":
         return lambda function: torch.compile(function)
-    return lambda function: torch.compile(function, backend=_plain_eager())
+    return lambda function: torch.compile(function, backend=plain_eager())
 
 
-def _plain_eager() -> Any:
+def plain_eager() -> Any:
+    """The backend behind `compiler="eager"` with torch's own partitioner."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.partitioners import min_cut_rematerialization_partition
