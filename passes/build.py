@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,9 @@ from compile_remat.passes.problem import (
     EXTERN,
     FREE,
     ITEM,
+    MUST_RECOMPUTE,
     POINTWISE,
+    PREFER_RECOMPUTE,
     RECOMPUTE,
     REDUCTION,
     SAVE,
@@ -86,6 +88,7 @@ class _Draft(Draft):
     node: fx.Node = field(kw_only=True)
     joint_index: int = field(kw_only=True)
     pin: str = FREE
+    tag: str = ""
     is_output: bool = False
     late_step: int = -1
     gathered: frozenset[str] = frozenset()
@@ -101,6 +104,9 @@ class _Builder:
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
         self.mutated = _torch.mutated_inputs(joint)
+        regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
+        found = dict.fromkeys(r for r in regions if r is not None)
+        self.regions: dict[int | None, int] = {r: k for k, r in enumerate(found, start=1)}
 
     def build(self, reference: Iterable[fx.Node]) -> Problem:
         for index, node in enumerate(self.joint.module.graph.nodes):
@@ -130,8 +136,13 @@ class _Builder:
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources
+            if _torch.must_be_in_forward(node):  # `extract` hands it over, and with it the memory of its root
+                for root in sources:
+                    if root in self.drafts:
+                        self.drafts[root].pin, self.drafts[root].tag = SAVE, ""
             return
         in_backward = node in self.joint.info.tangents_closure
+        pin, tag = self._pin(node, op, sources)
         draft = _Draft(
             op=op,
             kernel=KERNELS[op.kind],
@@ -145,7 +156,8 @@ class _Builder:
             mask_factor=_mask_factor(node),
             node=node,
             joint_index=index,
-            pin=self._pin(node, op, sources),
+            pin=pin,
+            tag=tag,
         )
         draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
         self._gather(draft)
@@ -161,15 +173,23 @@ class _Builder:
         source = node.all_input_nodes[0]
         return source not in self.drafts
 
-    def _pin(self, node: fx.Node, op: Op, sources: tuple[fx.Node, ...]) -> str:
-        policy = _torch.policy_of(node)
-        if policy is not None:
-            return SAVE if policy == "save" else RECOMPUTE
-        if op.kind is OpKind.ITEM:
-            return self.drafts[sources[0]].pin if sources and sources[0] in self.drafts else FREE
-        if op.is_random or any(r in self.mutated for r in sources) or _is_impure(node):
-            return SAVE
-        return FREE
+    def _pin(self, node: fx.Node, op: Op, sources: tuple[fx.Node, ...]) -> tuple[str, str]:
+        """The pin, and the user's tag behind it; what the truth demands comes before any tag.
+
+        A random or custom operator may be tagged to be recomputed: torch replays the random state of tagged ones, and
+        of a custom one the user knows more than we do.
+        """
+        if _torch.must_save(self.joint, node) or _mutates(node) or any(r in self.mutated for r in sources):
+            return SAVE, ""
+        parent = self.drafts.get(sources[0]) if op.kind is OpKind.ITEM and sources else None
+        tag = self.joint.user_tags.get(node, "")
+        if parent is not None and (not tag or (parent.pin == SAVE and not parent.tag)):
+            return parent.pin, parent.tag
+        if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
+            return RECOMPUTE, tag
+        if op.is_random or _is_impure(node):
+            return SAVE, ""
+        return (SAVE, tag) if tag else (FREE, "")
 
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
@@ -230,13 +250,14 @@ class _Builder:
             time_ns=draft.time_ns,
             save_time_ns=draft.save_time_ns,
             pin=draft.pin,
+            tag=draft.tag,
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.realised,
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=_origin(draft.node, self.regions),
         )
 
     def _step(self, draft: _Draft, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -250,7 +271,7 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=_origin(draft.node, self.regions),
         )
 
     def _final_step(self, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -303,19 +324,23 @@ def _writes_into_input(node: fx.Node) -> bool:
     return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
 
 
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def _is_impure(node: fx.Node) -> bool:
-    """Operators that write into an input, or that nobody but their author knows to be pure."""
+    """Operators that nobody but their author knows to be pure."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return not _is_python_builtin(target)
-    return target._schema.is_mutable or target.namespace not in PURE_NAMESPACES
+    return target.namespace not in PURE_NAMESPACES
 
 
 def _is_python_builtin(target: object) -> bool:
     return getattr(target, "__module__", "") in ("_operator", "builtins", "math")
 
 
-def _origin(node: fx.Node) -> Origin:
+def _origin(node: fx.Node, regions: Mapping[int | None, int]) -> Origin:
     value = node.meta.get("val")
     shape: tuple[int, ...] = ()
     dtype = ""
@@ -324,7 +349,8 @@ def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
-    return Origin(shape, dtype, _plain_path(path), f"{lines[-1][0]}:{lines[-1][1]}" if lines else "")
+    line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+    return Origin(shape, dtype, _plain_path(path), line, regions.get(_torch.region_of(node), 0))
 
 
 def _plain_path(path: str) -> str:

@@ -39,4 +39,7 @@ def extract(
         for n in joint.module.graph.nodes
         if _torch.is_saveable_symbol(n) and joint.info.is_required_fw(n) and n not in joint.info.inputs
     ]
-    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *(nodes[name] for name in plan.saved)])
+    saved = [nodes[name] for name in plan.saved]
+    # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
+    forward_only = [n for n in nodes.values() if _torch.must_be_in_forward(n) and n.users and n not in saved]
+    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *saved, *forward_only])
