@@ -16,11 +16,14 @@ from compile_remat.errors import (  # noqa: E402
     PlanMismatchError,
     PlannerWarning,
     RematError,
+    SettingWarning,
+    TagConflictError,
 )  # fmt: skip
 from compile_remat.partitioner import partition  # noqa: E402
 from compile_remat.report import Report, reports, reset_reports  # noqa: E402
 
 __all__ = [
     "BudgetError", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning", "RematConfig", "RematError",
-    "Report", "explain", "install", "pareto", "partition", "plan", "reports", "reset_reports", "uninstall",
+    "Report", "SettingWarning", "TagConflictError", "explain", "install", "pareto", "partition", "plan", "reports",
+    "reset_reports", "uninstall",
 ]  # fmt: skip

@@ -15,8 +15,8 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ _optimization_hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or
 P: Any = partitioners  # its helpers are private and change between versions: checked by tests, not by types
 _HAS_OPAQUE = "saved_opaque_nodes" in inspect.signature(P._extract_fwd_bwd_modules).parameters
 _HAS_CSE_KEY = "extra_node_key" in inspect.signature(P.fx_graph_cse).parameters
+
+RATIO_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "_region_activation_memory_budget")
+"""Where a node's ``meta["custom"]`` holds the ratio of its region; nothing writes it before 2.13."""
 
 SUPPORTED = ((2, 11), (2, 16))
 """Half-open range of torch versions that this module was written for."""
@@ -95,9 +98,25 @@ def is_saveable_symbol(node: fx.Node) -> bool:
 # -- the joint graph --------------------------------------------------------------------------------------------------
 
 
+USER_TAGS = (
+    P.CheckpointPolicy.MUST_SAVE,
+    P.CheckpointPolicy.PREFER_SAVE,
+    P.CheckpointPolicy.MUST_RECOMPUTE,
+    P.CheckpointPolicy.PREFER_RECOMPUTE,
+)
+"""The policies that we obey.  Offloading to the host is none of them: torch's partitioner ignores it as well."""
+
+
 @dataclass(frozen=True)
 class Joint:
-    """A joint graph after torch's own preparation, with its classification."""
+    """A joint graph after torch's own preparation, with its classification.
+
+    Attributes:
+        user_tags: What a policy of selective checkpointing, or ``checkpoint`` itself, asks of a node: `must_save`,
+            `prefer_save`, `must_recompute` or `prefer_recompute`.
+        handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
+            does, whatever their own tag says.
+    """
 
     module: fx.GraphModule
     num_fwd_outputs: int
@@ -106,6 +125,8 @@ class Joint:
     bwd_outputs: tuple[fx.Node, ...]
     has_recomputable_ops: bool
     has_recomputable_rng_ops: bool
+    user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
+    handed_on: frozenset[fx.Node] = frozenset()
 
     @property
     def has_backward(self) -> bool:
@@ -127,8 +148,13 @@ def prepare(
         module.graph = _cse(module, num_fwd_outputs)
     recomputable = P.has_recomputable_ops(module)
     recomputable_rng = P.has_recomputable_rng_ops(module)
+    asked = {n: n.meta["recompute"] for n in module.graph.nodes if n.meta.get("recompute") is not None}
     if recomputable:
         module = P.cleanup_recompute_tags(module, is_default_partition=False)
+    # A node with a backward hook is saved for FSDP's sake (see `cleanup_recompute_tags`): that is no mere convenience.
+    handed_on = frozenset(
+        n for n, tag in asked.items() if n.meta["recompute"] != tag and not n.meta.get("has_backward_hook", False)
+    )
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         P.force_save_collectives(module)
     P.force_save_effectful_ops(module)
@@ -146,6 +172,8 @@ def prepare(
         tuple(n for n in backward if isinstance(n, fx.Node) and n.op != "output"),
         recomputable,
         recomputable_rng,
+        {n: tag.name.lower() for n, tag in asked.items() if n.meta["recompute"] == tag and tag in USER_TAGS},
+        handed_on,
     )
 
 
@@ -233,6 +261,74 @@ def policy_of(node: fx.Node) -> str | None:
     if policy == P.CheckpointPolicy.MUST_RECOMPUTE:
         return "recompute"
     return None
+
+
+def must_save(joint: Joint, node: fx.Node) -> bool:
+    """Whether torch's own rules keep the node from a second run: it must be in the forward, or `prepare` tagged it."""
+    if must_be_in_forward(node):
+        return True
+    return policy_of(node) == "save" and node not in joint.user_tags and node not in joint.handed_on
+
+
+def must_be_in_forward(node: fx.Node) -> bool:
+    """Whether a tag keeps the node out of the backward.  (`must_be_in_backward` puts it into `tangents_closure`.)"""
+    return bool(node.meta.get("partitioner_tag") == "must_be_in_forward")
+
+
+def region_of(node: fx.Node) -> int | None:
+    """Which checkpointed region the node belongs to; the number is this process's and changes with every compilation."""
+    region: int | None = node.meta.get("ac_graph_id")
+    return region
+
+
+# -- torch's own memory budget ----------------------------------------------------------------------------------------
+
+
+def config_ratio() -> float:
+    """``torch._functorch.config.activation_memory_budget``: 1 unless somebody set it."""
+    return float(functorch_config.activation_memory_budget)
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """The ratios that a graph's nodes carry.
+
+    Attributes:
+        ratios: Of ``torch.autograd.graph.region_activation_memory_budget`` (from 2.13), ascending; more than one is
+            an error of the user's.
+        bare: Names of the forward operators that no such region covers.
+        legacy: Of the old ``meta["memory_budget"]`` marker; the first one counts, as in torch.
+    """
+
+    ratios: tuple[float, ...]
+    bare: tuple[str, ...]
+    legacy: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether the graph asks for a ratio at all."""
+        return bool(self.ratios) or self.legacy is not None
+
+
+def annotated_ratios(module: fx.GraphModule, joint: Joint | None = None) -> Annotated:
+    """Read the annotations as ``min_cut_rematerialization_partition`` does, nested graphs included.
+
+    Without `joint`, every operator of the outer graph counts as one of the forward: for Dynamo's graphs.
+    """
+    ratios, bare, legacy = set[float](), list[str](), None
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    for graph in graphs:
+        for node in graph.nodes:
+            custom = node.meta.get("custom")
+            ratio = custom.get(RATIO_KEY) if isinstance(custom, dict) else None
+            in_forward = graph is not module.graph or joint is None or joint.info.is_required_fw(node)
+            if ratio is not None:
+                ratios.add(float(ratio))
+            elif node.op == "call_function" and in_forward:
+                bare.append(node.name)
+            if legacy is None and graph is module.graph and isinstance(node.meta.get("memory_budget"), float):
+                legacy = node.meta["memory_budget"]
+    return Annotated(tuple(sorted(ratios)), tuple(bare), legacy)
 
 
 # -- Inductor ---------------------------------------------------------------------------------------------------------

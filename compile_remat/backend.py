@@ -99,7 +99,7 @@ def _enter(
     if config.compiler == "eager":
         return compile_eager(gm, example_inputs, partitioner)
     # `max` is Inductor as it is: a guard would only cost it fusions.
-    strict = partitioner.settings.budget.kind != "max" and not partitioner.fallback
+    strict = partitioner.settings.has_limit(gm) and not partitioner.fallback
     options = {**(STRICT_OPTIONS if strict else {}), **patches}
     return compile_with_partitioner(gm, example_inputs, partitioner, options, guarded=strict)
 
@@ -137,7 +137,16 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
         budget = _auto(config, device, place, example_inputs)
-    return Settings(budget, device, config.cost_model, from_auto, config.plan_dir, config.report_dir)
+    return Settings(
+        budget,
+        device,
+        config.cost_model,
+        from_auto,
+        config.plan_dir,
+        config.report_dir,
+        config.memory_budget.is_given,
+        _torch.config_ratio(),
+    )
 
 
 def _auto(config: RematConfig, device: Device, place: torch.device, example_inputs: Sequence[Any]) -> MemoryBudget:

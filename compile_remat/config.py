@@ -76,7 +76,8 @@ class RematConfig:
     """Every setting, parsed. Values are given as a user writes them: `RematConfig(memory_budget="8GiB")` works.
 
     Attributes:
-        memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default).
+        memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default, unless torch's own
+            `activation_memory_budget` is set).
         device: `detect` (default), a name of the device table, or a JSON file of measured figures.
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
         optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
@@ -88,7 +89,7 @@ class RematConfig:
         log: level of the logger `compile_remat`: `warning` (default), `info` or `debug`.
     """
 
-    memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto"))
+    memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto", is_given=False))
     device: str = _row(_device, "detect")
     reserve: Reserve = _row(Reserve.parse, Reserve("percent", 5))
     optimizer_state: OptimizerState = _row(OptimizerState.parse, OptimizerState("adamw"))

@@ -31,6 +31,10 @@ class PlannerWarning(UserWarning):
     """The planner could not do what was asked, and training goes on with a safer plan."""
 
 
+class SettingWarning(UserWarning):
+    """Two settings contradict each other; the text says which one holds."""
+
+
 @dataclass(frozen=True)
 class LiveTensor:
     """One tensor that is live at the lowest reachable peak, and where the model makes it."""
@@ -68,13 +72,51 @@ class BudgetError(RematError):
         if shown:
             lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
             lines.extend(f"  {tensor}" for tensor in shown)
+        lines.append(self._advice())
+        return "\n".join(lines)
+
+    def _advice(self) -> str:
         enough = exact_size(-(-self.floor_bytes // MIB) * MIB)
-        lines.append(
+        return (
             f'What to do: set memory_budget to "{enough}" or more, or to "min" for the lowest plan; or make these '
             "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
             "graph cannot be recomputed."
         )
-        return "\n".join(lines)
+
+
+class TagConflictError(BudgetError):
+    """A budget that MUST_SAVE or MUST_RECOMPUTE stands in the way of.
+
+    `free_floor_bytes` is the lowest reachable peak without these tags; `tagged` are the tensors that they hold, largest
+    first.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        floor_bytes: int,
+        largest: tuple[LiveTensor, ...] = (),
+        free_floor_bytes: int = 0,
+        tagged: tuple[LiveTensor, ...] = (),
+    ) -> None:
+        super().__init__(budget_bytes, floor_bytes, largest)
+        self.args = (budget_bytes, floor_bytes, largest, free_floor_bytes, tagged)
+        self.free_floor_bytes = free_floor_bytes
+        self.tagged = tagged
+
+    def _advice(self) -> str:
+        lines = [
+            "Tags of selective checkpointing stand in the way: without MUST_SAVE and MUST_RECOMPUTE the lowest reachable "
+            f"peak is {_both(self.free_floor_bytes)}. They hold:"
+        ]
+        lines += [f"  {tensor}" for tensor in self.tagged[:_SHOWN]]
+        if len(self.tagged) > _SHOWN:
+            lines.append(f"  and {len(self.tagged) - _SHOWN} more")
+        lines.append(
+            "Let the policy answer PREFER_SAVE or PREFER_RECOMPUTE there, which a budget may set aside; or a larger "
+            "budget is needed."
+        )
+        return "\n".join([*lines, super()._advice()])
 
 
 def _both(nbytes: int) -> str:

@@ -18,12 +18,13 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat.budget import MemoryBudget
+from compile_remat.choice import Choice, asked_of, choose
 from compile_remat.cost_models import CostModel, Device, load_device, make_cost_model
-from compile_remat.errors import BudgetError, LiveTensor, PlanMismatchError, PlannerWarning, RematError
+from compile_remat.errors import PlanMismatchError, PlannerWarning, RematError
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
 from compile_remat.passes.pins import must_be_saved
+from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
-from compile_remat.units import format_bytes
 
 LOG = logging.getLogger("compile_remat")
 
@@ -35,6 +36,8 @@ class Settings:
     Attributes:
         budget: Never `auto`: that has become bytes or `max`.
         from_auto: Whether it was; then a budget below the floor takes the lowest plan with a warning.
+        is_given: Whether the user set `memory_budget`; else torch's own ratios hold where there are any.
+        torch_ratio: ``torch._functorch.config.activation_memory_budget`` when the settings were looked up.
         device: Figures that the cost model prices with.
     """
 
@@ -44,6 +47,13 @@ class Settings:
     from_auto: bool = False
     plan_dir: str | None = None
     report_dir: str | None = None
+    is_given: bool = True
+    torch_ratio: float = 1.0
+
+    def has_limit(self, graph: fx.GraphModule) -> bool:
+        """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
+        by_ratio = not self.is_given and (self.torch_ratio < 1 or _torch.annotated_ratios(graph).any)
+        return self.budget.kind != "max" or by_ratio
 
     def cost(self) -> CostModel:
         """The cost model for the device."""
@@ -76,6 +86,7 @@ def plan_joint(
 
     Raises:
         BudgetError: No plan fits the budget.
+        ConfigError: Torch's annotations of a memory budget contradict each other.
         PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it.
     """
     start = time.perf_counter()
@@ -86,46 +97,27 @@ def plan_joint(
     )
     if not joint.has_backward:
         return None
-    reference = _torch.torch_choice(joint) if settings.budget.kind == "max" else ()
+    asked = asked_of(
+        joint,
+        settings.budget,
+        is_given=settings.is_given,
+        from_auto=settings.from_auto,
+        ratio=settings.torch_ratio,
+    )
+    reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost()
     problem = build_problem(joint, cost=cost, reference=reference)
     planner = Planner(problem)
-    plan, message = _stored_plan(planner, settings), ""
-    if plan is None:
-        plan, message = _new_plan(planner, settings)
+    stored = _stored_plan(planner, settings)
+    choice = choose(planner, asked) if stored is None else Choice(stored)
+    plan = choice.plan
+    if stored is None:
         _store_plan(plan, settings)
-    floor = plan.peak_bytes if settings.budget.kind == "min" or message else None
     seconds = time.perf_counter() - start
-    report = Report(plan.problem_key, str(settings.budget), plan.budget_bytes, plan, floor, seconds, message)
-    return Planned(joint, cost, problem, plan, report)
-
-
-def _new_plan(planner: Planner, settings: Settings) -> tuple[Plan, str]:
-    budget = settings.budget
-    if budget.kind == "max":
-        return planner.reference(), ""
-    if budget.kind == "min":
-        return planner.lowest(), ""
-    if budget.kind == "fraction":
-        budget_bytes = int(float(budget.value or 0) * planner.fastest().peak_bytes)
-    else:
-        budget_bytes = int(budget.value or 0)
-    plan = planner.within(budget_bytes)
-    if plan.is_feasible:
-        return plan, ""
-    if not settings.from_auto:
-        raise BudgetError(budget_bytes, plan.peak_bytes, tuple(_live_tensor(b) for b in plan.largest))
-    message = (
-        f"the memory that is free ({format_bytes(budget_bytes)}) is less than the lowest reachable peak "
-        f"({format_bytes(plan.peak_bytes)}); this is the lowest plan"
+    report = Report(
+        plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
-    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=2)
-    return plan, message
-
-
-def _live_tensor(buffer: Any) -> LiveTensor:
-    name = f"{buffer.name} ({buffer.role})"
-    return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)
+    return Planned(joint, cost, problem, plan, report)
 
 
 # -- plans on disk ----------------------------------------------------------------------------------------------------
@@ -153,10 +145,11 @@ def _stored_plan(planner: Planner, settings: Settings) -> Plan | None:
             "device's figures or the version changed. Delete it to have a new plan written."
         )
     try:
-        mask = planner.mask_of(stored.saved)
+        lenient = Planner(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
+        plan = lenient.plan_of(lenient.mask_of(stored.saved), stored.budget_bytes)
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
-    return replace(planner.plan_of(mask, stored.budget_bytes), status=Status.REPLAYED)
+    return replace(plan, problem_key=key, status=Status.REPLAYED)
 
 
 def _store_plan(plan: Plan, settings: Settings) -> None:
@@ -233,7 +226,7 @@ def partition(
     joint_inputs: Any,
     *,
     num_fwd_outputs: int,
-    memory_budget: object = "max",
+    memory_budget: object = None,
     device: str = "cpu",
     cost_model: str = "roofline",
     static_lifetime_input_indices: Sequence[int] | None = None,
@@ -243,14 +236,21 @@ def partition(
 
     Args:
         joint_module: AOTAutograd's joint graph; rewritten in place (dead code, CSE).
-        memory_budget: Any form but `auto`, which needs a device to look at.
+        memory_budget: Any form but `auto`, which needs a device to look at.  Where it is None, torch's own
+            ``activation_memory_budget`` holds if it is set, as a fraction; else `max`.
         device: A name of the device table or a JSON file, for the cost model.
 
     Raises:
         BudgetError: No plan fits; ConfigError, DeviceError: a setting is off.
     """
-    budget = MemoryBudget.parse(memory_budget)
-    settings = Settings(MemoryBudget("max") if budget.kind == "auto" else budget, load_device(device), cost_model)
+    budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
+    settings = Settings(
+        MemoryBudget("max") if budget.kind == "auto" else budget,
+        load_device(device),
+        cost_model,
+        is_given=memory_budget is not None,
+        torch_ratio=_torch.config_ratio(),
+    )
     keywords: dict[str, Any] = {
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,7 @@ from compile_remat.passes.problem import (
     ITEM,
     POINTWISE,
     REDUCTION,
+    SAVE,
     Origin,
     Problem,
     Step,
@@ -82,6 +83,7 @@ class _Draft(Draft):
     node: fx.Node = field(kw_only=True)
     joint_index: int = field(kw_only=True)
     pin: str = FREE
+    tag: str = ""
     is_output: bool = False
     late_step: int = -1
     gathered: frozenset[str] = frozenset()
@@ -97,6 +99,9 @@ class _Builder:
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
         self.pins = Pins(joint)
+        regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
+        found = dict.fromkeys(r for r in regions if r is not None)
+        self.regions: dict[int | None, int] = {r: k for k, r in enumerate(found, start=1)}
 
     def build(self, reference: Iterable[fx.Node]) -> Problem:
         for index, node in enumerate(self.joint.module.graph.nodes):
@@ -120,7 +125,7 @@ class _Builder:
 
     def _add(self, node: fx.Node, index: int) -> None:
         op = describe(node)
-        pin = self.pins.read(node, op)
+        pin, tag = self.pins.read(node, op)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
             # A number that is not handed over is worked out again, from the tensor that it was read out of.
@@ -128,6 +133,10 @@ class _Builder:
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources
+            if _torch.must_be_in_forward(node):  # `extract` hands it over, and with it the memory of its root
+                for root in sources:
+                    if root in self.drafts:
+                        self.drafts[root].pin, self.drafts[root].tag = SAVE, ""
             return
         in_backward = node in self.joint.info.tangents_closure
         draft = _Draft(
@@ -144,6 +153,7 @@ class _Builder:
             node=node,
             joint_index=index,
             pin=pin,
+            tag=tag,
         )
         draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
         self._gather(draft)
@@ -218,13 +228,14 @@ class _Builder:
             time_ns=draft.time_ns,
             save_time_ns=draft.save_time_ns,
             pin=draft.pin,
+            tag=draft.tag,
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.realised,
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=_origin(draft.node, self.regions),
         )
 
     def _step(self, draft: _Draft, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -238,7 +249,7 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=_origin(draft.node, self.regions),
         )
 
     def _final_step(self, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -286,7 +297,7 @@ def _unread_bytes(node: fx.Node) -> int:
     return sum(_torch.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
 
 
-def _origin(node: fx.Node) -> Origin:
+def _origin(node: fx.Node, regions: Mapping[int | None, int]) -> Origin:
     value = node.meta.get("val")
     shape: tuple[int, ...] = ()
     dtype = ""
@@ -295,7 +306,8 @@ def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
-    return Origin(shape, dtype, _plain_path(path), f"{lines[-1][0]}:{lines[-1][1]}" if lines else "")
+    line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+    return Origin(shape, dtype, _plain_path(path), line, regions.get(_torch.region_of(node), 0))
 
 
 def _plain_path(path: str) -> str:

@@ -35,4 +35,7 @@ def extract(
     if missing:
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
     symbols = [n for n in joint.module.graph.nodes if joint.hands_over(n) and n not in joint.info.inputs]
-    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *(nodes[name] for name in plan.saved)])
+    saved = [nodes[name] for name in plan.saved]
+    # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
+    forward_only = [n for n in nodes.values() if _torch.must_be_in_forward(n) and n.users and n not in saved]
+    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *saved, *forward_only])

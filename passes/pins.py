@@ -7,7 +7,7 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat.cost_models import Op, OpKind, describe
-from compile_remat.passes.problem import FREE, RECOMPUTE, SAVE
+from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
 """Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
@@ -16,34 +16,41 @@ PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantiz
 class Pins:
     """The pins of a joint graph's nodes, read in the graph's order.
 
-    A node is pinned by the user's tag, else saved when a second run would give something else: it draws random numbers,
-    reads an input that the forward overwrites, writes into an input, or nobody but its author knows that it is pure.
-    Parts of a node with several outputs share its pin.  A view has none: it stands for what it aliases.
+    What the truth demands comes before any tag: an operator that reads an input which the forward overwrites, or writes into
+    one, is saved.  A random or custom operator is saved too, unless it is tagged to be recomputed: torch replays the random
+    state of tagged ones, and of a custom one the user knows more than we do.  The rest is as its tag says.  Parts of a node
+    with several outputs share its pin.  A view has none: it stands for what it aliases.
     """
 
     def __init__(self, joint: _torch.Joint) -> None:
+        self._joint = joint
         self._overwritten = _torch.mutated_inputs(joint)  # and the views of them
-        self._kernels: dict[fx.Node, str] = {}
+        self._kernels: dict[fx.Node, tuple[str, str]] = {}
 
-    def read(self, node: fx.Node, op: Op) -> str:
-        """FREE, SAVE or RECOMPUTE; all nodes before this one have been read."""
+    def read(self, node: fx.Node, op: Op) -> tuple[str, str]:
+        """FREE, SAVE or RECOMPUTE, and the user's tag behind it; all nodes before this one have been read."""
         if op.kind is OpKind.SYMBOL:
-            return FREE
+            return FREE, ""
         reads_overwritten = not self._overwritten.isdisjoint(node.all_input_nodes)
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and node.all_input_nodes[0] not in self._kernels):
             if reads_overwritten:
                 self._overwritten.add(node)
-            return FREE
+            return FREE, ""
         pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
         return pin
 
-    def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> str:
-        policy = _torch.policy_of(node)
-        if policy is not None:
-            return SAVE if policy == "save" else RECOMPUTE
-        if op.kind is OpKind.ITEM:
-            return self._kernels[node.all_input_nodes[0]]
-        return SAVE if op.is_random or reads_overwritten or _is_impure(node) else FREE
+    def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[str, str]:
+        if _torch.must_save(self._joint, node) or _mutates(node) or reads_overwritten:
+            return SAVE, ""
+        parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
+        tag = self._joint.user_tags.get(node, "")
+        if parent is not None and (not tag or parent == (SAVE, "")):
+            return parent
+        if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
+            return RECOMPUTE, tag
+        if op.is_random or _is_impure(node):
+            return SAVE, ""
+        return (SAVE, tag) if tag else (FREE, "")
 
 
 def must_be_saved(joint: _torch.Joint) -> list[fx.Node]:
@@ -53,7 +60,7 @@ def must_be_saved(joint: _torch.Joint) -> list[fx.Node]:
         if node.op != "call_function":
             continue
         op = describe(node)
-        if pins.read(node, op) == SAVE and node not in joint.info.tangents_closure and _can_be_saved(node, op):
+        if pins.read(node, op)[0] == SAVE and node not in joint.info.tangents_closure and _can_be_saved(node, op):
             found.append(node)
     return found
 
@@ -69,11 +76,15 @@ def _can_be_saved(node: fx.Node, op: Op) -> bool:
     return has_bytes and op.kind is not OpKind.CONSTANT and not writes_into_input(node)
 
 
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
 def _is_impure(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return not _is_python_builtin(target)
-    return target._schema.is_mutable or target.namespace not in PURE_NAMESPACES
+    return target.namespace not in PURE_NAMESPACES
 
 
 def _is_python_builtin(target: object) -> bool:

@@ -45,6 +45,8 @@ def test_public_names() -> None:
         "RematConfig",
         "RematError",
         "Report",
+        "SettingWarning",
+        "TagConflictError",
         "explain",
         "install",
         "pareto",

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, Phase
 from tests.fuzz.check import Trial
 from tests.fuzz.models import trials
 
-
 SHRINK_TRIALS = 150
 """After so many tries to make a failure shorter, the shortest so far is it."""
 
