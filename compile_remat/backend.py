@@ -202,7 +202,8 @@ def _settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> 
     except RematError:
         raise
     except Exception as error:
-        return Settings(MemoryBudget("max"), load_device("cpu")), f"{type(error).__name__}: {error}"
+        budget = MemoryBudget("max") if config.memory_budget.kind == "auto" else config.memory_budget
+        return Settings(budget, load_device("cpu")), f"{type(error).__name__}: {error}"
 
 
 def _sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
