@@ -30,7 +30,14 @@ def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, opt
     """The file of one compilation; None where torch caches no partitions, so that our partitioner always runs."""
     if not _torch_cache.partitions_are_cached(options):
         return None
-    text = "\n".join([_torch_cache.compilation_text(gm, example_inputs), repr(uuid), repr(sorted(options.items()))])
+    try:
+        graph = _torch_cache.compilation_text(gm, example_inputs)
+    except Exception:  # made of whatever a graph holds: it must not stop a training run
+        LOG.warning(
+            "a graph has no name for its side file: a process that hits the cache will have no report", exc_info=True
+        )
+        return None
+    text = "\n".join([graph, repr(uuid), repr(sorted(options.items()))])
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
     return Path(_torch_cache.inductor_cache_folder()) / "remat" / f"{name}.json"
 

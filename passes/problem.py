@@ -117,9 +117,8 @@ class Problem:
     def key(self) -> str:
         """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
 
-        It names plans, and a plan is obeyed by the names that it saves: these exist wherever values and steps are the
-        same.  `reference` and `step_time_ns` are therefore not in it: the first is known at the budget `max` alone, the
-        second follows from what is hashed or only scales what is printed.
+        It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
+        `reference` (known at the budget `max` alone) and `step_time_ns` are not in it.
         """
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
