@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_origin
 
 import torch
 from torch import fx
@@ -339,6 +339,17 @@ def inductor_option_names() -> tuple[str, ...]:
     from torch._inductor import config
 
     return tuple(sorted(config.get_config_copy()))
+
+
+def inductor_option_problem(name: str, value: object) -> str:
+    """What is wrong with a value for one of Inductor's options, by torch.compile's own test; empty where nothing is."""
+    from torch._inductor import config
+
+    get_type: Any = getattr(config, "get_type")  # noqa: B009 - the module is made at run time
+    wanted = get_type(name)
+    if get_origin(wanted) is None and not isinstance(value, wanted):
+        return f"{value!r} is not of type {getattr(wanted, '__name__', wanted)}"
+    return ""
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomParti
 from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
 from torch._inductor.virtualized import V
 
+PARTITIONER_OPTION = "custom_partitioner_fn"
+"""The option of Inductor that holds a partitioner."""
+
 SMALL_SHARE = 8
 """A node may be pulled forward when what it writes is smaller than what both read by this factor."""
 
@@ -80,7 +83,7 @@ def compile_with_partitioner(
 
     The options go in as ``config_patches``, which also reach the backward: that is compiled later, out of scope.
     """
-    patches = {"custom_partitioner_fn": partitioner, **options}
+    patches = {**options, PARTITIONER_OPTION: partitioner}
     inner = guarded_inner_compile if guarded else inductor.compile_fx_inner
     return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from compile_remat import _torch
 from compile_remat.budget import MemoryBudget
-from compile_remat.errors import BudgetError, ConfigError, LiveTensor, PlannerWarning, SettingWarning, TagConflictError
+from compile_remat.errors import BudgetError, ConfigError, LiveTensor, SettingWarning, TagConflictError, warn
 from compile_remat.passes import Plan, Planner, Problem, Value
 from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
 from compile_remat.passes.solver import FLOOR_GAIN
@@ -104,6 +104,14 @@ class Choice:
     message: str = ""
 
 
+def bytes_of(planner: Planner, asked: Asked) -> int | None:
+    """The bytes that a plan has to fit; None where only speed or only memory counts."""
+    if asked.budget.kind == "fraction":
+        budget_bytes = int(float(asked.budget.value or 0) * planner.fastest().peak_bytes)
+        return min(budget_bytes, asked.limit_bytes or budget_bytes)
+    return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None
+
+
 def choose(planner: Planner, asked: Asked) -> Choice:
     """The plan for the budget, with as many of the user's tags obeyed as it allows.
 
@@ -119,11 +127,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
         return Choice(_keyed(_planner_of(problem, planner).reference(), planner))
     if asked.budget.kind == "min":
         return _lowest(planner)
-    if asked.budget.kind == "fraction":
-        budget_bytes = int(float(asked.budget.value or 0) * planner.fastest().peak_bytes)
-        budget_bytes = min(budget_bytes, asked.limit_bytes or budget_bytes)
-    else:
-        budget_bytes = int(asked.budget.value or 0)
+    budget_bytes = bytes_of(planner, asked) or 0
     missed: list[Plan] = []
     for planned, lapsed in _planners(planner):
         plan = _keyed(planned.within(budget_bytes), planner)
@@ -140,7 +144,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
     )
     if isinstance(error, TagConflictError):
         message += f", and without MUST_SAVE and MUST_RECOMPUTE it would be {format_bytes(error.free_floor_bytes)}"
-    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=2)
+    warn(message)
     return Choice(plan, plan.peak_bytes, message)
 
 

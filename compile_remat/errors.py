@@ -4,6 +4,7 @@ The arguments of each exception are its fields and the text is built from them, 
 copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
 """
 
+import warnings
 from dataclasses import dataclass
 
 from compile_remat.units import MIB, exact_size, format_bytes
@@ -122,3 +123,8 @@ class TagConflictError(BudgetError):
 def _both(nbytes: int) -> str:
     """Rounded and exact: a budget just below the floor reads the same as the floor when rounded."""
     return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
+
+
+def warn(message: str) -> None:
+    """A `PlannerWarning`: something is not as it was asked, and training goes on."""
+    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)

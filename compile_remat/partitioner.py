@@ -6,25 +6,27 @@ Inductor keeps in its cache key, so every figure that can change a plan is one o
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat import _torch, _torch_cache
 from compile_remat.budget import MemoryBudget
-from compile_remat.choice import Choice, asked_of, choose
-from compile_remat.cost_models import CostModel, Device, load_device, make_cost_model
-from compile_remat.errors import PlanMismatchError, PlannerWarning, RematError
+from compile_remat.choice import Asked, Choice, asked_of, bytes_of, choose
+from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
+from compile_remat.errors import PlanMismatchError, RematError, warn
+from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
 from compile_remat.passes.pins import must_be_saved
 from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
+from compile_remat.units import format_bytes
 
 LOG = logging.getLogger("compile_remat")
 
@@ -39,6 +41,8 @@ class Settings:
         is_given: Whether the user set `memory_budget`; else torch's own ratios hold where there are any.
         torch_ratio: ``torch._functorch.config.activation_memory_budget`` when the settings were looked up.
         device: Figures that the cost model prices with.
+        tf32: Kinds of operators that torch lets run in TF32: they are priced so.
+        plan_dir: Where plans are pinned.
     """
 
     budget: MemoryBudget
@@ -46,7 +50,7 @@ class Settings:
     cost_model: str = "roofline"
     from_auto: bool = False
     plan_dir: str | None = None
-    report_dir: str | None = None
+    tf32: tuple[OpKind, ...] = field(default_factory=tf32_kinds)
     is_given: bool = True
     torch_ratio: float = 1.0
 
@@ -57,7 +61,7 @@ class Settings:
 
     def cost(self) -> CostModel:
         """The cost model for the device."""
-        return make_cost_model(self.cost_model, self.device)
+        return make_cost_model(self.cost_model, self.device, self.tf32)
 
 
 class PlannerFailed(Exception):
@@ -108,8 +112,9 @@ def plan_joint(
     cost = settings.cost()
     problem = build_problem(joint, cost=cost, reference=reference)
     planner = Planner(problem)
-    stored = _stored_plan(planner, settings)
-    choice = choose(planner, asked) if stored is None else Choice(stored)
+    budget_bytes = bytes_of(planner, asked)
+    stored = _stored_plan(planner, settings, budget_bytes)
+    choice = stored or choose(planner, asked)
     plan = choice.plan
     if stored is None:
         _store_plan(plan, settings)
@@ -127,14 +132,16 @@ def _plan_path(key: str, settings: Settings) -> Path | None:
     return None if settings.plan_dir is None else Path(settings.plan_dir) / f"{key}.plan.json"
 
 
-def _stored_plan(planner: Planner, settings: Settings) -> Plan | None:
+def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None) -> Choice | None:
     """The plan that was pinned for this graph; its figures are worked out anew, its choice is obeyed."""
     key = planner.problem.key()
     path = _plan_path(key, settings)
     if path is None or not path.exists():
         return None
     try:
-        stored = Plan.from_json(path.read_text())
+        stored = Plan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanMismatchError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise PlanMismatchError(
             f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
@@ -146,17 +153,28 @@ def _stored_plan(planner: Planner, settings: Settings) -> Plan | None:
         )
     try:
         lenient = Planner(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
-        plan = lenient.plan_of(lenient.mask_of(stored.saved), stored.budget_bytes)
+        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes)
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
-    return replace(plan, problem_key=key, status=Status.REPLAYED)
+    plan = replace(plan, problem_key=key, status=Status.REPLAYED)
+    if budget_bytes is None or plan.is_feasible:
+        return Choice(plan)
+    message = (
+        f"the pinned plan {path} has a predicted peak of {format_bytes(plan.peak_bytes)}, above the budget of "
+        f"{format_bytes(budget_bytes)}; delete it to have a new plan written"
+    )
+    warn(message)
+    return Choice(plan, message=message)
 
 
 def _store_plan(plan: Plan, settings: Settings) -> None:
     path = _plan_path(plan.problem_key, settings)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(plan.to_json() + "\n")
+    if path is None:
+        return
+    try:
+        write_atomically(path, plan.to_json() + "\n")
+    except OSError as error:
+        warn(f"plan_dir: {path} cannot be written ({error}); this plan is not pinned")
 
 
 # -- joint graph -> two modules -----------------------------------------------------------------------------------------
@@ -193,7 +211,7 @@ def split(
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
     report = replace(planned.report, planning_time_s=time.perf_counter() - start)
-    record(report, settings.report_dir)
+    record(report)
     LOG.info("%s", report)
     return modules
 
@@ -201,6 +219,7 @@ def split(
 def split_without_planner(
     joint_module: fx.GraphModule,
     joint_inputs: Any,
+    settings: Settings,
     reason: str,
     *,
     num_fwd_outputs: int,
@@ -211,14 +230,39 @@ def split_without_planner(
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
+    message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
     try:
         joint = _torch.prepare(joint_module, **keywords)
         if joint.has_backward:
-            chosen = _torch.torch_choice(joint)
-            return _torch.extract_modules(joint, dict.fromkeys([*chosen, *must_be_saved(joint)]))
+            saved = list(dict.fromkeys([*_torch.torch_choice(joint), *must_be_saved(joint)]))
+            modules = _torch.extract_modules(joint, saved)
+            _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
+            return modules
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
+        _record_fallback(joint_module, settings, f"{message}, in torch's own partition")
     return _torch.torch_partition(joint_module, joint_inputs, **keywords)
+
+
+def _describe(joint: _torch.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
+    """What saving these nodes comes to; None where that breaks what broke the planner."""
+    try:
+        planner = Planner(build_problem(joint, cost=settings.cost(), reference=saved))
+        return replace(planner.torchs_own(bytes_of(planner, Asked(settings.budget))), status=Status.FALLBACK)
+    except Exception:
+        LOG.info("the fallback has no predicted peak", exc_info=True)
+        return None
+
+
+def _record_fallback(module: fx.GraphModule, settings: Settings, message: str, plan: Plan | None = None) -> None:
+    budget, budget_bytes = settings.budget, None
+    if plan is not None:
+        key, budget_bytes = plan.problem_key, plan.budget_bytes
+        message += f", with a predicted peak of {format_bytes(plan.peak_bytes)}"
+    else:
+        key = hashlib.sha256("\n".join(_torch_cache.graph_lines(module)).encode()).hexdigest()[:16]
+        budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
+    record(Report(key, str(budget), budget_bytes, plan, message=message))
 
 
 def partition(
@@ -258,15 +302,13 @@ def partition(
     try:
         return split(joint_module, joint_inputs, settings, **keywords)
     except PlannerFailed as error:
-        warn_of_fallback(error)
-        return split_without_planner(joint_module, joint_inputs, str(error), **keywords)
+        warn_of_fallback(str(error))
+        return split_without_planner(joint_module, joint_inputs, settings, str(error), **keywords)
 
 
-def warn_of_fallback(error: PlannerFailed) -> None:
+def warn_of_fallback(reason: str) -> None:
     """Say that the planner failed and that training goes on."""
-    warnings.warn(
-        f"compile_remat: the planner failed ({error}); this graph runs with torch's own choice of saved tensors and "
-        "no promise about its peak. Please report this.",
-        PlannerWarning,
-        stacklevel=3,
+    warn(
+        f"the planner failed ({reason}); this graph runs with torch's own choice of saved tensors and no promise about its "
+        "peak. Please report this."
     )

@@ -130,7 +130,11 @@ class Problem:
     reference: tuple[int, ...] = ()
 
     def key(self) -> str:
-        """Hash of everything that a plan can depend on; equal graphs have equal keys in every process."""
+        """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
+
+        It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
+        `reference` (known at the budget `max` alone) and `step_time_ns` are not in it.
+        """
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

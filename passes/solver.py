@@ -92,6 +92,10 @@ class Planner:
             best = 0  # its own choice stands
         return self.plan_of(candidates[:, best], None)
 
+    def torchs_own(self, budget_bytes: int | None) -> Plan:
+        """The plan that saves the problem's `reference` and what must be saved, whatever its peak."""
+        return self.plan_of(self._mask(self.problem.reference) | self.pinned, budget_bytes)
+
     def within(self, budget_bytes: int) -> Plan:
         """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE."""
         quick = self._mask(self.hull[0].saved) | self.pinned
