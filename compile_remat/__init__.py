@@ -11,6 +11,8 @@ from compile_remat.api import explain, install, pareto, plan, uninstall  # noqa:
 from compile_remat.config import RematConfig  # noqa: E402
 from compile_remat.errors import (  # noqa: E402
     BudgetError,
+    CheckError,
+    CheckWarning,
     ConfigError,
     DeviceError,
     PlanMismatchError,
@@ -21,6 +23,7 @@ from compile_remat.partitioner import partition  # noqa: E402
 from compile_remat.report import Report, reports, reset_reports  # noqa: E402
 
 __all__ = [
-    "BudgetError", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning", "RematConfig", "RematError",
-    "Report", "explain", "install", "pareto", "partition", "plan", "reports", "reset_reports", "uninstall",
+    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning",
+    "RematConfig", "RematError", "Report", "explain", "install", "pareto", "partition", "plan", "reports",
+    "reset_reports", "uninstall",
 ]  # fmt: skip

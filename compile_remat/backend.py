@@ -22,6 +22,7 @@ from compile_remat._torch_inductor import (
     get_hash_for_files,
 )
 from compile_remat.budget import MemoryBudget
+from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, load_device
 from compile_remat.errors import PlannerWarning, RematError
@@ -59,9 +60,13 @@ def remat(
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, patches: Mapping[str, Any]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    patches: Mapping[str, Any],
+    partitioner_type: type[RematPartitioner] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph under resolved settings.
+    """Compile one Dynamo graph under resolved settings; tests hand in a partitioner whose plans are broken.
 
     Raises:
         RematError: A setting is off, or no plan fits the budget.
@@ -75,8 +80,9 @@ def compile_graph(
         )
         return compile_plain(gm, example_inputs, patches)
     settings = settings_for(config, example_inputs)
+    make = partitioner_type or RematPartitioner
     try:
-        return _enter(gm, example_inputs, config, patches, RematPartitioner(settings, sources_hash()))
+        return _enter(gm, example_inputs, config, patches, make(settings, sources_hash()))
     except Exception as error:
         ours = find_error(error, RematError)
         if ours is not None:
@@ -85,7 +91,7 @@ def compile_graph(
         if failed is None:
             raise
         warn_of_fallback(failed)
-        again = RematPartitioner(settings, sources_hash(), fallback=str(failed))
+        again = make(settings, sources_hash(), fallback=str(failed))
         return _enter(gm, example_inputs, config, patches, again)
 
 
@@ -96,12 +102,18 @@ def _enter(
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
-    if config.compiler == "eager":
-        return compile_eager(gm, example_inputs, partitioner)
     # `max` is Inductor as it is: a guard would only cost it fusions.
     strict = partitioner.settings.budget.kind != "max" and not partitioner.fallback
     options = {**(STRICT_OPTIONS if strict else {}), **patches}
-    return compile_with_partitioner(gm, example_inputs, partitioner, options, guarded=strict)
+
+    def enter(chosen: CustomPartitionerFn) -> Callable[..., Any]:
+        if config.compiler == "eager":
+            return compile_eager(gm, example_inputs, chosen)
+        return compile_with_partitioner(gm, example_inputs, chosen, options, guarded=strict)
+
+    if not config.check:
+        return enter(partitioner)
+    return compile_checked(gm, example_inputs, partitioner, enter, config.report_dir)
 
 
 class RematPartitioner(CustomPartitionerFn):

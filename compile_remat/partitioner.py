@@ -221,13 +221,13 @@ def split_without_planner(
         joint = _torch.prepare(joint_module, **keywords)
         if joint.has_backward:
             chosen = _torch.torch_choice(joint)
-            return _torch.extract_modules(joint, dict.fromkeys([*chosen, *_pins(joint)]))
+            return _torch.extract_modules(joint, dict.fromkeys([*chosen, *pinned_nodes(joint)]))
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
     return _torch.torch_partition(joint_module, joint_inputs, **keywords)
 
 
-def _pins(joint: _torch.Joint) -> list[fx.Node]:
+def pinned_nodes(joint: _torch.Joint) -> list[fx.Node]:
     """What must not be computed twice: tagged to be saved, random, or reading an input that the forward mutates."""
     stale, pinned = _torch.mutated_inputs(joint), set[fx.Node]()
     for node in joint.module.graph.nodes:

@@ -25,6 +25,8 @@ class Report:
         floor_bytes: The lowest reachable peak, where it was worked out.
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
         message: What went otherwise than asked, in a sentence; empty where nothing did.
+        check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
+            before that and without the option.
     """
 
     graph_key: str
@@ -34,6 +36,7 @@ class Report:
     floor_bytes: int | None = None
     planning_time_s: float = 0.0
     message: str = ""
+    check: str = ""
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -87,6 +90,8 @@ class Report:
         lines.append(f"  planned in {self.planning_time_s:.2f} s")
         if self.message:
             lines.append(f"  note: {self.message}")
+        if self.check:
+            lines.append(f"  check {self.check}")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -108,6 +113,17 @@ def reset_reports() -> None:
 def record(report: Report, report_dir: str | None) -> None:
     """Keep a report, and write it to ``<report_dir>/<graph key>.rank<rank>.json``."""
     _REPORTS.append(report)
+    _write(report, report_dir)
+
+
+def amend(report: Report, report_dir: str | None, *, check: str) -> None:
+    """Say in a report that was recorded how its check ended; one that was forgotten since is only written."""
+    amended = replace(report, check=check)
+    _REPORTS[:] = [amended if r is report else r for r in _REPORTS]
+    _write(amended, report_dir)
+
+
+def _write(report: Report, report_dir: str | None) -> None:
     if report_dir is not None:
         folder = Path(report_dir)
         folder.mkdir(parents=True, exist_ok=True)

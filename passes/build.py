@@ -236,7 +236,7 @@ class _Builder:
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=origin_of(draft.node),
         )
 
     def _step(self, draft: _Draft, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -250,7 +250,7 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=origin_of(draft.node),
         )
 
     def _final_step(self, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -315,7 +315,8 @@ def _is_python_builtin(target: object) -> bool:
     return getattr(target, "__module__", "") in ("_operator", "builtins", "math")
 
 
-def _origin(node: fx.Node) -> Origin:
+def origin_of(node: fx.Node) -> Origin:
+    """Where a node comes from in the user's program."""
     value = node.meta.get("val")
     shape: tuple[int, ...] = ()
     dtype = ""
@@ -324,11 +325,12 @@ def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
-    return Origin(shape, dtype, _plain_path(path), f"{lines[-1][0]}:{lines[-1][1]}" if lines else "")
+    return Origin(shape, dtype, plain_path(path), f"{lines[-1][0]}:{lines[-1][1]}" if lines else "")
 
 
-def _plain_path(path: str) -> str:
-    """``L['self']._modules['0'].attn`` as a user writes it: ``0.attn``."""
-    path = re.sub(r"^L\['(fn|self)'\]|^L__self__", "", path)
-    path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", lambda m: "." + (m.group(1) or m.group(2) or ""), path)
+def plain_path(path: str) -> str:
+    """``L['self']._modules['0'].attn._parameters['weight']`` as a user writes it: ``0.attn.weight``."""
+    path = re.sub(r"^L\['(fn|self)'\]|^L__self__|^[LG](?=\[)", "", path)
+    names = r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\['([^']*)'\]"
+    path = re.sub(names, lambda m: "." + (m.group(1) or m.group(2) or ""), path)
     return path.strip("._")
