@@ -25,7 +25,7 @@ from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.report import Report, amend, reports
-from compile_remat.trial import GRADIENT, Key, NotComparable, Nudge, Observed
+from compile_remat.trial import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed
 from compile_remat.trials import StepFailed, Trials, devices_of, first_line
 
 LOG = logging.getLogger("compile_remat")
@@ -157,7 +157,7 @@ class FirstStep:
             actual = self.trials.actual()
         except StepFailed as failure:
             raise CheckError("the step", "", f"fails ({failure})", math.inf) from failure.__cause__
-        suspects = [k for k in self._ordered(expected) if not is_same(actual[k], expected[k], epsilon)]
+        suspects = [k for k in self._ordered(actual) if not is_same(actual[k], expected[k], epsilon)]
         noise: dict[Key, list[Gap]] = {k: [] for k in suspects}
         for seed in range(NUDGES if suspects else 0):
             nudged = self.trials.expected(Nudge(epsilon, seed))
@@ -172,11 +172,14 @@ class FirstStep:
             raise CheckError(name, path, problem, size, recomputed, len(different) - 1)
 
     def _ordered(self, seen: Observed) -> list[Key]:
-        """As they come: outputs, what arguments became, the random state, and gradients as the backward reaches them."""
+        """As they come: outputs, what arguments became, gradients as the backward reaches them, the random state."""
         places = {position: place for place, position in enumerate(self.trace.gradient_order())}
-        gradients = [key for key in seen if key[0] == GRADIENT]
-        gradients.sort(key=lambda key: places.get(int(key[1]), len(places)))
-        return [*(key for key in seen if key[0] != GRADIENT), *gradients]
+        kinds = (OUTPUT, INPUT, GRADIENT, RANDOM)
+
+        def place(key: Key) -> tuple[int, int]:
+            return kinds.index(key[0]), places.get(int(key[1]), len(places)) if key[0] == GRADIENT else 0
+
+        return sorted(seen, key=place)
 
 
 # -- one thing observed -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def graph_on_host(module: fx.GraphModule) -> fx.GraphModule:
     """A copy of the graph with every device in it replaced by the CPU, its bodies and constants included."""
     moved = fx.GraphModule(module, copy.deepcopy(module.graph))
     for node in moved.graph.nodes:
-        if node.op == "get_attr":
+        if node.op in ("get_attr", "call_module"):
             _replace(moved, node.target)
         node.args = fx.node.map_aggregate(node.args, _on_host)
         node.kwargs = fx.node.map_aggregate(node.kwargs, _on_host)

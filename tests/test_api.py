@@ -11,7 +11,18 @@ from torch._inductor import metrics
 
 import compile_remat
 import compile_remat.backend
-from compile_remat import BudgetError, ConfigError, DeviceError, RematError, Report, explain, install, pareto, uninstall
+from compile_remat import (
+    BudgetError,
+    CheckWarning,
+    ConfigError,
+    DeviceError,
+    RematError,
+    Report,
+    explain,
+    install,
+    pareto,
+    uninstall,
+)
 from compile_remat.backend import RematPartitioner
 from compile_remat.passes import Plan
 
@@ -158,6 +169,11 @@ def test_install_and_uninstall() -> None:
     torch.compiler.reset()
     step(torch.compile(mlp(3)))
     assert len(compile_remat.reports()) == 1
+
+
+def test_install_says_that_it_compares_nothing() -> None:
+    with pytest.warns(CheckWarning, match="nothing is compared"):
+        install(memory_budget="min", check=1)
 
 
 def test_install_checks_its_settings() -> None:

@@ -234,6 +234,8 @@ def config_forms() -> str:
         ({"device": ""}, "is not a device"),
         ({"device": 7}, "7 is not a device"),
         ({"report_dir": 7}, "7 is not a path"),
+        ({"check": "yes"}, "'yes' is not a choice. Allowed: 0, 1."),
+        ({"check": 2}, "2 is not a choice. Allowed: 0, 1."),
         ({"plan_dir": " "}, "is not a path"),
     ],
 )
@@ -242,6 +244,14 @@ def test_bad_choices(options: dict[str, object], said: str) -> None:
     (name,) = options
     assert said in text
     assert text.startswith(f"{name} = {options[name]!r} (from the option {name!r}): ")
+
+
+def test_check_is_a_switch() -> None:
+    assert not RematConfig().check
+    for raw in ("1", 1, True, " 1 "):
+        assert RematConfig.resolve({"check": raw}, {}).check is True
+    assert RematConfig.resolve({"check": 0}, {"REMAT_CHECK": "1"}).check is False
+    assert RematConfig.resolve({}, {"REMAT_CHECK": "1"}).check is True
 
 
 def test_modes_are_checked_only_where_the_caller_knows_them() -> None:
