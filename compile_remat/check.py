@@ -48,7 +48,7 @@ class ObservedPartitioner(CustomPartitionerFn):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Called for the bodies of nested regions first and for the whole graph last."""
         before = reports()
-        modules: tuple[fx.GraphModule, fx.GraphModule] = self.inner(gm, joint_inputs, **kwargs)  # type: ignore[arg-type]
+        modules: tuple[fx.GraphModule, fx.GraphModule] = self.inner(gm, joint_inputs, **kwargs)
         new = [r for r in reports() if not any(r is b for b in before)]
         self.trace = Trace(gm, new[-1] if new else None)
         return modules

@@ -42,11 +42,11 @@ def _choice(*names: str, later: Collection[str] = ()) -> Callable[[object], str]
 
 
 def _switch(raw: object) -> bool:
-    """1 or 0; a bool will do."""
-    text = str(int(raw)) if isinstance(raw, bool) else str(raw).strip()
-    if text not in ("0", "1"):
+    """1 or 0; true and false will do."""
+    text = str(raw).strip().lower()
+    if text not in ("0", "1", "true", "false"):
         raise ConfigError(f"{raw!r} is not a choice. Allowed: 0, 1.")
-    return text == "1"
+    return text in ("1", "true")
 
 
 def _device(raw: object) -> str:

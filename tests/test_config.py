@@ -171,6 +171,7 @@ def test_defaults() -> None:
         "cost_model": "roofline",
         "compiler": "inductor",
         "mode": "None",
+        "check": "False",
         "report_dir": "None",
         "plan_dir": "None",
         "log": "warning",
@@ -248,7 +249,7 @@ def test_bad_choices(options: dict[str, object], said: str) -> None:
 
 def test_check_is_a_switch() -> None:
     assert not RematConfig().check
-    for raw in ("1", 1, True, " 1 "):
+    for raw in ("1", 1, True, " 1 ", "True"):
         assert RematConfig.resolve({"check": raw}, {}).check is True
     assert RematConfig.resolve({"check": 0}, {"REMAT_CHECK": "1"}).check is False
     assert RematConfig.resolve({}, {"REMAT_CHECK": "1"}).check is True
@@ -331,6 +332,7 @@ def test_key_text() -> None:
         ("mode", "default", True),
         ("plan_dir", "plans", True),
         ("report_dir", "reports", False),
+        ("check", "1", False),
         ("log", "debug", False),
     ],
 )

@@ -69,6 +69,7 @@ def test_json_holds_everything() -> None:
         "floor_bytes": 6 * MIB,
         "planning_time_s": 0.125,
         "message": "something to note",
+        "check": "",
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report(**{**data, "plan": Plan.from_json(json.dumps(data["plan"]))}) == REPORT
