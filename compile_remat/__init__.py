@@ -12,8 +12,9 @@ if (_ROOT / "pyproject.toml").is_file():
     __path__.append(str(_ROOT))  # noqa: F405
 
 __all__ = [  # noqa: F405
-    "BudgetError", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning", "RematConfig", "RematError",
-    "Report", "SettingWarning", "TagConflictError", "explain", "install", "pareto", "partition", "plan", "reports",
+    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning",
+    "RematConfig", "RematError", "Report", "SettingWarning", "TagConflictError", "explain", "install", "pareto", "partition",
+    "plan", "reports",
     "reset_reports", "uninstall",
 ]  # fmt: skip
 

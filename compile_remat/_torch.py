@@ -15,7 +15,8 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
@@ -253,6 +254,23 @@ def mutated_inputs(joint: Joint) -> set[fx.Node]:
     return _torch_mutation.mutated_inputs(joint.module)
 
 
+def mutated_arguments(joint: Joint) -> frozenset[int] | None:
+    """Positions of the arguments that the forward writes into; None where one of them is no plain argument."""
+    positions = [getattr(n.meta.get("desc"), "idx", None) for n in mutated_inputs(joint)]
+    return None if None in positions else frozenset(int(p) for p in positions if p is not None)
+
+
+def gradient_nodes(module: fx.GraphModule) -> dict[int, fx.Node]:
+    """The nodes of a joint graph that are gradients of its arguments, by the argument's position."""
+    output = next(iter(reversed(module.graph.nodes)))
+    found: dict[int, fx.Node] = {}
+    for node, desc in zip(output.args[0], output.meta.get("desc") or (), strict=False):
+        position = getattr(getattr(desc, "grad_of", None), "idx", None)
+        if isinstance(node, fx.Node) and position is not None:
+            found[int(position)] = node
+    return found
+
+
 def policy_of(node: fx.Node) -> str | None:
     """`"save"` or `"recompute"` where the user (or `prepare`) demands it by a tag, else None; PREFER_* are no demand."""
     policy = node.meta.get("recompute")
@@ -329,6 +347,44 @@ def annotated_ratios(module: fx.GraphModule, joint: Joint | None = None) -> Anno
             if legacy is None and graph is module.graph and isinstance(node.meta.get("memory_budget"), float):
                 legacy = node.meta["memory_budget"]
     return Annotated(tuple(sorted(ratios)), tuple(bare), legacy)
+
+
+# -- what a Dynamo graph knows of its arguments ---------------------------------------------------------------------
+
+
+def argument_sources(module: fx.GraphModule) -> list[str]:
+    """Where Dynamo found each argument: ``L['self']._modules['0']._parameters['weight']``; else the placeholder's name."""
+    found: list[str] = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", node.name)
+        found.append(str(name() if callable(name) else name))  # a method in older versions
+    return found
+
+
+# -- running a step on the side -----------------------------------------------------------------------------------------
+
+
+def is_plain_tensor(value: torch.Tensor) -> bool:
+    """Whether its elements in memory are all there is: no subclass that dispatches, no wrapper of ``torch.func``, not lazily
+    conjugated or negated."""
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or value.layout is not torch.strided:
+        return False
+    return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_conj() or value.is_neg())
+
+
+def no_torch_function() -> AbstractContextManager[None]:
+    """Operators on subclasses of tensors give plain tensors."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
+@contextmanager
+def detached_from_callers_autograd() -> Iterator[None]:
+    """Hide compiled autograd and the saved-tensor hooks (of a checkpoint around us) that are active."""
+    from torch._dynamo import compiled_autograd
+
+    with compiled_autograd._disable(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield
 
 
 # -- Inductor ---------------------------------------------------------------------------------------------------------

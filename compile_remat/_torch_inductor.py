@@ -7,7 +7,8 @@ one of the backward included, so nothing of torch is patched and plain Inductor 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import fx
@@ -117,6 +118,15 @@ def compile_eager(
     )
     compiled: Callable[..., Any] = backend(gm, list(example_inputs))
     return compiled
+
+
+@contextmanager
+def without_partition_cache() -> Iterator[None]:
+    """AOTAutograd partitions anew: on a hit of its cache no partitioner runs.  Compiled kernels are still found."""
+    from torch._functorch import config
+
+    with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        yield
 
 
 def set_global_partitioner(partitioner: CustomPartitionerFn | None) -> None:

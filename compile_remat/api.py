@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
 from compile_remat.config import RematConfig
-from compile_remat.errors import RematError
+from compile_remat.errors import CheckWarning, RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report, write_to
@@ -128,9 +129,13 @@ def install(**settings: Any) -> None:
     Accelerate and the Hugging Face Trainer accept no other backend name.  What this cannot give: `auto` reads the free
     memory once, here; an error comes out wrapped in ``BackendCompilerFailed``, and so does a failure of the planner;
     Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
-    Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it.  Undo it with `uninstall`.
+    Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
+    with a warning.  Undo it with `uninstall`.
     """
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    if config.check:
+        text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
+        warnings.warn(text, CheckWarning, stacklevel=2)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     set_global_partitioner(RematPartitioner(settings_for(config, here), sources_hash()))
     write_to(config.report_dir)

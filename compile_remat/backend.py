@@ -23,6 +23,7 @@ from compile_remat._torch_inductor import (
     get_hash_for_files,
 )
 from compile_remat.budget import MemoryBudget
+from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, load_device
 from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, warn
@@ -60,9 +61,13 @@ def remat(
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, patches: Mapping[str, Any]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    patches: Mapping[str, Any],
+    partitioner_type: type[RematPartitioner] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph under resolved settings.
+    """Compile one Dynamo graph under resolved settings; tests hand in a partitioner whose plans are broken.
 
     Raises:
         RematError: A setting is off, or no plan fits the budget.
@@ -77,9 +82,10 @@ def compile_graph(
         return compile_plain(gm, example_inputs, patches)
     sizes = _sizes_of(example_inputs)
     settings, reason = _settings_or_failure(config, example_inputs)
+    make = partitioner_type or RematPartitioner
     if not reason:
         try:
-            partitioner = RematPartitioner(settings, sources_hash(), sizes=sizes, guarded=settings.has_limit(gm))
+            partitioner = make(settings, sources_hash(), sizes=sizes, guarded=settings.has_limit(gm))
             return _enter(gm, example_inputs, config, patches, partitioner)
         except Exception as error:
             ours, failed = find_error(error, RematError), find_error(error, PlannerFailed)
@@ -89,7 +95,7 @@ def compile_graph(
                 raise
             reason = str(failed)
     warn_of_fallback(reason)
-    return _enter(gm, example_inputs, config, patches, RematPartitioner(settings, sources_hash(), reason, sizes=sizes))
+    return _enter(gm, example_inputs, config, patches, make(settings, sources_hash(), reason, sizes=sizes))
 
 
 def _enter(
@@ -99,16 +105,23 @@ def _enter(
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
-    if config.compiler == "eager":
-        with recording() as reports:
-            compiled = compile_eager(gm, example_inputs, partitioner)
-    else:
-        options = {**(STRICT_OPTIONS if partitioner.guarded else {}), **patches}
+    options = {**(STRICT_OPTIONS if partitioner.guarded else {}), **patches}
+
+    def enter(chosen: CustomPartitionerFn) -> Callable[..., Any]:
+        if config.compiler == "eager":
+            return compile_eager(gm, example_inputs, chosen)
+        return compile_with_partitioner(gm, example_inputs, chosen, options, guarded=partitioner.guarded)
+
+    side_file = None
+    if config.compiler != "eager" and not config.check:  # a check takes nothing from a cache
         side_file = side_files.path_of(gm, example_inputs, partitioner.uuid(), options)
-        with recording() as reports:
-            compiled = compile_with_partitioner(gm, example_inputs, partitioner, options, guarded=partitioner.guarded)
-            if side_file is not None:
-                _keep(side_file, reports)
+    with recording() as reports:
+        if config.check:
+            compiled = compile_checked(gm, example_inputs, partitioner, enter, config.report_dir)
+        else:
+            compiled = enter(partitioner)
+        if side_file is not None:
+            _keep(side_file, reports)
     if config.report_dir is not None:
         for report in reports:
             write(report, config.report_dir)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from compile_remat.units import MIB, exact_size, format_bytes
 
 _SHOWN = 5
+_SHOWN_OPS = 20
 
 
 class RematError(RuntimeError):
@@ -26,6 +27,10 @@ class DeviceError(RematError, ValueError):
 
 class PlanMismatchError(RematError):
     """A plan file that belongs to another graph, or to another version of the format."""
+
+
+class CheckWarning(UserWarning):
+    """A first step could not be compared with the plan that recomputes nothing (option `check`)."""
 
 
 class PlannerWarning(UserWarning):
@@ -118,6 +123,55 @@ class TagConflictError(BudgetError):
             "budget is needed."
         )
         return "\n".join([*lines, super()._advice()])
+
+
+class CheckError(RematError):
+    """The first step differs from that of the plan that recomputes nothing.
+
+    Attributes:
+        tensor: The first tensor that differs: `output 0`, `the gradient of 0.weight`, `the new value of 1.running_mean`.
+        module_path: The module that it belongs to, as the user writes it; empty where that is not known.
+        problem: In which way it differs, in words.
+        difference: The largest difference of an element; `inf` where the two cannot be subtracted.
+        recomputed: What the backward computes once more on the way to this tensor, with its origin, in graph order.
+        others: How many further tensors differ.
+    """
+
+    def __init__(
+        self,
+        tensor: str,
+        module_path: str,
+        problem: str,
+        difference: float,
+        recomputed: tuple[str, ...] = (),
+        others: int = 0,
+    ) -> None:
+        super().__init__(tensor, module_path, problem, difference, recomputed, others)
+        self.tensor = tensor
+        self.module_path = module_path
+        self.problem = problem
+        self.difference = difference
+        self.recomputed = recomputed
+        self.others = others
+
+    def __str__(self) -> str:
+        where = f" (module {self.module_path})" if self.module_path else ""
+        lines = [f"the first step differs from the plan that recomputes nothing: {self.tensor}{where} {self.problem}."]
+        if self.others:
+            lines.append(f"It is the first of {self.others + 1} tensors that differ.")
+        if self.recomputed:
+            shown = self.recomputed[:_SHOWN_OPS]
+            rest = len(self.recomputed) - len(shown)
+            lines.append(f"Recomputed on the way to it ({len(self.recomputed)}):")
+            lines.extend(f"  {name}" for name in shown)
+            lines.extend([f"  and {rest} more"] if rest else [])
+        else:
+            lines.append("Nothing is recomputed on the way to it.")
+        lines.append(
+            "What to do: this is an error of compile-remat, not of the model; please report it with this text. "
+            'Until then, train with plain torch.compile, or try another memory_budget with check="1".'
+        )
+        return "\n".join(lines)
 
 
 def _both(nbytes: int) -> str:

@@ -7,6 +7,8 @@ from compile_remat.api import plan as plan
 from compile_remat.api import uninstall as uninstall
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.errors import BudgetError as BudgetError
+from compile_remat.errors import CheckError as CheckError
+from compile_remat.errors import CheckWarning as CheckWarning
 from compile_remat.errors import ConfigError as ConfigError
 from compile_remat.errors import DeviceError as DeviceError
 from compile_remat.errors import PlanMismatchError as PlanMismatchError

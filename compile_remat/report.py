@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Report:
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
         message: What went otherwise than asked, in a sentence; empty where nothing did.
         from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
+        check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
+            before that and without the option.
     """
 
     graph_key: str
@@ -48,6 +50,7 @@ class Report:
     planning_time_s: float = 0.0
     message: str = ""
     from_cache: bool = False
+    check: str = ""
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -102,6 +105,8 @@ class Report:
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.message:
             lines.append(f"  note: {self.message}")
+        if self.check:
+            lines.append(f"  check {self.check}")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -149,7 +154,8 @@ def recording() -> Iterator[list[Report]]:
         yield recorded
     finally:
         _RECORDED.reset(token)
-    _REPORTS.extend(recorded)
+    outer = _RECORDED.get()
+    (_REPORTS if outer is None else outer).extend(recorded)
 
 
 def write_to(report_dir: str | None) -> None:
@@ -164,3 +170,12 @@ def write(report: Report, report_dir: str) -> None:
         write_atomically(path, report.to_json())
     except OSError as error:
         LOG.warning("report_dir: %s cannot be written (%s)", path, error)
+
+
+def amend(report: Report, report_dir: str | None, *, check: str) -> None:
+    """Say in a report that was recorded how its check ended; one that was forgotten since is only written."""
+    amended = replace(report, check=check)
+    for kept in (_RECORDED.get() or [], _REPORTS):
+        kept[:] = [amended if r is report else r for r in kept]
+    if report_dir is not None:
+        write(amended, report_dir)

@@ -53,6 +53,8 @@ MASK_FACTOR = 8
 """Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
 
+NO_REGIONS: Mapping[int | None, int] = {}
+
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -235,7 +237,7 @@ class _Builder:
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node, self.regions),
+            origin=origin_of(draft.node, self.regions),
         )
 
     def _step(self, draft: _Draft, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -249,7 +251,7 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node, self.regions),
+            origin=origin_of(draft.node, self.regions),
         )
 
     def _final_step(self, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -297,7 +299,8 @@ def _unread_bytes(node: fx.Node) -> int:
     return sum(_torch.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
 
 
-def _origin(node: fx.Node, regions: Mapping[int | None, int]) -> Origin:
+def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> Origin:
+    """Where a node comes from in the user's program; `regions` numbers the checkpointed ones."""
     value = node.meta.get("val")
     shape: tuple[int, ...] = ()
     dtype = ""
@@ -307,11 +310,12 @@ def _origin(node: fx.Node, regions: Mapping[int | None, int]) -> Origin:
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
     line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
-    return Origin(shape, dtype, _plain_path(path), line, regions.get(_torch.region_of(node), 0))
+    return Origin(shape, dtype, plain_path(path), line, regions.get(_torch.region_of(node), 0))
 
 
-def _plain_path(path: str) -> str:
-    """``L['self']._modules['0'].attn`` as a user writes it: ``0.attn``."""
-    path = re.sub(r"^L\['(fn|self)'\]|^L__self__", "", path)
-    path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", lambda m: "." + (m.group(1) or m.group(2) or ""), path)
+def plain_path(path: str) -> str:
+    """``L['self']._modules['0'].attn._parameters['weight']`` as a user writes it: ``0.attn.weight``."""
+    path = re.sub(r"^L\['(fn|self)'\]|^L__self__|^[LG](?=\[)", "", path)
+    names = r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\['([^']*)'\]"
+    path = re.sub(names, lambda m: "." + (m.group(1) or m.group(2) or ""), path)
     return path.strip("._")

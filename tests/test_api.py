@@ -13,7 +13,18 @@ from torch._inductor import metrics
 
 import compile_remat
 import compile_remat.backend
-from compile_remat import BudgetError, ConfigError, DeviceError, RematError, Report, explain, install, pareto, uninstall
+from compile_remat import (
+    BudgetError,
+    CheckWarning,
+    ConfigError,
+    DeviceError,
+    RematError,
+    Report,
+    explain,
+    install,
+    pareto,
+    uninstall,
+)
 from compile_remat.backend import RematPartitioner
 from compile_remat.passes import Plan
 from compile_remat.report import record
@@ -171,6 +182,11 @@ def test_reports_are_written_under_install_until_it_is_undone(tmp_path: Path) ->
     uninstall()
     record(dataclasses.replace(report, graph_key="later"))
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_install_says_that_it_compares_nothing() -> None:
+    with pytest.warns(CheckWarning, match="nothing is compared"):
+        install(memory_budget="min", check=1)
 
 
 def test_install_checks_its_settings() -> None:

@@ -70,6 +70,7 @@ def test_json_holds_everything() -> None:
         "planning_time_s": 0.125,
         "message": "something to note",
         "from_cache": False,
+        "check": "",
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report.from_json(REPORT.to_json()) == REPORT
