@@ -3,6 +3,7 @@
 PYTHON      ?= python3# the interpreter that makes the environment, 3.11 or newer
 TESTED      := $(patsubst torch==%,%,$(filter torch==%,$(shell cat constraints.txt)))
 TORCH       ?= $(TESTED)# the version of torch to install
+VERSIONS    ?= 2.11.0 $(TESTED) 2.15.0# those of test-versions
 TORCH_INDEX ?=# where to get torch alone, such as https://download.pytorch.org/whl/cpu
 VENV_ARGS   ?=# --system-site-packages uses the torch that PYTHON already has
 PYTEST_ARGS ?=# such as "-n 2", "-k budget", "tests/test_config.py"
@@ -12,6 +13,8 @@ BENCH_ARGS  ?=
 N           ?= 5000# random models that "make fuzz" trains
 FUZZ_ARGS   ?=# such as "--seed 7 --workers 4 --inductor-share 0.1"
 
+VERSION_TESTS := -q tests/test_torch_pipeline.py tests/test_torch_version.py tests/test_partitioner.py tests/test_inductor_guard.py
+
 VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python
 PIP  := $(PY) -m pip --disable-pip-version-check
@@ -19,10 +22,10 @@ PINS := $(VENV)/constraints.txt
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full fuzz bench dev lint types wheel-test clean distclean
+.PHONY: help demo test test-full test-versions fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@awk -F '[?]=|#' '/^[A-Z_]+ +[?]=/{gsub(/ /, "", $$1); printf "  %-16s %s\n", $$1 "=", $$3}' Makefile
 
@@ -37,6 +40,12 @@ test-full: $(VENV)/.installed  ## run every case with every compiler and budget 
 
 fuzz: $(VENV)/.installed  ## train N random models under random plans; failures, shrunk, go to fuzz_failures.txt
 	$(PY) -m tests.fuzz --examples $(N) $(FUZZ_ARGS)
+
+test-versions:  ## what may differ between versions of torch, on each of VERSIONS
+	@set -e; for torch in $(VERSIONS); do \
+	  echo "torch $$torch"; \
+	  $(MAKE) --no-print-directory test TORCH=$$torch PYTEST_ARGS="$(or $(PYTEST_ARGS),$(VERSION_TESTS))"; \
+	done
 
 bench: $(VENV)/.installed  ## measure the figures of the README
 	$(PY) -m benchmarks $(BENCH_ARGS)

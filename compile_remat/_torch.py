@@ -1,10 +1,11 @@
 """Every private name of torch that the planner and the partition need, in one place.
 
 Imports nothing of ours but its siblings.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
-line by line, and where they differ the function says so:
+line by line, the tests were run on all three, and where they differ the code asks for the feature:
 
 * sizes: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11;
 * ``_extract_fwd_bwd_modules`` takes ``saved_opaque_nodes`` from 2.12;
+* from 2.13, a SymBool that only assertions read is never handed over;
 * 2.14 gives ``fx_graph_cse`` an ``extra_node_key`` so that forward-only values are not merged with values that
   the backward needs.
 
@@ -23,33 +24,26 @@ from typing import Any, get_origin
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
-from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
 
 from compile_remat import _torch_mutation
+from compile_remat._torch_version import private_module, private_name
 
-_optimization_hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or getattr(symbolic_shapes, "size_hint")  # noqa: B009
-P: Any = partitioners  # its helpers are private and change between versions: checked by tests, not by types
-_HAS_OPAQUE = "saved_opaque_nodes" in inspect.signature(P._extract_fwd_bwd_modules).parameters
-_HAS_CSE_KEY = "extra_node_key" in inspect.signature(P.fx_graph_cse).parameters
+_PARTITIONERS = "torch._functorch.partitioners"
+P = private_module(_PARTITIONERS)  # its helpers are private and change between versions: checked by tests, not by types
+_optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "optimization_hint", "size_hint")
+is_sym_node = private_name("torch.fx.experimental.proxy_tensor", "is_sym_node")
+py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types")
 
 RATIO_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "_region_activation_memory_budget")
 """Where a node's ``meta["custom"]`` holds the ratio of its region; nothing writes it before 2.13."""
 
-SUPPORTED = ((2, 11), (2, 16))
-"""Half-open range of torch versions that this module was written for."""
+
+def _takes(function: str, parameter: str) -> bool:
+    return parameter in inspect.signature(private_name(_PARTITIONERS, function)).parameters
 
 
-def torch_version() -> tuple[int, int]:
-    """Major and minor version of the torch that runs."""
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-def is_supported() -> bool:
-    """Whether this torch lies in the range that the pipeline was checked against."""
-    return SUPPORTED[0] <= torch_version() < SUPPORTED[1]
+_HAS_OPAQUE = _takes("_extract_fwd_bwd_modules", "saved_opaque_nodes")
+_HAS_CSE_KEY = _takes("fx_graph_cse", "extra_node_key")
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------
@@ -208,11 +202,17 @@ def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
     return list(P.choose_saved_values_set(joint.module.graph, info, memory_budget=budget))
 
 
+def _never(node: fx.Node) -> bool:
+    """Stands for a test of nodes that this version of torch does not know."""
+    return False
+
+
 def extract_modules(joint: Joint, saved: Iterable[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Forward and backward modules that hand over just `saved` (what the backward does not use is dropped)."""
     nodes = list(saved)
-    symbols = [n for n in nodes if is_sym_node(n)]
-    is_opaque = getattr(P, "is_opaque_node", lambda node: False)
+    is_assertion = getattr(P, "_is_assert_only_symbool", _never)
+    symbols = [n for n in nodes if is_sym_node(n) and not is_assertion(n)]
+    is_opaque = getattr(P, "is_opaque_node", _never)
     opaque = [n for n in nodes if is_opaque(n)]
     tensors = [n for n in nodes if not is_sym_node(n) and not is_opaque(n)]
     extra = {"saved_opaque_nodes": opaque} if _HAS_OPAQUE else {}
@@ -242,8 +242,10 @@ def torch_partition(
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Torch's own partition, untouched: for graphs without a backward and as the last fallback."""
+    from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
+
     indices = list(static_lifetime_input_indices or ())
-    modules: tuple[fx.GraphModule, fx.GraphModule] = P.min_cut_rematerialization_partition(
+    modules: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
         module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
     )
     return modules

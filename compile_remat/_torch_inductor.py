@@ -1,22 +1,31 @@
 """Entering Inductor, and keeping it to the plan.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
 
-Imports nothing of ours.  `compile_with_partitioner` hands a partitioner to ``compile_fx`` through Inductor's own
-extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the compilation of each graph, the late
-one of the backward included, so nothing of torch is patched and plain Inductor in the same process is not touched.
+Imports nothing of ours but `_torch_version`.  `compile_with_partitioner` hands a partitioner to ``compile_fx`` through
+Inductor's own extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the compilation of each
+graph, the late one of the backward included, so nothing of torch is patched and plain Inductor in the same process is
+not touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import fx
+from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
-from torch._inductor.choices import InductorChoices
-from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
-from torch._inductor.custom_graph_pass import get_hash_for_files as get_hash_for_files
-from torch._inductor.virtualized import V
+
+from compile_remat._torch_version import private_name
+
+if TYPE_CHECKING:
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
+else:
+    InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
+    CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
+get_hash_for_files = private_name("torch._inductor.custom_graph_pass", "get_hash_for_files")
+V = private_name("torch._inductor.virtualized", "V")
 
 PARTITIONER_OPTION = "custom_partitioner_fn"
 """The option of Inductor that holds a partitioner."""
@@ -90,8 +99,8 @@ def compile_with_partitioner(
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Inductor as it is."""
-    return _callable(inductor.compile_fx(gm, list(example_inputs), config_patches=dict(options)))
+    """Inductor as it is, by its documented entrance: also for a torch that we know nothing of."""
+    return _callable(compile_with_inductor(gm, list(example_inputs), options=dict(options)))
 
 
 def _callable(compiled: Any) -> Callable[..., Any]:

@@ -11,9 +11,10 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
+from compile_remat._torch_version import version_problem
 from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
 from compile_remat.config import RematConfig
-from compile_remat.errors import CheckWarning, RematError
+from compile_remat.errors import CheckWarning, PlannerWarning, RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report, write_to
@@ -48,6 +49,8 @@ class _Look(RematPartitioner):
 def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled."""
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    if problem := version_problem():
+        raise RematError(f"{problem}: nothing can be planned with this torch.")
     seen: list[Planned] = []
     failed: list[RematError] = []
 
@@ -130,9 +133,12 @@ def install(**settings: Any) -> None:
     memory once, here; an error comes out wrapped in ``BackendCompilerFailed``, and so does a failure of the planner;
     Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
     Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
-    with a warning.  Undo it with `uninstall`.
+    with a warning.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    if problem := version_problem():
+        warnings.warn(f"{problem}: Inductor is left as it is and no memory budget holds", PlannerWarning, stacklevel=2)
+        return
     if config.check:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)

@@ -22,6 +22,7 @@ from compile_remat._torch_inductor import (
     compile_with_partitioner,
     get_hash_for_files,
 )
+from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
 from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig, split_options
@@ -72,13 +73,10 @@ def compile_graph(
     Raises:
         RematError: A setting is off, or no plan fits the budget.
     """
-    if not _torch.is_supported():
-        warnings.warn(
-            f"compile_remat supports torch 2.11 to 2.15, not {torch.__version__}: plain Inductor compiles this graph "
-            "and no memory budget holds",
-            PlannerWarning,
-            stacklevel=2,
-        )
+    problem = version_problem()
+    if problem:
+        no_promise = "plain Inductor compiles this graph and no memory budget holds"
+        warnings.warn(f"{problem}: {no_promise}", PlannerWarning, stacklevel=2)
         return compile_plain(gm, example_inputs, patches)
     sizes = _sizes_of(example_inputs)
     settings, reason = _settings_or_failure(config, example_inputs)

@@ -55,11 +55,14 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages that we use; the optional ones may be missing."""
+    """Python and the packages that we use; the optional ones may be missing, and torch outside our range."""
+    from compile_remat._torch_version import version_problem
+
     yield Finding("python", platform.python_version())
     for name in _PACKAGES:
         try:
-            yield Finding(name, importlib.metadata.version(name))
+            found = importlib.metadata.version(name)
+            yield Finding(name, found, version_problem() if name == "torch" else "")
         except importlib.metadata.PackageNotFoundError:
             optional = name in _OPTIONAL
             problem = "" if optional else "not installed: pip install compile-remat installs what it needs"

@@ -17,6 +17,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat import _torch, _torch_cache
+from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Asked, Choice, asked_of, bytes_of, choose
 from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
@@ -299,6 +300,9 @@ def partition(
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
+    if problem := version_problem():
+        warnings.warn(f"{problem}: torch's own partition takes this graph", PlannerWarning, stacklevel=2)
+        return _torch.torch_partition(joint_module, joint_inputs, **keywords)
     try:
         return split(joint_module, joint_inputs, settings, **keywords)
     except PlannerFailed as error:

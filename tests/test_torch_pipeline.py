@@ -1,6 +1,7 @@
-"""Torch's own helpers as we use them: sizes, mutation, tags, versions, and torch's own graphs from torch's own choice."""
+"""Torch's own helpers as we use them: sizes, mutation, tags, names, and torch's own graphs from torch's own choice."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -8,9 +9,11 @@ import pytest
 import torch
 from functorch.compile import aot_function, make_boxed_func
 from torch import fx
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from compile_remat import _torch
 
@@ -163,28 +166,7 @@ def test_a_graph_without_a_tangent_has_no_backward(has_tangent: bool) -> None:
     assert len(joint.bwd_outputs) == has_tangent
 
 
-# -- versions and names -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("version", "supported"),
-    [
-        ("2.10.1", False),
-        ("2.11.0", True),
-        ("2.13.0+cpu", True),
-        ("2.15.0.dev20260101", True),
-        ("2.16.0", False),
-        ("3.0.0a0+git1", False),
-        ("1.13.1", False),
-    ],
-)
-def test_supported_versions(version: str, supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    assert _torch.is_supported() == supported
-
-
-def test_the_torch_that_runs_is_supported() -> None:
-    assert _torch.is_supported()
+# -- names -----------------------------------------------------------------------------------------------
 
 
 def test_inductor_options_and_modes_are_known() -> None:
@@ -216,22 +198,119 @@ def mutating(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.sin(x @ w) * state
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", [attention, normalised, checkpointed, mutating])
-def test_torchs_choice_gives_torchs_graphs(function: Callable[..., Any], dynamic: bool) -> None:
+def alike(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The forward returns what the backward computes as well: versions differ in whether one may stand for the other."""
+    with torch.no_grad():
+        seen = torch.cos(x @ w)
+    return torch.sin(x @ w), seen
+
+
+def chosen(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    save = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    return checkpoint(normalised, x, w, use_reentrant=False, context_fn=save).sin()
+
+
+def batch_normalised(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    mean, var = torch.zeros(8), torch.ones(8)
+    return (F.batch_norm(x, mean, var, training=True) @ w).relu() + mean.sum()
+
+
+def pieces(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    a, b, c = (x @ w).split(8, -1)
+    deviation, mean = torch.std_mean(a, -1, keepdim=True)
+    values, indices = torch.max(b, -1, keepdim=True)
+    return (a - mean) / (deviation + 1) * values * torch.softmax(c, -1) + indices
+
+
+def convolved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = F.conv1d(x, w.view(8, 8, 3), padding=1)
+    return F.max_pool1d(F.silu(y), 2) * F.avg_pool1d(y, 2)
+
+
+FUNCTIONS = [attention, normalised, checkpointed, mutating, alike, chosen, batch_normalised, pieces, convolved]
+
+
+def assert_twins(joint: fx.GraphModule, budget: float = 1.0, **keywords: Any) -> None:
+    """Our pipeline, handed what torch's chooser takes, gives the graphs of torch's partitioner."""
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        theirs = _torch.torch_partition(copy.deepcopy(joint), [], **keywords)
+    prepared = _torch.prepare(joint, **keywords)
+    ours = _torch.extract_modules(prepared, _torch.torch_choice(prepared, budget))
+    for our_graph, their_graph in zip(ours, theirs, strict=True):
+        assert our_graph.print_readable(print_output=False) == their_graph.print_readable(print_output=False)
+        our_graph.graph.lint()
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.3, 0.0])
+@pytest.mark.parametrize(
+    ("function", "dynamic"),
+    # attention's view has a fixed batch size
+    [
+        (function, dynamic)
+        for function in FUNCTIONS
+        for dynamic in (False, True)
+        if function is not attention or not dynamic
+    ],
+)
+def test_torchs_choice_gives_torchs_graphs(function: Callable[..., Any], dynamic: bool, budget: float) -> None:
     """The pipeline is torch's, step for step: only the choice is ours."""
-    if dynamic and function is attention:
-        function = mutating  # its view has a fixed batch size
+    inspect = functools.partial(assert_twins, budget=budget)
+    look(inspect, function, grad(2, 8, 8), grad(8, 24), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_same_after_inductors_own_passes(function: Callable[..., Any]) -> None:
+    """There random numbers come from seeds, and patterns have been replaced."""
+    seen: list[bool] = []
+
+    class Twins(CustomPartitionerFn):
+        def __call__(self, joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
+            keywords.pop("compiler")
+            assert_twins(copy.deepcopy(joint), **keywords)
+            seen.append(True)
+            return _torch.torch_partition(joint, joint_inputs, **keywords)
+
+        def uuid(self) -> str:
+            return "twins"
+
+        def __reduce__(self) -> Any:
+            return (object, ())
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+    def backend(graph: fx.GraphModule, inputs: Any) -> Any:
+        return compile_fx(
+            graph,
+            inputs,
+            inner_compile=lambda graph, inputs, **_: make_boxed_func(graph.forward),
+            config_patches={"custom_partitioner_fn": Twins()},
+        )
+
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        torch.compile(function, backend=backend)(grad(2, 8, 8), grad(8, 24))
+    assert seen == [True]
+
+
+@pytest.mark.skipif(not hasattr(_torch.P, "_is_assert_only_symbool"), reason="a rule of torch 2.13 and later")
+def test_an_assertion_alone_hands_nothing_over() -> None:
+    """A SymBool that only an assertion reads is dropped from what is saved."""
 
     def inspect(joint: fx.GraphModule, **keywords: Any) -> None:
-        theirs = _torch.torch_partition(copy.deepcopy(joint), [], **keywords)
         prepared = _torch.prepare(joint, **keywords)
-        ours = _torch.extract_modules(prepared, _torch.torch_choice(prepared))
-        for our_graph, their_graph in zip(ours, theirs, strict=True):
-            assert our_graph.print_readable(print_output=False) == their_graph.print_readable(print_output=False)
-            our_graph.graph.lint()
+        (checked,) = (n for n in joint.graph.nodes if n.target is torch.ops.aten._assert_scalar.default)
+        truth = checked.args[0]
+        assert isinstance(truth.meta["val"], torch.SymBool)
+        forward, _ = _torch.extract_modules(prepared, [*_torch.torch_choice(prepared), truth])
+        assert truth.name not in [n.name for n in forward.graph.output_node().all_input_nodes]
 
-    look(inspect, function, grad(2, 8, 8), grad(8, 24), dynamic=dynamic)
+    def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        n = count.item()
+        torch._check(n <= x.shape[0])
+        return torch.sin(x[:n])
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        look(inspect, function, grad(8, 4), torch.tensor(3), dynamic=True)
 
 
 def test_a_forward_function_without_dynamo() -> None:

@@ -198,3 +198,12 @@ def weighted_sum(output: Any) -> torch.Tensor:
             flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
             total = total + (flat.float() * torch.linspace(0.5, 1.5, max(1, flat.numel()))[: flat.numel()]).sum()
     return total
+
+
+def attention_dtype() -> torch.dtype:
+    """The most exact dtype in which plain torch.compile can train attention on CPU.
+
+    Torch 2.11 gives its logsumexp a wrong dtype, float32, and its own Inductor then fails on float64.
+    """
+    q = torch.empty(1, 1, 4, 4, dtype=torch.float64, device="meta")
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[1].dtype

@@ -1,0 +1,66 @@
+"""Which torch runs, and private names of it that another torch may lack.  Imports nothing of ours and nothing private."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import torch
+
+SUPPORTED = ((2, 11), (2, 16))
+"""Half-open range of torch versions that the pipeline was written for and its tests were run on."""
+
+
+class MissingName:
+    """Stands for a name that a torch outside the range lacks, so that our modules can still be imported there."""
+
+
+def torch_version() -> tuple[int, int]:
+    """Major and minor version of the torch that runs; (0, 0) where its name has no such numbers."""
+    numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def is_supported() -> bool:
+    """Whether this torch lies in the range; a development or release build of a version counts as that version."""
+    return SUPPORTED[0] <= torch_version() < SUPPORTED[1]
+
+
+def version_problem() -> str:
+    """What is wrong with this torch, in one line; empty where nothing is."""
+    if is_supported():
+        return ""
+    (first, low), (last, end) = SUPPORTED
+    return f"compile_remat supports torch {first}.{low} to {last}.{end - 1}, not {torch.__version__}"
+
+
+def private_module(name: str) -> Any:
+    """A private module of torch, or `MissingName` where a torch outside the range has none.
+
+    Raises:
+        ImportError: A supported torch lacks it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        if is_supported():
+            raise
+        return MissingName
+
+
+def private_name(module: str, *names: str) -> Any:
+    """The first of `names` that a private module of torch has, or `MissingName` where a torch outside the range has none.
+
+    Whoever compiles asks `version_problem` before anything uses what stands in.
+
+    Raises:
+        ImportError: A supported torch lacks all of them.
+    """
+    found = private_module(module)
+    for name in names:
+        if hasattr(found, name):
+            return getattr(found, name)
+    if is_supported():
+        raise ImportError(f"torch {torch.__version__} has no {' or '.join(names)} in {module}")
+    return MissingName
