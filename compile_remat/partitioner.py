@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Asked, Choice, asked_of, bytes_of, choose
 from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
-from compile_remat.errors import PlanMismatchError, RematError, warn
+from compile_remat.errors import PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
 from compile_remat.passes.pins import must_be_saved
