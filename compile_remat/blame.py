@@ -50,7 +50,7 @@ class Trace:
     @property
     def peak_bytes(self) -> int:
         """The plan's predicted peak; 0 where there is no plan."""
-        return 0 if self.report is None else self.report.predicted_peak_bytes
+        return (self.report and self.report.predicted_peak_bytes) or 0
 
     def gradient_order(self) -> list[int]:
         """Positions of the arguments in the order in which the backward reaches their gradients."""
@@ -61,7 +61,7 @@ class Trace:
     def recomputed_before(self, position: int) -> tuple[str, ...]:
         """What is computed once more for the gradient of an argument, by name and origin, in graph order."""
         node = _torch.gradient_nodes(self.joint).get(position)
-        if self.report is None or node is None:
+        if self.report is None or self.report.plan is None or node is None:
             return ()
         saved, recomputed = set(self.report.plan.saved), set(self.report.plan.recomputed)
         stack, seen = [node], set[fx.Node]()
