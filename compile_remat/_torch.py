@@ -15,8 +15,7 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -257,44 +256,6 @@ def policy_of(node: fx.Node) -> str | None:
     if policy == P.CheckpointPolicy.MUST_RECOMPUTE:
         return "recompute"
     return None
-
-
-# -- what a Dynamo graph knows of its arguments ---------------------------------------------------------------------
-
-
-def argument_sources(module: fx.GraphModule) -> list[str]:
-    """Where Dynamo found each argument: ``L['self']._modules['0']._parameters['weight']``; else the placeholder's name."""
-    found: list[str] = []
-    for node in module.graph.find_nodes(op="placeholder"):
-        name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", node.name)
-        found.append(str(name() if callable(name) else name))  # a method in older versions
-    return found
-
-
-# -- running a step on the side -----------------------------------------------------------------------------------------
-
-
-def is_plain_tensor(value: torch.Tensor) -> bool:
-    """Whether its elements in memory are all there is: no subclass that dispatches, no wrapper of ``torch.func``, not lazily
-    conjugated or negated."""
-    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or value.layout is not torch.strided:
-        return False
-    return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_conj() or value.is_neg())
-
-
-def no_torch_function() -> AbstractContextManager[None]:
-    """Operators on subclasses of tensors give plain tensors."""
-    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
-    return context
-
-
-@contextmanager
-def detached_from_callers_autograd() -> Iterator[None]:
-    """Hide compiled autograd and the saved-tensor hooks (of a checkpoint around us) that are active."""
-    from torch._dynamo import compiled_autograd
-
-    with compiled_autograd._disable(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
-        yield
 
 
 # -- Inductor ---------------------------------------------------------------------------------------------------------
