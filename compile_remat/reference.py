@@ -20,7 +20,7 @@ class ReferencePartitioner(CustomPartitionerFn):
         ran: Whether there was a joint graph: inference has none.
         saved_bytes: Storage of what the forward hands over, views counted too: not less than what it takes.
         mutated: Arguments that the graph writes into; None where they cannot be told apart.
-        epsilon: Spacing of the coarsest floating-point numbers of up to 16 bits and more that occur.
+        epsilon: Spacing of the coarsest floating-point numbers, of those with 16 bits or more, that occur.
         communicates: Whether other ranks have to take part.
     """
 
