@@ -237,7 +237,7 @@ class Normalised(nn.Module):
 
 def batch_norm(wrap: Wrap) -> Observed:
     """Training, then training with the statistics that it left, as fine-tuning with frozen statistics does."""
-    model, x = Normalised(), torch.randn(4, 3, 10, 10)
+    model, x = Normalised().double(), torch.randn(4, 3, 10, 10, dtype=torch.float64)
     trained = train(model, [x], wrap)
     model.eval()
     return {**trained, **{f"eval: {name}": tensor for name, tensor in train(model, [x], wrap, steps=1).items()}}
