@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 from torch.nn import functional as F
 
-from tests.correctness.harness import Case, Observed, Wrap, check, tensors_of, train, weighted_sum
+from compile_remat.backend import remat
+from tests.correctness.harness import (
+    Case,
+    Observed,
+    Wrap,
+    check,
+    reference_wrap,
+    tensors_of,
+    train,
+    weighted_sum,
+    without_caches,
+)
 
 Behaviour = Callable[[Tensor, Tensor, Tensor], Any]
 """Takes an activation that may be mutated (not a leaf), a trained weight and a buffer, all [8, 8]; returns outputs."""
@@ -224,7 +237,7 @@ class Normalised(nn.Module):
 
 def batch_norm(wrap: Wrap) -> Observed:
     """Training, then training with the statistics that it left, as fine-tuning with frozen statistics does."""
-    model, x = Normalised(), torch.randn(4, 3, 10, 10)
+    model, x = Normalised().double(), torch.randn(4, 3, 10, 10, dtype=torch.float64)
     trained = train(model, [x], wrap)
     model.eval()
     return {**trained, **{f"eval: {name}": tensor for name, tensor in train(model, [x], wrap, steps=1).items()}}
@@ -340,6 +353,24 @@ def another_storage(wrap: Wrap) -> Observed:
     return {"outputs": torch.cat(outputs), "x": x.grad, "w": w.grad, "buffer": buffer}
 
 
+# -- after the forward ----------------------------------------------------------------------------------------------------
+
+
+def output_scaled(wrap: Wrap) -> Observed:
+    """The caller overwrites outputs that no derivative reads: a loss for accumulation, logits for a temperature."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.sin(torch.sin(x @ w) @ w) @ w
+        return logits, logits.square().mean()
+
+    x, w = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+    logits, loss = wrap(function)(x, w)
+    loss /= 4
+    loss.backward(retain_graph=False)
+    logits.detach().div_(2)
+    return {"logits": logits, "loss": loss, "x": x.grad, "w": w.grad}
+
+
 IN_PLACE: dict[str, Behaviour] = {f.__name__: f for f in (pointwise, indexed, masked, sliced)}
 BUFFERS: dict[str, Behaviour] = {
     f.__name__: f
@@ -385,6 +416,7 @@ CASES = [
     Case("overlapping inputs", overlapping_inputs),
     Case("same tensor twice", same_tensor_twice, compilers=("eager",)),
     Case("another storage", another_storage, compilers=("eager",)),
+    Case("output scaled", output_scaled, compilers=("eager",)),
     Case("in-place operators", lambda wrap: observe(IN_PLACE, wrap), compilers=("inductor",)),
     Case("buffers", lambda wrap: observe(BUFFERS, wrap), compilers=("inductor",)),
     Case("aliases", lambda wrap: observe(ALIASES, wrap), compilers=("inductor",)),
@@ -393,3 +425,77 @@ CASES = [
 
 def test_mutation(case: Case, compiler: str, budgets: Sequence[float | str]) -> None:
     check(case, compiler, budgets)
+
+
+# -- what plain torch.compile refuses ---------------------------------------------------------------------------------
+
+
+def compiled(function: Callable[..., Any], budget: object, compiler: str) -> Callable[..., Any]:
+    torch.compiler.reset()
+    return torch.compile(function, backend=remat, options={"memory_budget": budget, "compiler": compiler})
+
+
+def deep(x: Tensor, w: Tensor) -> Tensor:
+    for _ in range(4):
+        x = torch.sin(torch.tanh(x @ w))
+    return x
+
+
+def backwards(wrap: Wrap, *, retain_first: bool) -> list[str | Tensor]:
+    """What comes of two backwards of one forward, after a step that does or does not keep its graph: error or gradient."""
+    torch.compiler.reset()
+    x, w = torch.randn(16, 16, dtype=torch.float64), torch.randn(16, 16, dtype=torch.float64, requires_grad=True)
+    call, seen = wrap(deep), list[str | Tensor]()
+    with without_caches():
+        call(x, w).sum().backward(retain_graph=retain_first)
+        loss = call(x, w).sum()
+        for retain in (True, False, False):
+            try:
+                loss.backward(retain_graph=retain)
+            except RuntimeError as error:
+                seen.append(str(error))
+            assert w.grad is not None
+            seen.append(w.grad.clone())
+    return seen
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("retain_first", [True, False])
+def test_a_second_backward(retain_first: bool, compiler: str) -> None:
+    """As plain torch.compile: it refuses where the backward was compiled to overwrite what was saved."""
+    wraps = [reference_wrap("compiled", compiler)]
+    wraps += [lambda f, b=budget: compiled(f, b, compiler) for budget in ("max", "min")]
+    expected, *others = [(torch.manual_seed(0), backwards(wrap, retain_first=retain_first))[1] for wrap in wraps]
+    messages = [e for e in expected if isinstance(e, str)]
+    assert "through the graph a second time" in messages[-1]
+    assert len(messages) == 1 if retain_first else "donated buffers" in messages[0]
+    for actual in others:
+        assert [e for e in actual if isinstance(e, str)] == messages
+        torch.testing.assert_close(*([t for t in seen if isinstance(t, Tensor)] for seen in (actual, expected)))
+
+
+@pytest.mark.parametrize("budget", ["max", "min"])
+def test_a_weight_that_changes_before_the_backward_is_torchs_error(budget: object) -> None:
+    x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+    output = compiled(deep, budget, "eager")(x, w)
+    with torch.no_grad():
+        w.mul_(0.5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("budget", ["max", "min"])
+def test_an_overwritten_input_that_autograd_saved_is_torchs_error(budget: object) -> None:
+    def function(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+        y = torch.sin(x @ w) * buffer
+        buffer.mul_(2)
+        return y
+
+    x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
+    errors = []
+    for wrapped in (reference_wrap("compiled", "eager")(function), compiled(function, budget, "eager")):
+        torch.compiler.reset()
+        with pytest.raises(BackendCompilerFailed, match="modified by an inplace operation") as caught:
+            wrapped(x, w, torch.randn(8, 8))
+        errors.append(caught.value.inner_exception)
+    assert type(errors[0]) is type(errors[1]) is RuntimeError
