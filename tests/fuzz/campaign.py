@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import traceback
 import warnings
 from collections import Counter
@@ -102,4 +103,4 @@ def use_one_thread() -> None:
 def first_line(error: Exception) -> str:
     """Kind of error and the start of its text, without the numbers that differ from program to program."""
     lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:120]
+    return re.sub(r"\d+", "#", f"{type(error).__name__}: {lines[0]}")[:120]

@@ -101,10 +101,12 @@ class Builder:
 
     # -- what is written ----------------------------------------------------------------------------------------------
 
-    def leaf(self, role: str, shape: Sequence[int], dtype: str | None = None, high: int = 0) -> str:
+    def leaf(
+        self, role: str, shape: Sequence[int], dtype: str | None = None, high: int = 0, other_than: str = ""
+    ) -> str:
         """A leaf of that kind: one that is there (weights are shared then), or a new one."""
         wanted = (role, tuple(shape), dtype or self.dtype, high)
-        alike = [x.name for x in self.leaves if (x.role, x.shape, x.dtype, x.high) == wanted]
+        alike = [x.name for x in self.leaves if (x.role, x.shape, x.dtype, x.high) == wanted and x.name != other_than]
         if alike and not self.chance(3):
             return self.choose(alike)
         name = f"{role[0]}{len(self.leaves)}"
@@ -307,7 +309,8 @@ def norm(b: Builder) -> None:
     if kind == "batch_norm" and "checkpoint" in b.regions:
         return void(b.emit("batch_norm_stateless", [x, *affine]))  # running stats would be updated twice, by torch
     dtype = str(b[x].dtype).removeprefix("torch.")
-    stats = [b.leaf("buffer", (channels,), dtype), b.leaf("buffer", (channels,), dtype)]
+    mean = b.leaf("buffer", (channels,), dtype)
+    stats = [mean, b.leaf("buffer", (channels,), dtype, other_than=mean)]  # torch's decomposition takes them for two
     kind = kind if b.checkpointed.isdisjoint(stats) else "batch_norm_eval"
     return void(b.emit(kind, [x, *stats, *affine]))
 

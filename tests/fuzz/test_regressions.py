@@ -1,0 +1,44 @@
+"""Failures that `make fuzz` found, shrunk: paste the literal from its file and say above it what was wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.check import Trial
+from tests.fuzz.program import Leaf, Op, Program
+
+X, W = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,))
+START = Op("v0", "mul", ("d0", "p1"))
+
+REGRESSIONS = {
+    # Plain torch.compile computes sin(buffer) again after the forward has changed the buffer (torch 2.13).
+    "buffer read, then changed, beside random numbers": Trial(
+        Program(
+            (X, W, Leaf("b2", "buffer", (1,))),
+            (START, Op("v1", "read_then_add_", ("v0", "b2")), Op("v2", "normal", ("v1",))),
+            ("v2",),
+        ),
+        "dynamo",
+        ("max",),
+        dynamic=True,
+    ),
+    # The gradient is zero whatever comes in; torch leaves the random node in the backward, where nothing reads it.
+    "backward that reads no tangent": Trial(
+        Program(
+            (X, W),
+            (
+                START,
+                Op("v1", "detach", ("v0",)),
+                Op("v2", "cumsum", ("v0",), (-1,)),
+                Op("v3", "uniform", ("v2",)),
+                Op("v4", "copy_", ("v3", "v1")),
+            ),
+            ("v4",),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_regression(name: str) -> None:
+    REGRESSIONS[name].run()
