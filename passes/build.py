@@ -112,6 +112,7 @@ class _Builder:
             elif node.op != "output":
                 self._add(node, index)
         self._mark_outputs()
+        self._mark_written_constants()
         self._mark_realised()
         step_time_ns = price(self.values, self.steps, self.cost)
         index_of = {d.node: i for i, d in enumerate(self.values)}
@@ -206,6 +207,14 @@ class _Builder:
                 draft = self.drafts.get(root)
                 if draft is not None:
                     draft.is_output |= draft.in_backward or node in self.joint.fwd_outputs
+
+    def _mark_written_constants(self) -> None:
+        """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
+        for draft in (*self.values, *self.steps):
+            if draft.kernel == EXTERN:
+                for source in draft.sources:
+                    if source.kernel == CONSTANT:
+                        source.kernel = POINTWISE
 
     def _mark_realised(self) -> None:
         """A realised value whose readers all lie in its own fused kernel is never allocated."""

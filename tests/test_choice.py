@@ -6,6 +6,7 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from compile_remat.backend import RematPartitioner, remat, settings_for
 from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
 from compile_remat.partitioner import Planned
+from compile_remat.passes import Status
 from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 from tests.test_partitioner import Traced, gradients
 
@@ -192,6 +194,12 @@ def test_the_lowest_plan_keeps_tags_that_cost_nothing() -> None:
     assert bool(found.report.message) == any(
         v.tag and v.pin == RECOMPUTE and v.name in found.plan.saved for v in found.problem.values
     )
+
+
+def test_a_stored_plan_that_set_tags_aside_is_replayed(tmp_path: Path) -> None:
+    first, second = (planned(Blocks("plain", 8, one_region=True), "min", plan_dir=str(tmp_path)) for _ in range(2))
+    assert first.report.message and second.plan.status is Status.REPLAYED
+    assert (second.plan.saved, second.plan.peak_bytes) == (first.plan.saved, first.plan.peak_bytes)
 
 
 # -- conflicts --------------------------------------------------------------------------------------------------------

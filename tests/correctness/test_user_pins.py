@@ -30,11 +30,11 @@ class Layer(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Layers in regions, as `region` makes them; a plain layer between them."""
+    """Two layers in regions, as `region` makes them, and a plain one."""
 
     def __init__(self, region: Callable[..., Any], dropout: float = 0.0) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([Layer(dropout) for _ in range(4)])
+        self.layers = nn.ModuleList([Layer(dropout) for _ in range(3)])
         self.region = region
 
     def forward(self, x: Tensor) -> Tensor:
