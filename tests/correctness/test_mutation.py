@@ -412,7 +412,7 @@ CASES = [
     Case("batch norm", batch_norm),
     Case("stateful", stateful),
     Case("step between two forwards", step_between_two_forwards, compilers=("eager",)),
-    Case("two forwards, then two backwards", accumulated, compilers=("eager",)),
+    Case("two forwards, then two backwards", accumulated),
     Case("overlapping inputs", overlapping_inputs),
     Case("same tensor twice", same_tensor_twice, compilers=("eager",)),
     Case("another storage", another_storage, compilers=("eager",)),
