@@ -6,6 +6,7 @@ very end, or leave it to the runtime and say so in the outputs' descriptors.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 
 import torch
@@ -30,15 +31,17 @@ def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Nod
     Autograd refuses to save such an input, so the program made a copy of its own.  Inductor's joint passes remove that as
     an operation without effect (``remove_noop_ops``), and the backward would read what the input holds by then.
     """
-    overwritten = {_storage(node) for node in _overwritten_by_forward(module)} - {None}
+    overwritten, copies = _overwritten_by_forward(module), dict[fx.Node, fx.Node]()
     if not overwritten:
         return False
-    copies: dict[fx.Node, fx.Node] = {}
     for node in list(module.graph.nodes):
-        if node.op != "call_function" or node not in tangents_closure or _is_mutable(node):
+        if node.op != "call_function":
             continue
-        for source in node.all_input_nodes:
-            if _storage(source) in overwritten and source not in tangents_closure:
+        sources = [source for source in node.all_input_nodes if source in overwritten]
+        if node not in tangents_closure:
+            overwritten |= {node} if any(_is_alias(node, source) for source in sources) else set()
+        elif not _is_mutable(node):
+            for source in sources:
                 if source not in copies:
                     copies[source] = _copy_of(source, module.graph)
                 node.replace_input_with(source, copies[source])
@@ -59,6 +62,14 @@ def _overwritten_by_forward(module: fx.GraphModule) -> set[fx.Node]:
 
 def _is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def _is_alias(node: fx.Node, source: fx.Node) -> bool:
+    """By the operator, because passes leave a view's fake value where it was; by the values for what is a view at times."""
+    if node.target is operator.getitem or getattr(node.target, "is_view", False):
+        return True
+    own, other = _storage(node), _storage(source)
+    return own is not None and other is not None and bool(own == other)
 
 
 def _storage(node: fx.Node) -> StorageWeakRef | None:

@@ -29,7 +29,10 @@ def draws_and_mutates(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
 
 def copies_by_hand(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     """Each copy is an operation without effect, but for the mutation below."""
-    y = torch.sin(x @ w) * buffer.clone() * buffer[1:2].clone() * buffer.t().clone()
+    copy = buffer.clone()
+    y = torch.sin(
+        (x @ w) * copy * buffer[1:2].clone() * buffer.t().clone() @ copy.t()
+    )  # the backward turns the copy back
     buffer.mul_(0.5)
     return y
 
