@@ -294,6 +294,11 @@ def must_be_in_forward(node: fx.Node) -> bool:
     return bool(node.meta.get("partitioner_tag") == "must_be_in_forward")
 
 
+def forward_only(joint: Joint) -> list[fx.Node]:
+    """What a tag keeps out of the backward and may be read there, views included: it has to be handed over."""
+    return [n for n in joint.module.graph.nodes if must_be_in_forward(n) and n.users]
+
+
 def region_of(node: fx.Node) -> int | None:
     """Which checkpointed region the node belongs to; the number is this process's and changes with every compilation."""
     region: int | None = node.meta.get("ac_graph_id")

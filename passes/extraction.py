@@ -37,5 +37,5 @@ def extract(
     symbols = [n for n in joint.module.graph.nodes if joint.hands_over(n) and n not in joint.info.inputs]
     saved = [nodes[name] for name in plan.saved]
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
-    forward_only = [n for n in nodes.values() if _torch.must_be_in_forward(n) and n.users and n not in saved]
+    forward_only = [n for n in _torch.forward_only(joint) if n not in saved]
     return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *saved, *forward_only])

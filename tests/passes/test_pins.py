@@ -12,11 +12,14 @@ from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, fx
 
 from compile_remat import _torch, partition
-from compile_remat.cost_models import UnitCost
-from compile_remat.partitioner import split_without_planner
+from compile_remat.budget import MemoryBudget
+from compile_remat.cost_models import UnitCost, load_device
+from compile_remat.partitioner import Settings, split_without_planner
 from compile_remat.passes import build_problem
 from compile_remat.passes.pins import must_be_saved
 from compile_remat.passes.problem import SAVE
+
+SETTINGS = Settings(MemoryBudget("max"), load_device("cpu"))
 
 
 def draws_and_mutates(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
@@ -65,7 +68,9 @@ def test_the_fallback_saves_what_the_planner_must_save(function: Callable[..., T
         pinned = {v.name for v in problem.values if v.pin == SAVE and v.is_saveable}
         assert pinned == {node.name for node in must_be_saved(joint)} != set()
         read = {problem.values[i].name for step in problem.steps for i in step.reads}
-        forward, backward = split_without_planner(module, arguments, "test", num_fwd_outputs=num_fwd_outputs)
+        forward, backward = split_without_planner(
+            module, arguments, SETTINGS, "test", num_fwd_outputs=num_fwd_outputs
+        )
         computed = {node.name for node in backward.graph.nodes if node.op == "call_function"}
         assert pinned & read and not pinned & computed
         return forward, backward
