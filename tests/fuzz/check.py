@@ -342,10 +342,11 @@ def _run_joint(traced: Traced) -> Observed:
     torch.manual_seed(1)
     whole = _Whole(traced.joint)
     outputs = whole.run(*primals, *traced.tangents.values(), enable_io_processing=False)
-    outputs = [_copy(value) for value in outputs]
+    count = traced.keywords["num_fwd_outputs"]
+    gradients = _copies(outputs[count:])
     for destination, source in whole.writes:
         destination.copy_(source)
-    return _named(outputs, primals)
+    return _named([*_copies(outputs[:count]), *gradients], primals)  # an output may be an input that was written to
 
 
 def _run_split(traced: Traced, forward: fx.GraphModule, backward: fx.GraphModule) -> Observed:
