@@ -319,7 +319,7 @@ def assert_follows(modules: tuple[fx.GraphModule, fx.GraphModule], planner: Plan
     values = {v.name for v in planner.problem.values}
     computed = {node.name for node in backward.graph.nodes if node.op == "call_function"} & values
     wrong = sorted(computed ^ set(plan.recomputed))
-    assert not wrong, f"{where}: {wrong} are recomputed against the plan, or not although it says so"
+    assert not wrong, f"{where}: the backward is not the planned one\n{wrong} are computed against the plan, or missing"
 
 
 class _Whole(fx.Interpreter):
