@@ -236,7 +236,9 @@ def split_without_planner(
     try:
         joint = _torch.prepare(joint_module, **keywords)
         if joint.has_backward:
-            saved = list(dict.fromkeys([*_torch.torch_choice(joint), *must_be_saved(joint), *_torch.forward_only(joint)]))
+            saved = list(
+                dict.fromkeys([*_torch.torch_choice(joint), *must_be_saved(joint), *_torch.forward_only(joint)])
+            )
             modules = _torch.extract_modules(joint, saved)
             _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
             return modules

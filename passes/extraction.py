@@ -34,8 +34,7 @@ def extract(
     missing = [name for name in plan.saved if name not in nodes]
     if missing:
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
-    symbols = [n for n in joint.module.graph.nodes if joint.hands_over(n) and n not in joint.info.inputs]
     saved = [nodes[name] for name in plan.saved]
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
     forward_only = [n for n in _torch.forward_only(joint) if n not in saved]
-    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *saved, *forward_only])
+    return _torch.extract_modules(joint, [*joint.info.inputs, *joint.symbols, *saved, *forward_only])

@@ -319,7 +319,7 @@ def assert_follows(modules: tuple[fx.GraphModule, fx.GraphModule], planner: Plan
     values = {v.name for v in planner.problem.values}
     computed = {node.name for node in backward.graph.nodes if node.op == "call_function"} & values
     wrong = sorted(computed ^ set(plan.recomputed))
-    assert not wrong, f"{where}: {wrong} are recomputed against the plan, or not although it says so"
+    assert not wrong, f"{where}: the backward is not the planned one\n{wrong} are computed against the plan, or missing"
 
 
 class _Whole(fx.Interpreter):
@@ -342,10 +342,11 @@ def _run_joint(traced: Traced) -> Observed:
     torch.manual_seed(1)
     whole = _Whole(traced.joint)
     outputs = whole.run(*primals, *traced.tangents.values(), enable_io_processing=False)
-    outputs = [_copy(value) for value in outputs]
+    count = traced.keywords["num_fwd_outputs"]
+    gradients = _copies(outputs[count:])
     for destination, source in whole.writes:
         destination.copy_(source)
-    return _named(outputs, primals)
+    return _named([*_copies(outputs[:count]), *gradients], primals)  # an output may be an input that was written to
 
 
 def _run_split(traced: Traced, forward: fx.GraphModule, backward: fx.GraphModule) -> Observed:

@@ -22,6 +22,21 @@ REGRESSIONS = {
         ("max",),
         dynamic=True,
     ),
+    # Only the backward asks for the size of `cat`'s copy: the copy, and what it is made of, was computed again for that.
+    "size of a value that is not saved": Trial(
+        Program(
+            (X, W),
+            (
+                START,
+                Op("v1", "sin", ("v0",)),
+                Op("v2", "sin", ("v1",)),
+                Op("v3", "cat", ("v2", "v2"), (-1,)),
+                Op("v4, v5", "topk", ("v3",), (1,)),
+            ),
+            ("v4",),
+        ),
+        dynamic=True,
+    ),
     # The gradient is zero whatever comes in; torch leaves the random node in the backward, where nothing reads it.
     "backward that reads no tangent": Trial(
         Program(

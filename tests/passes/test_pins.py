@@ -68,9 +68,7 @@ def test_the_fallback_saves_what_the_planner_must_save(function: Callable[..., T
         pinned = {v.name for v in problem.values if v.pin == SAVE and v.is_saveable}
         assert pinned == {node.name for node in must_be_saved(joint)} != set()
         read = {problem.values[i].name for step in problem.steps for i in step.reads}
-        forward, backward = split_without_planner(
-            module, arguments, SETTINGS, "test", num_fwd_outputs=num_fwd_outputs
-        )
+        forward, backward = split_without_planner(module, arguments, SETTINGS, "test", num_fwd_outputs=num_fwd_outputs)
         computed = {node.name for node in backward.graph.nodes if node.op == "call_function"}
         assert pinned & read and not pinned & computed
         return forward, backward
