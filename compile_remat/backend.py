@@ -103,7 +103,9 @@ def _enter(
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
-    options = {**(STRICT_OPTIONS if partitioner.guarded else {}), **patches}
+    # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
+    strict = partitioner.guarded or _torch.calls_regions(gm)
+    options = {**(STRICT_OPTIONS if strict else {}), **patches}
 
     def enter(chosen: CustomPartitionerFn) -> Callable[..., Any]:
         if config.compiler == "eager":

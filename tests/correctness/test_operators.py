@@ -76,7 +76,7 @@ class Losses(nn.Module):
             F.ctc_loss(log_probabilities, labels.view(x.shape[0], -1).t()[:, :2] % 5 + 1, *lengths),
             F.binary_cross_entropy_with_logits(logits, torch.sigmoid(logits.detach() * 3)),
             F.huber_loss(flat, flat.flip(0).detach()) + F.kl_div(log_probabilities, log_probabilities.exp().roll(1, 0)),
-            F.multi_margin_loss(flat, labels) + F.cosine_similarity(flat, flat.flip(0)).sum(),
+            F.cosine_similarity(flat, flat.flip(0)).sum() + F.poisson_nll_loss(flat, labels[:, None]),
         )
 
 
