@@ -76,7 +76,7 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]
+    return StorageWeakRef(value.untyped_storage())
 
 
 def _copy_of(source: fx.Node, graph: fx.Graph) -> fx.Node:
