@@ -100,7 +100,8 @@ def _enter(
         return compile_eager(gm, example_inputs, partitioner)
     # `max` is Inductor as it is: a guard would only cost it fusions.
     strict = partitioner.settings.budget.kind != "max" and not partitioner.fallback
-    options = {**(STRICT_OPTIONS if strict else {}), **patches}
+    # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
+    options = {**(STRICT_OPTIONS if strict or _torch.calls_regions(gm) else {}), **patches}
     return compile_with_partitioner(gm, example_inputs, partitioner, options, guarded=strict)
 
 
