@@ -301,7 +301,8 @@ CASES = [
     Case("custom_operators", custom_operators, rtol=1e-5, atol=1e-4),
     Case("nested_regions", nested_regions),
     Case("branches", branches),
-    Case("scanned", scanned, rtol=1e-5, atol=1e-4),
+    # Plain Inductor (2.13) cannot compile the backward of `scan` on CPU.
+    Case("scanned", scanned, compilers=EAGER, rtol=1e-5, atol=1e-4),
     Case("flex_inference", flex_inference, plans=False, compilers=("inductor",)),
     Case("two_tensors", two_tensors, compilers=EAGER),
     Case("distributed_tensors", distributed_tensors),

@@ -282,8 +282,7 @@ class Inner(nn.Module):
         slope = torch.func.vmap(torch.func.grad(energy))(x)
         curve = torch.func.vmap(torch.func.jacrev(torch.func.grad(energy)))(x[:3])
         _, pull = torch.func.vjp(lambda w: torch.sin(x @ w), weight)
-        moved = torch.func.jvp(energy, (x[0],), (slope[0],))[1]
-        return torch.sin(slope), torch.exp(curve.mean()), pull(slope)[0], moved
+        return torch.sin(slope), torch.exp(curve.mean()), pull(slope)[0]
 
 
 def functional_transforms(wrap: Wrap) -> Observed:
