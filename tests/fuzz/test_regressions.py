@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.check import Trial
+from tests.fuzz.check import check
 from tests.fuzz.program import Leaf, Op, Program
+from tests.fuzz.trial import Trial
 
 X, W = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,))
 START = Op("v0", "mul", ("d0", "p1"))
@@ -56,4 +57,4 @@ REGRESSIONS = {
 
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regression(name: str) -> None:
-    REGRESSIONS[name].run()
+    check(REGRESSIONS[name])
