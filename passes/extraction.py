@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from compile_remat import _torch
+from compile_remat.cost_models import OpKind, describe
 from compile_remat.passes.plan import Plan
 
 
@@ -38,7 +39,7 @@ def extract(
 
 
 def _symbols(joint: _torch.Joint) -> list[fx.Node]:
-    """Sizes that the forward knows, those of its values that only the backward asks for included.
+    """Sizes that the forward knows, those of its values and their views that only the backward asks for included.
 
     Left to the backward, such a size would be read off a tensor computed again for nothing else.
     """
@@ -46,6 +47,7 @@ def _symbols(joint: _torch.Joint) -> list[fx.Node]:
     for node in joint.module.graph.nodes:
         if joint.info.is_required_fw(node) or node in given:
             known.add(node)
-        elif _torch.is_symbolic(node) and node.all_input_nodes and known.issuperset(node.all_input_nodes):
-            known.add(node)
+        elif node.all_input_nodes and known.issuperset(node.all_input_nodes):
+            if describe(node).kind in (OpKind.SYMBOL, OpKind.VIEW):
+                known.add(node)
     return [n for n in joint.module.graph.nodes if _torch.is_saveable_symbol(n) and n in known - given]

@@ -17,7 +17,7 @@ from tests.fuzz.check import check
 from tests.fuzz.models import trials
 from tests.fuzz.trial import Trial
 
-SHRINK_TRIALS = 150
+SHRINK_TRIALS = 80
 """After so many tries to make a failure shorter, the shortest so far is it."""
 
 
