@@ -18,7 +18,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, get_origin
 
 import torch
@@ -127,25 +126,6 @@ class Joint:
     def has_backward(self) -> bool:
         """False where nothing depends on a tangent: torch's default partition handles such graphs."""
         return len(self.info.required_bw_nodes) > 0
-
-    @cached_property
-    def symbols(self) -> tuple[fx.Node, ...]:
-        """Sizes that the forward hands over, those of its values that only the backward asks for included.
-
-        Left to the backward, such a size would be read off a tensor computed again for nothing else.  Of the symbols only
-        SymInts can be saved.
-        """
-        given, known = set(self.info.inputs), set[fx.Node]()
-        for node in self.module.graph.nodes:
-            if self.info.is_required_fw(node) or node in given:
-                known.add(node)
-            elif is_symbolic(node) and node.all_input_nodes and known.issuperset(node.all_input_nodes):
-                known.add(node)
-        return tuple(n for n in self.module.graph.nodes if is_saveable_symbol(n) and n in known - given)
-
-    def hands_over(self, symbol: fx.Node) -> bool:
-        """Whether the backward gets the number from the forward."""
-        return symbol in self.symbols or symbol in self.info.inputs
 
 
 def prepare(

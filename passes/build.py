@@ -26,6 +26,7 @@ from compile_remat.passes.problem import (
     Step,
     Value,
 )
+from compile_remat.passes.symbols import handed_over
 
 KERNELS = {
     OpKind.POINTWISE: POINTWISE,
@@ -101,6 +102,7 @@ class _Builder:
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
         self.pins = Pins(joint)
+        self.handed_over = frozenset(handed_over(joint))
         regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
         found = dict.fromkeys(r for r in regions if r is not None)
         self.regions: dict[int | None, int] = {r: k for k, r in enumerate(found, start=1)}
@@ -131,8 +133,7 @@ class _Builder:
         pin, tag = self.pins.read(node, op)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
-            # A number that is not handed over is worked out again, from the tensor that it was read out of.
-            self.roots[node] = () if self.joint.hands_over(node) else sources
+            self.roots[node] = () if node in self.handed_over else sources
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources

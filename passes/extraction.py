@@ -8,6 +8,7 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat.passes.plan import Plan
+from compile_remat.passes.symbols import handed_over
 
 
 def extract(
@@ -37,4 +38,4 @@ def extract(
     saved = [nodes[name] for name in plan.saved]
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
     forward_only = [n for n in _torch.forward_only(joint) if n not in saved]
-    return _torch.extract_modules(joint, [*joint.info.inputs, *joint.symbols, *saved, *forward_only])
+    return _torch.extract_modules(joint, [*joint.info.inputs, *handed_over(joint), *saved, *forward_only])

@@ -13,10 +13,11 @@ import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase
 
-from tests.fuzz.check import Trial
+from tests.fuzz.check import check
 from tests.fuzz.models import trials
+from tests.fuzz.trial import Trial
 
-SHRINK_TRIALS = 150
+SHRINK_TRIALS = 80
 """After so many tries to make a failure shorter, the shortest so far is it."""
 
 
@@ -78,7 +79,7 @@ def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
         elif next(attempts) >= SHRINK_TRIALS:
             return
         try:
-            trial.run()
+            check(trial)
         except Exception as error:
             known[literal] = error
             result.keep(first_line(error), literal)
