@@ -6,10 +6,13 @@ TORCH       ?= $(TESTED)# the version of torch to install
 VERSIONS    ?= 2.11.0 $(TESTED) 2.15.0# those of test-versions
 TORCH_INDEX ?=# where to get torch alone, such as https://download.pytorch.org/whl/cpu
 VENV_ARGS   ?=# --system-site-packages uses the torch that PYTHON already has
-PYTEST_ARGS ?=# such as "-n 2", "-k budget", "tests/test_config.py"
+PYTEST_ARGS ?=# such as "-k budget", "tests/test_config.py"
+WORKERS     ?= 2# processes that share the tests; each may take a GiB of memory
 TIMEOUT     ?= 600# seconds for one test
 DEMO_ARGS   ?=
 BENCH_ARGS  ?=
+N           ?= 5000# random models that "make fuzz" trains
+FUZZ_ARGS   ?=# such as "--seed 7 --workers 4 --inductor-share 0.1"
 
 VERSION_TESTS := -q tests/test_torch_pipeline.py tests/test_torch_version.py tests/test_partitioner.py tests/test_inductor_guard.py
 
@@ -20,7 +23,7 @@ PINS := $(VENV)/constraints.txt
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-versions bench dev lint types wheel-test clean distclean
+.PHONY: help demo test test-full test-versions fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -31,10 +34,13 @@ demo: $(VENV)/.installed  ## train a small GPT on real text with and without a b
 	$(VENV)/bin/compile-remat demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed  ## run the tests
-	$(PY) -m pytest --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
-	$(PY) -m pytest --full --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+	$(PY) -m pytest --full -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.installed  ## train N random models under random plans; failures, shrunk, go to fuzz_failures.txt
+	$(PY) -m tests.fuzz --examples $(N) $(FUZZ_ARGS)
 
 test-versions:  ## what may differ between versions of torch, on each of VERSIONS
 	@set -e; for torch in $(VERSIONS); do \
@@ -62,7 +68,7 @@ wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it 
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(PIP) install --quiet --no-deps --target build/wheel dist/*.whl
 	PYTHONPATH=build/wheel $(PY) -P -c 'import compile_remat as c; assert "build/wheel" in c.__file__, c.__file__'
-	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
 
 clean:  ## remove what builds and tools left behind
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

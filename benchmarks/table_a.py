@@ -132,7 +132,7 @@ def report_fields() -> dict[str, Any]:
     """What the one compiled graph of these models reports about itself."""
     import compile_remat
 
-    report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes)
+    report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes or 0)
     return {
         "predicted_peak_bytes": report.predicted_peak_bytes,
         "recompute_ns": report.recompute_time_ns,

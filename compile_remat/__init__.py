@@ -1,26 +1,29 @@
 """torch.compile under a memory budget: `torch.compile(model, backend="remat")`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compile_remat.public import *  # noqa: F403
 
 # In a checkout, `passes` and `cost_models` lie beside this folder: let `compile_remat.passes` find them there.
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").is_file():
-    __path__.append(str(_ROOT))
+    __path__.append(str(_ROOT))  # noqa: F405
 
-from compile_remat.api import explain, install, pareto, plan, uninstall  # noqa: E402
-from compile_remat.config import RematConfig  # noqa: E402
-from compile_remat.errors import (  # noqa: E402
-    BudgetError,
-    ConfigError,
-    DeviceError,
-    PlanMismatchError,
-    PlannerWarning,
-    RematError,
-)  # fmt: skip
-from compile_remat.partitioner import partition  # noqa: E402
-from compile_remat.report import Report, reports, reset_reports  # noqa: E402
-
-__all__ = [
-    "BudgetError", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning", "RematConfig", "RematError",
-    "Report", "explain", "install", "pareto", "partition", "plan", "reports", "reset_reports", "uninstall",
+__all__ = [  # noqa: F405
+    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning",
+    "RematConfig", "RematError", "Report", "SettingWarning", "TagConflictError", "explain", "install", "pareto", "partition",
+    "plan", "reports",
+    "reset_reports", "uninstall",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # a type checker would let any name pass
+
+    def __getattr__(name: str) -> Any:
+        """Import the public names when one is first used: `compile-remat --help` need not wait for torch."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from compile_remat import public
+
+        return getattr(public, name)

@@ -1,7 +1,7 @@
 """Every private name of torch that the planner and the partition need, in one place.
 
-Imports nothing of ours but `_torch_version`.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were
-compared line by line, the tests were run on all three, and where they differ the code asks for the feature:
+Imports nothing of ours but its siblings.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
+line by line, the tests were run on all three, and where they differ the code asks for the feature:
 
 * sizes: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11;
 * ``_extract_fwd_bwd_modules`` takes ``saved_opaque_nodes`` from 2.12;
@@ -16,14 +16,15 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_origin
 
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
+from compile_remat import _torch_mutation
 from compile_remat._torch_version import private_module, private_name
 
 _PARTITIONERS = "torch._functorch.partitioners"
@@ -31,6 +32,9 @@ P = private_module(_PARTITIONERS)  # its helpers are private and change between 
 _optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "optimization_hint", "size_hint")
 is_sym_node = private_name("torch.fx.experimental.proxy_tensor", "is_sym_node")
 py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types")
+
+RATIO_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "_region_activation_memory_budget")
+"""Where a node's ``meta["custom"]`` holds the ratio of its region; nothing writes it before 2.13."""
 
 
 def _takes(function: str, parameter: str) -> bool:
@@ -88,9 +92,25 @@ def is_saveable_symbol(node: fx.Node) -> bool:
 # -- the joint graph --------------------------------------------------------------------------------------------------
 
 
+USER_TAGS = (
+    P.CheckpointPolicy.MUST_SAVE,
+    P.CheckpointPolicy.PREFER_SAVE,
+    P.CheckpointPolicy.MUST_RECOMPUTE,
+    P.CheckpointPolicy.PREFER_RECOMPUTE,
+)
+"""The policies that we obey.  Offloading to the host is none of them: torch's partitioner ignores it as well."""
+
+
 @dataclass(frozen=True)
 class Joint:
-    """A joint graph after torch's own preparation, with its classification."""
+    """A joint graph after torch's own preparation, with its classification.
+
+    Attributes:
+        user_tags: What a policy of selective checkpointing, or ``checkpoint`` itself, asks of a node: `must_save`,
+            `prefer_save`, `must_recompute` or `prefer_recompute`.
+        handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
+            does, whatever their own tag says.
+    """
 
     module: fx.GraphModule
     num_fwd_outputs: int
@@ -99,6 +119,8 @@ class Joint:
     bwd_outputs: tuple[fx.Node, ...]
     has_recomputable_ops: bool
     has_recomputable_rng_ops: bool
+    user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
+    handed_on: frozenset[fx.Node] = frozenset()
 
     @property
     def has_backward(self) -> bool:
@@ -116,13 +138,21 @@ def prepare(
         module.graph = _cse(module, num_fwd_outputs)
     recomputable = P.has_recomputable_ops(module)
     recomputable_rng = P.has_recomputable_rng_ops(module)
+    asked = {n: n.meta["recompute"] for n in module.graph.nodes if n.meta.get("recompute") is not None}
     if recomputable:
         module = P.cleanup_recompute_tags(module, is_default_partition=False)
+    # A node with a backward hook is saved for FSDP's sake (see `cleanup_recompute_tags`): that is no mere convenience.
+    handed_on = frozenset(
+        n for n, tag in asked.items() if n.meta["recompute"] != tag and not n.meta.get("has_backward_hook", False)
+    )
     if not functorch_config.unsafe_allow_optimization_of_collectives:
         P.force_save_collectives(module)
     P.force_save_effectful_ops(module)
     P.force_save_bw_mutation_src(module)
-    info = P.classify_nodes(module, list(static_lifetime_input_indices or ()), num_fwd_outputs)
+    static_indices = list(static_lifetime_input_indices or ())
+    info = P.classify_nodes(module, static_indices, num_fwd_outputs)
+    if _torch_mutation.keep_overwritten(module, info.tangents_closure):
+        info = P.classify_nodes(module, static_indices, num_fwd_outputs)
     forward, backward, *_ = P._extract_fwd_bwd_outputs(module, num_fwd_outputs=num_fwd_outputs)
     return Joint(
         module,
@@ -132,6 +162,8 @@ def prepare(
         tuple(n for n in backward if isinstance(n, fx.Node) and n.op != "output"),
         recomputable,
         recomputable_rng,
+        {n: tag.name.lower() for n, tag in asked.items() if n.meta["recompute"] == tag and tag in USER_TAGS},
+        handed_on,
     )
 
 
@@ -215,22 +247,24 @@ def torch_partition(
 
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:
-    """Inputs that the forward mutates: by the outputs' descriptors, and as destination of an ``aten.copy_``."""
-    found: set[fx.Node] = set()
-    by_name = {n.name: n for n in joint.module.graph.nodes if n.op == "placeholder"}
-    by_position = [n for n in joint.module.graph.nodes if n.op == "placeholder"]
-    output = next(iter(reversed(joint.module.graph.nodes)))
-    for desc in output.meta.get("desc") or ():
-        mutated = getattr(desc, "mutated_input", None)
-        if mutated is None:
-            continue
-        for node in by_position:
-            if node.meta.get("desc") == mutated:
-                found.add(node)
-    for node in joint.module.graph.nodes:
-        if node.target is torch.ops.aten.copy_.default and isinstance(node.args[0], fx.Node):
-            if node.args[0].name in by_name:
-                found.add(node.args[0])
+    """Inputs that the forward mutates; see `_torch_mutation`."""
+    return _torch_mutation.mutated_inputs(joint.module)
+
+
+def mutated_arguments(joint: Joint) -> frozenset[int] | None:
+    """Positions of the arguments that the forward writes into; None where one of them is no plain argument."""
+    positions = [getattr(n.meta.get("desc"), "idx", None) for n in mutated_inputs(joint)]
+    return None if None in positions else frozenset(int(p) for p in positions if p is not None)
+
+
+def gradient_nodes(module: fx.GraphModule) -> dict[int, fx.Node]:
+    """The nodes of a joint graph that are gradients of its arguments, by the argument's position."""
+    output = next(iter(reversed(module.graph.nodes)))
+    found: dict[int, fx.Node] = {}
+    for node, desc in zip(output.args[0], output.meta.get("desc") or (), strict=False):
+        position = getattr(getattr(desc, "grad_of", None), "idx", None)
+        if isinstance(node, fx.Node) and position is not None:
+            found[int(position)] = node
     return found
 
 
@@ -244,6 +278,92 @@ def policy_of(node: fx.Node) -> str | None:
     return None
 
 
+def must_save(joint: Joint, node: fx.Node) -> bool:
+    """Whether torch's own rules keep the node from a second run: it must be in the forward, or `prepare` tagged it."""
+    if must_be_in_forward(node):
+        return True
+    return policy_of(node) == "save" and node not in joint.user_tags and node not in joint.handed_on
+
+
+def must_be_in_forward(node: fx.Node) -> bool:
+    """Whether a tag keeps the node out of the backward.  (`must_be_in_backward` puts it into `tangents_closure`.)"""
+    return bool(node.meta.get("partitioner_tag") == "must_be_in_forward")
+
+
+def forward_only(joint: Joint) -> list[fx.Node]:
+    """What a tag keeps out of the backward and may be read there, views included: it has to be handed over."""
+    return [n for n in joint.module.graph.nodes if must_be_in_forward(n) and n.users]
+
+
+def region_of(node: fx.Node) -> int | None:
+    """Which checkpointed region the node belongs to; the number is this process's and changes with every compilation."""
+    region: int | None = node.meta.get("ac_graph_id")
+    return region
+
+
+# -- torch's own memory budget ----------------------------------------------------------------------------------------
+
+
+def config_ratio() -> float:
+    """``torch._functorch.config.activation_memory_budget``: 1 unless somebody set it."""
+    return float(functorch_config.activation_memory_budget)
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """The ratios that a graph's nodes carry.
+
+    Attributes:
+        ratios: Of ``torch.autograd.graph.region_activation_memory_budget`` (from 2.13), ascending; more than one is
+            an error of the user's.
+        bare: Names of the forward operators that no such region covers.
+        legacy: Of the old ``meta["memory_budget"]`` marker; the first one counts, as in torch.
+    """
+
+    ratios: tuple[float, ...]
+    bare: tuple[str, ...]
+    legacy: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether the graph asks for a ratio at all."""
+        return bool(self.ratios) or self.legacy is not None
+
+
+def annotated_ratios(module: fx.GraphModule, joint: Joint | None = None) -> Annotated:
+    """Read the annotations as ``min_cut_rematerialization_partition`` does, nested graphs included.
+
+    Without `joint`, every operator of the outer graph counts as one of the forward: for Dynamo's graphs.
+    """
+    ratios, bare, legacy = set[float](), list[str](), None
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    for graph in graphs:
+        for node in graph.nodes:
+            custom = node.meta.get("custom")
+            ratio = custom.get(RATIO_KEY) if isinstance(custom, dict) else None
+            in_forward = graph is not module.graph or joint is None or joint.info.is_required_fw(node)
+            if ratio is not None:
+                ratios.add(float(ratio))
+            elif node.op == "call_function" and in_forward:
+                bare.append(node.name)
+            if legacy is None and graph is module.graph and isinstance(node.meta.get("memory_budget"), float):
+                legacy = node.meta["memory_budget"]
+    return Annotated(tuple(sorted(ratios)), tuple(bare), legacy)
+
+
+# -- what Inductor has to be told ---------------------------------------------------------------------------------------
+
+
+def calls_regions(module: fx.GraphModule) -> bool:
+    """Whether the program has regions that are compiled once and called (``nested_compile_region``).
+
+    A region's forward hands inputs that its backward needs back as outputs.  Inductor (2.13) does not see that they are
+    the same memory: plain torch.compile reuses it for a later buffer of that size, and gradients are silently wrong.
+    """
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return any(n.target is torch.ops.higher_order.invoke_subgraph for graph in graphs for n in graph.nodes)
+
+
 # -- Inductor ---------------------------------------------------------------------------------------------------------
 
 
@@ -252,6 +372,17 @@ def inductor_option_names() -> tuple[str, ...]:
     from torch._inductor import config
 
     return tuple(sorted(config.get_config_copy()))
+
+
+def inductor_option_problem(name: str, value: object) -> str:
+    """What is wrong with a value for one of Inductor's options, by torch.compile's own test; empty where nothing is."""
+    from torch._inductor import config
+
+    get_type: Any = getattr(config, "get_type")  # noqa: B009 - the module is made at run time
+    wanted = get_type(name)
+    if get_origin(wanted) is None and not isinstance(value, wanted):
+        return f"{value!r} is not of type {getattr(wanted, '__name__', wanted)}"
+    return ""
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

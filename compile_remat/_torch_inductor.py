@@ -8,7 +8,8 @@ not touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -25,6 +26,9 @@ else:
     CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 get_hash_for_files = private_name("torch._inductor.custom_graph_pass", "get_hash_for_files")
 V = private_name("torch._inductor.virtualized", "V")
+
+PARTITIONER_OPTION = "custom_partitioner_fn"
+"""The option of Inductor that holds a partitioner."""
 
 SMALL_SHARE = 8
 """A node may be pulled forward when what it writes is smaller than what both read by this factor."""
@@ -89,7 +93,7 @@ def compile_with_partitioner(
 
     The options go in as ``config_patches``, which also reach the backward: that is compiled later, out of scope.
     """
-    patches = {"custom_partitioner_fn": partitioner, **options}
+    patches = {**options, PARTITIONER_OPTION: partitioner}
     inner = guarded_inner_compile if guarded else inductor.compile_fx_inner
     return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
 
@@ -123,6 +127,15 @@ def compile_eager(
     )
     compiled: Callable[..., Any] = backend(gm, list(example_inputs))
     return compiled
+
+
+@contextmanager
+def without_partition_cache() -> Iterator[None]:
+    """AOTAutograd partitions anew: on a hit of its cache no partitioner runs.  Compiled kernels are still found."""
+    from torch._functorch import config
+
+    with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+        yield
 
 
 def set_global_partitioner(partitioner: CustomPartitionerFn | None) -> None:

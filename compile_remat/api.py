@@ -14,10 +14,10 @@ from compile_remat._torch_inductor import compile_with_partitioner, set_global_p
 from compile_remat._torch_version import version_problem
 from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
 from compile_remat.config import RematConfig
-from compile_remat.errors import PlannerWarning, RematError
+from compile_remat.errors import CheckWarning, PlannerWarning, RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
-from compile_remat.report import Report
+from compile_remat.report import Report, write_to
 
 
 class _Looked(Exception):
@@ -91,7 +91,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
 
 def plan(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Plan:
     """The plan of the first graph of a call; see `explain`."""
-    return explain(model, *inputs, **settings).plan
+    return _first(look(model, inputs, **settings)).plan
 
 
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:
@@ -130,21 +130,27 @@ def install(**settings: Any) -> None:
     """Let Inductor itself use our partitioner in this process, for tools that only know the name "inductor".
 
     Accelerate and the Hugging Face Trainer accept no other backend name.  What this cannot give: `auto` reads the free
-    memory once, here; an error comes out wrapped in ``BackendCompilerFailed``; Inductor's fusions are not kept to the
-    plan, so a measured peak may exceed the predicted one by a few per cent.  Undo it with `uninstall`.  With a torch that
-    we do not support it warns and leaves Inductor alone.
+    memory once, here; an error comes out wrapped in ``BackendCompilerFailed``, and so does a failure of the planner;
+    Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
+    Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
+    with a warning.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
     if problem := version_problem():
         warnings.warn(f"{problem}: Inductor is left as it is and no memory budget holds", PlannerWarning, stacklevel=2)
         return
+    if config.check:
+        text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
+        warnings.warn(text, CheckWarning, stacklevel=2)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     set_global_partitioner(RematPartitioner(settings_for(config, here), sources_hash()))
+    write_to(config.report_dir)
 
 
 def uninstall() -> None:
     """Give Inductor its own partitioner back."""
     set_global_partitioner(None)
+    write_to(None)
 
 
 __all__ = ["explain", "frontier", "install", "pareto", "plan", "uninstall"]

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from compile_remat import _torch, capacity
+from compile_remat import _torch, capacity, side_files
 from compile_remat._torch_inductor import (
+    PARTITIONER_OPTION,
     CustomPartitionerFn,
     compile_eager,
     compile_plain,
@@ -23,10 +24,13 @@ from compile_remat._torch_inductor import (
 )
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
+from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, load_device
-from compile_remat.errors import PlannerWarning, RematError
+from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
+from compile_remat.passes import Status
+from compile_remat.report import Report, record, recording, write
 
 LOG = logging.getLogger("compile_remat")
 E = TypeVar("E", bound=BaseException)
@@ -47,10 +51,8 @@ def remat(
 ) -> Callable[..., Any]:
     """The Dynamo backend.  Errors of ours come out of the first call, because Dynamo would wrap and could swallow them."""
     try:
-        given = dict(options or {})
-        if mode is not None:
-            given.setdefault("mode", mode)
-        own, inductor = split_options(given, _torch.inductor_option_names())
+        own, inductor = split_options(_given(options, mode), _torch.inductor_option_names())
+        _check_inductor(inductor)
         config = RematConfig.resolve(own, modes=_torch.mode_names())
         LOG.setLevel(config.log.upper())
         patches = {**_torch.mode_options(config.mode), **inductor, **(config_patches or {})}
@@ -60,9 +62,13 @@ def remat(
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, patches: Mapping[str, Any]
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    patches: Mapping[str, Any],
+    partitioner_type: type[RematPartitioner] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph under resolved settings.
+    """Compile one Dynamo graph under resolved settings; tests hand in a partitioner whose plans are broken.
 
     Raises:
         RematError: A setting is off, or no plan fits the budget.
@@ -72,19 +78,22 @@ def compile_graph(
         no_promise = "plain Inductor compiles this graph and no memory budget holds"
         warnings.warn(f"{problem}: {no_promise}", PlannerWarning, stacklevel=2)
         return compile_plain(gm, example_inputs, patches)
-    settings = settings_for(config, example_inputs)
-    try:
-        return _enter(gm, example_inputs, config, patches, RematPartitioner(settings, sources_hash()))
-    except Exception as error:
-        ours = find_error(error, RematError)
-        if ours is not None:
-            raise ours from None
-        failed = find_error(error, PlannerFailed)
-        if failed is None:
-            raise
-        warn_of_fallback(failed)
-        again = RematPartitioner(settings, sources_hash(), fallback=str(failed))
-        return _enter(gm, example_inputs, config, patches, again)
+    sizes = _sizes_of(example_inputs)
+    settings, reason = _settings_or_failure(config, example_inputs)
+    make = partitioner_type or RematPartitioner
+    if not reason:
+        try:
+            partitioner = make(settings, sources_hash(), sizes=sizes, guarded=settings.has_limit(gm))
+            return _enter(gm, example_inputs, config, patches, partitioner)
+        except Exception as error:
+            ours, failed = find_error(error, RematError), find_error(error, PlannerFailed)
+            if ours is not None:
+                raise ours from None
+            if failed is None:
+                raise
+            reason = str(failed)
+    warn_of_fallback(reason)
+    return _enter(gm, example_inputs, config, patches, make(settings, sources_hash(), reason, sizes=sizes))
 
 
 def _enter(
@@ -94,22 +103,68 @@ def _enter(
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
-    if config.compiler == "eager":
-        return compile_eager(gm, example_inputs, partitioner)
-    # `max` is Inductor as it is: a guard would only cost it fusions.
-    strict = partitioner.settings.budget.kind != "max" and not partitioner.fallback
+    # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
+    strict = partitioner.guarded or _torch.calls_regions(gm)
     options = {**(STRICT_OPTIONS if strict else {}), **patches}
-    return compile_with_partitioner(gm, example_inputs, partitioner, options, guarded=strict)
+
+    def enter(chosen: CustomPartitionerFn) -> Callable[..., Any]:
+        if config.compiler == "eager":
+            return compile_eager(gm, example_inputs, chosen)
+        return compile_with_partitioner(gm, example_inputs, chosen, options, guarded=partitioner.guarded)
+
+    side_file = None
+    if config.compiler != "eager" and not config.check:  # a check takes nothing from a cache
+        side_file = side_files.path_of(gm, example_inputs, partitioner.uuid(), options)
+    with recording() as reports:
+        if config.check:
+            compiled = compile_checked(gm, example_inputs, partitioner, enter, config.report_dir)
+        else:
+            compiled = enter(partitioner)
+        if side_file is not None:
+            _keep(side_file, reports)
+    if config.report_dir is not None:
+        for report in reports:
+            write(report, config.report_dir)
+    return compiled
+
+
+def _keep(side_file: Path, reports: list[Report]) -> None:
+    """Store what was planned; where torch's cache had the graphs, so that nothing was, record what was stored then."""
+    if reports:
+        side_files.store(side_file, reports)
+        return
+    for report in side_files.recall(side_file):
+        record(report)
+        LOG.info("%s", report)
+        if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
+            warn(report.message)
 
 
 class RematPartitioner(CustomPartitionerFn):
-    """The value that Inductor calls, pickles and hashes: its fields are all that a plan depends on."""
+    """The value that Inductor calls, pickles and hashes: its fields are all that a plan depends on.
 
-    def __init__(self, settings: Settings, sources_hash: str, fallback: str = "") -> None:
+    Attributes:
+        fallback: Why the planner failed; with a reason here the planner is left alone.
+        sizes: The symbols among a graph's inputs and the sizes that they stood for.  A plan is made for these, and torch's key
+            has the symbols alone: without them a plan for a small batch would come out of the cache for a large one.
+        guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sources_hash: str,
+        fallback: str = "",
+        *,
+        sizes: tuple[tuple[str, int], ...] = (),
+        guarded: bool = False,
+    ) -> None:
         self.settings = settings
         self.sources_hash = sources_hash
         self.plans_hash = _plans_hash(settings.plan_dir)
         self.fallback = fallback
+        self.sizes = sizes
+        self.guarded = guarded
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -120,12 +175,47 @@ class RematPartitioner(CustomPartitionerFn):
             "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
         }
         if self.fallback:
-            return split_without_planner(gm, joint_inputs, self.fallback, **keywords)
+            return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         return split(gm, joint_inputs, self.settings, **keywords)
 
     def uuid(self) -> object:
         """Changes with our sources, the settings, the device's figures and the pinned plans."""
-        return (self.sources_hash, repr(self.settings), self.plans_hash, self.fallback)
+        return (self.sources_hash, repr(self.settings), self.plans_hash, self.fallback, self.sizes, self.guarded)
+
+
+def _given(options: object, mode: str | None) -> dict[str, object]:
+    """Options and mode as one; torch.compile takes either, and passes on whatever it was given."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"options = {options!r}: options are a dict from names to values.")
+    given = dict(options or {})
+    if mode is not None:
+        given.setdefault("mode", mode)
+    return given
+
+
+def _check_inductor(options: Mapping[str, Any]) -> None:
+    """Refuse what Inductor would stumble over later, or what would take our place."""
+    if options.get(PARTITIONER_OPTION) is not None:
+        raise ConfigError(f"the backend remat sets {PARTITIONER_OPTION!r} itself; use the backend inductor with yours.")
+    for name, value in options.items():
+        problem = _torch.inductor_option_problem(name, value)
+        if problem:
+            raise ConfigError(f"{name} = {value!r} (an option of Inductor): {problem}.")
+
+
+def _settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> tuple[Settings, str]:
+    """Settings, and why the machine could not be asked for them; a setting that is off is an error all the same."""
+    try:
+        return settings_for(config, example_inputs), ""
+    except RematError:
+        raise
+    except Exception as error:
+        budget = MemoryBudget("max") if config.memory_budget.kind == "auto" else config.memory_budget
+        return Settings(budget, load_device("cpu")), f"{type(error).__name__}: {error}"
+
+
+def _sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    return tuple((str(s), _torch.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
 
 
 def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings:
@@ -135,7 +225,15 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
         budget = _auto(config, device, place, example_inputs)
-    return Settings(budget, device, config.cost_model, from_auto, config.plan_dir, config.report_dir)
+    return Settings(
+        budget,
+        device,
+        config.cost_model,
+        from_auto,
+        config.plan_dir,
+        is_given=config.memory_budget.is_given,
+        torch_ratio=_torch.config_ratio(),
+    )
 
 
 def _auto(config: RematConfig, device: Device, place: torch.device, example_inputs: Sequence[Any]) -> MemoryBudget:
@@ -188,5 +286,9 @@ def _plans_hash(plan_dir: str | None) -> str:
     files = sorted(Path(plan_dir).glob("*.plan.json")) if plan_dir else []
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise PlanMismatchError(f"{file} cannot be read: {error.strerror}.") from None
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(content).digest())
     return digest.hexdigest() if files else ""

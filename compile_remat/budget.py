@@ -6,7 +6,7 @@ and `str(value)`, which `parse` reads back as an equal value (so a resolved valu
 
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from compile_remat.errors import ConfigError
@@ -27,10 +27,12 @@ class MemoryBudget:
 
     A fraction is of the predicted peak of the fastest plan; `min` is the lowest reachable peak, `max` the fastest plan
     that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
+    `is_given` is False for the default that stands where the user said nothing: torch's own ratios then come first.
     """
 
     kind: Literal["bytes", "fraction", "min", "max", "auto"]
     value: int | float | None = None
+    is_given: bool = field(default=True, compare=False)
 
     @classmethod
     def parse(cls, raw: object) -> Self:

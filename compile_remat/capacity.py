@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +35,11 @@ class Free:
     capacity: int
     process_limit: int
 
+    @property
+    def available(self) -> int:
+        """What this process can still allocate."""
+        return min(self.free + self.reserved, self.process_limit) - self.allocated
+
 
 def read(device: torch.device) -> Free | None:
     """The device's memory now; None where torch does not know it (CPU)."""
@@ -44,12 +51,25 @@ def read(device: torch.device) -> Free | None:
     return Free(free, reserved, allocated, capacity, int(capacity * fraction))
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """What this process can still allocate on an accelerator; None where torch does not know."""
+    memory = read(device)
+    return None if memory is None else memory.available
+
+
+def host_free_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
+    """What the host can give without swapping; None where the system does not say."""
+    if not table.exists():
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", table.read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
 def auto_budget_bytes(
     memory: Free, reserve: Reserve, optimizer_state: OptimizerState, example_inputs: Sequence[Any]
 ) -> int:
     """Bytes left for the region peak: what is free, less the reserve and the optimizer's state still to come."""
-    left = min(memory.free + memory.reserved, memory.process_limit) - memory.allocated
-    left -= reserve.of(memory.capacity)
+    left = memory.available - reserve.of(memory.capacity)
     left -= optimizer_state.of(trainable_bytes(example_inputs))
     grain = max(1, memory.capacity // GRAIN)
     return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning

@@ -41,6 +41,14 @@ def _choice(*names: str, later: Collection[str] = ()) -> Callable[[object], str]
     return parse
 
 
+def _switch(raw: object) -> bool:
+    """1 or 0; true and false will do."""
+    text = str(raw).strip().lower()
+    if text not in ("0", "1", "true", "false"):
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: 0, 1.")
+    return text in ("1", "true")
+
+
 def _device(raw: object) -> str:
     """A name of the device table in its normal spelling, or the absolute path of a JSON file; it need not exist."""
     text = os.fspath(raw).strip() if isinstance(raw, (str, os.PathLike)) else ""
@@ -76,25 +84,28 @@ class RematConfig:
     """Every setting, parsed. Values are given as a user writes them: `RematConfig(memory_budget="8GiB")` works.
 
     Attributes:
-        memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default).
+        memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default, unless torch's own
+            `activation_memory_budget` is set).
         device: `detect` (default), a name of the device table, or a JSON file of measured figures.
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
         optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
         cost_model: `roofline` (default) or `unit` (every operator costs 1).
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
+        check: compare the first step of each graph with the plan that recomputes nothing.
         report_dir: a folder for one report per compiled graph, or None.
         plan_dir: a folder of plans, written where absent and replayed where present, or None.
         log: level of the logger `compile_remat`: `warning` (default), `info` or `debug`.
     """
 
-    memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto"))
+    memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto", is_given=False))
     device: str = _row(_device, "detect")
     reserve: Reserve = _row(Reserve.parse, Reserve("percent", 5))
     optimizer_state: OptimizerState = _row(OptimizerState.parse, OptimizerState("adamw"))
     cost_model: str = _row(_choice("roofline", "unit", later=("profile",)), "roofline")
     compiler: str = _row(_choice("inductor", "eager"), "inductor")
     mode: str | None = _row(_mode, None)
+    check: bool = _row(_switch, False, in_key=False)
     report_dir: str | None = _row(_folder, None, in_key=False)
     plan_dir: str | None = _row(_folder, None)
     log: str = _row(_choice("warning", "info", "debug"), "warning", in_key=False)

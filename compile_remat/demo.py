@@ -158,7 +158,7 @@ def _run_remat(name: str, memory_budget: int | str, text: "Text", size: "JobSize
     compile_remat.reset_reports()
     options: dict[str, Any] = {"memory_budget": memory_budget}
     result = _train(name, text, size, lambda m: torch.compile(m, backend=_backend(), options=options), advance)
-    report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes)
+    report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes or 0)
     return DemoRun(name, report.budget_bytes, result, report)
 
 
@@ -185,15 +185,15 @@ def table(runs: Sequence[DemoRun]) -> str:
 
 
 def _cells(run: DemoRun) -> tuple[str, ...]:
-    report = run.report
+    plan = None if run.report is None else run.report.plan
     extra = "-"
-    if report is not None:
-        share = report.recompute_time_ns / report.step_time_ns if report.step_time_ns else 0.0
-        extra = f"{report.recompute_time_ns / 1e6:.1f} ms, {share:.1%}"
+    if plan is not None:
+        share = plan.recompute_time_ns / plan.step_time_ns if plan.step_time_ns else 0.0
+        extra = f"{plan.recompute_time_ns / 1e6:.1f} ms, {share:.1%}"
     return (
         run.name,
         f"{run.result.peak.peak_bytes / _MIB:.1f}",
-        "-" if report is None else f"{report.predicted_peak_bytes / _MIB:.1f}",
+        "-" if plan is None else f"{plan.peak_bytes / _MIB:.1f}",
         "-" if run.budget_bytes is None else f"{run.budget_bytes / _MIB:.1f}",
         f"{run.result.step_ns / 1e6:.0f}",
         extra,

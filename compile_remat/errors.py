@@ -4,11 +4,13 @@ The arguments of each exception are its fields and the text is built from them, 
 copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
 """
 
+import warnings
 from dataclasses import dataclass
 
 from compile_remat.units import MIB, exact_size, format_bytes
 
 _SHOWN = 5
+_SHOWN_OPS = 20
 
 
 class RematError(RuntimeError):
@@ -27,8 +29,16 @@ class PlanMismatchError(RematError):
     """A plan file that belongs to another graph, or to another version of the format."""
 
 
+class CheckWarning(UserWarning):
+    """A first step could not be compared with the plan that recomputes nothing (option `check`)."""
+
+
 class PlannerWarning(UserWarning):
     """The planner could not do what was asked, and training goes on with a safer plan."""
+
+
+class SettingWarning(UserWarning):
+    """Two settings contradict each other; the text says which one holds."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +78,98 @@ class BudgetError(RematError):
         if shown:
             lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
             lines.extend(f"  {tensor}" for tensor in shown)
+        lines.append(self._advice())
+        return "\n".join(lines)
+
+    def _advice(self) -> str:
         enough = exact_size(-(-self.floor_bytes // MIB) * MIB)
-        lines.append(
+        return (
             f'What to do: set memory_budget to "{enough}" or more, or to "min" for the lowest plan; or make these '
             "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
             "graph cannot be recomputed."
+        )
+
+
+class TagConflictError(BudgetError):
+    """A budget that MUST_SAVE or MUST_RECOMPUTE stands in the way of.
+
+    `free_floor_bytes` is the lowest reachable peak without these tags; `tagged` are the tensors that they hold, largest
+    first.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        floor_bytes: int,
+        largest: tuple[LiveTensor, ...] = (),
+        free_floor_bytes: int = 0,
+        tagged: tuple[LiveTensor, ...] = (),
+    ) -> None:
+        super().__init__(budget_bytes, floor_bytes, largest)
+        self.args = (budget_bytes, floor_bytes, largest, free_floor_bytes, tagged)
+        self.free_floor_bytes = free_floor_bytes
+        self.tagged = tagged
+
+    def _advice(self) -> str:
+        lines = [
+            "Tags of selective checkpointing stand in the way: without MUST_SAVE and MUST_RECOMPUTE the lowest reachable "
+            f"peak is {_both(self.free_floor_bytes)}. They hold:"
+        ]
+        lines += [f"  {tensor}" for tensor in self.tagged[:_SHOWN]]
+        if len(self.tagged) > _SHOWN:
+            lines.append(f"  and {len(self.tagged) - _SHOWN} more")
+        lines.append(
+            "Let the policy answer PREFER_SAVE or PREFER_RECOMPUTE there, which a budget may set aside; or a larger "
+            "budget is needed."
+        )
+        return "\n".join([*lines, super()._advice()])
+
+
+class CheckError(RematError):
+    """The first step differs from that of the plan that recomputes nothing.
+
+    Attributes:
+        tensor: The first tensor that differs: `output 0`, `the gradient of 0.weight`, `the new value of 1.running_mean`.
+        module_path: The module that it belongs to, as the user writes it; empty where that is not known.
+        problem: In which way it differs, in words.
+        difference: The largest difference of an element; `inf` where the two cannot be subtracted.
+        recomputed: What the backward computes once more on the way to this tensor, with its origin, in graph order.
+        others: How many further tensors differ.
+    """
+
+    def __init__(
+        self,
+        tensor: str,
+        module_path: str,
+        problem: str,
+        difference: float,
+        recomputed: tuple[str, ...] = (),
+        others: int = 0,
+    ) -> None:
+        super().__init__(tensor, module_path, problem, difference, recomputed, others)
+        self.tensor = tensor
+        self.module_path = module_path
+        self.problem = problem
+        self.difference = difference
+        self.recomputed = recomputed
+        self.others = others
+
+    def __str__(self) -> str:
+        where = f" (module {self.module_path})" if self.module_path else ""
+        lines = [f"the first step differs from the plan that recomputes nothing: {self.tensor}{where} {self.problem}."]
+        if self.others:
+            lines.append(f"It is the first of {self.others + 1} tensors that differ.")
+        if self.recomputed:
+            shown = self.recomputed[:_SHOWN_OPS]
+            rest = len(self.recomputed) - len(shown)
+            lines.append(f"Recomputed on the way to it ({len(self.recomputed)}):")
+            lines.extend(f"  {name}" for name in shown)
+            lines.extend([f"  and {rest} more"] if rest else [])
+        else:
+            lines.append("Nothing is recomputed on the way to it.")
+        lines.append(
+            "What to do: this is an error of compile-remat, not of the model; please report it with this text. "
+            'Until then, train with plain torch.compile, or try another memory_budget with check="1".'
         )
         return "\n".join(lines)
 
@@ -80,3 +177,8 @@ class BudgetError(RematError):
 def _both(nbytes: int) -> str:
     """Rounded and exact: a budget just below the floor reads the same as the floor when rounded."""
     return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
+
+
+def warn(message: str) -> None:
+    """A `PlannerWarning`: something is not as it was asked, and training goes on."""
+    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)

@@ -6,22 +6,27 @@ Inductor keeps in its cache key, so every figure that can change a plan is one o
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat import _torch, _torch_cache
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
-from compile_remat.cost_models import CostModel, Device, OpKind, describe, load_device, make_cost_model
-from compile_remat.errors import BudgetError, LiveTensor, PlanMismatchError, PlannerWarning, RematError
+from compile_remat.choice import Asked, Choice, asked_of, bytes_of, choose
+from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
+from compile_remat.errors import PlanMismatchError, PlannerWarning, RematError, warn
+from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
+from compile_remat.passes.pins import must_be_saved
+from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
 from compile_remat.units import format_bytes
 
@@ -35,7 +40,11 @@ class Settings:
     Attributes:
         budget: Never `auto`: that has become bytes or `max`.
         from_auto: Whether it was; then a budget below the floor takes the lowest plan with a warning.
+        is_given: Whether the user set `memory_budget`; else torch's own ratios hold where there are any.
+        torch_ratio: ``torch._functorch.config.activation_memory_budget`` when the settings were looked up.
         device: Figures that the cost model prices with.
+        tf32: Kinds of operators that torch lets run in TF32: they are priced so.
+        plan_dir: Where plans are pinned.
     """
 
     budget: MemoryBudget
@@ -43,11 +52,18 @@ class Settings:
     cost_model: str = "roofline"
     from_auto: bool = False
     plan_dir: str | None = None
-    report_dir: str | None = None
+    tf32: tuple[OpKind, ...] = field(default_factory=tf32_kinds)
+    is_given: bool = True
+    torch_ratio: float = 1.0
+
+    def has_limit(self, graph: fx.GraphModule) -> bool:
+        """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
+        by_ratio = not self.is_given and (self.torch_ratio < 1 or _torch.annotated_ratios(graph).any)
+        return self.budget.kind != "max" or by_ratio
 
     def cost(self) -> CostModel:
         """The cost model for the device."""
-        return make_cost_model(self.cost_model, self.device)
+        return make_cost_model(self.cost_model, self.device, self.tf32)
 
 
 class PlannerFailed(Exception):
@@ -76,6 +92,7 @@ def plan_joint(
 
     Raises:
         BudgetError: No plan fits the budget.
+        ConfigError: Torch's annotations of a memory budget contradict each other.
         PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it.
     """
     start = time.perf_counter()
@@ -86,46 +103,28 @@ def plan_joint(
     )
     if not joint.has_backward:
         return None
-    reference = _torch.torch_choice(joint) if settings.budget.kind == "max" else ()
+    asked = asked_of(
+        joint,
+        settings.budget,
+        is_given=settings.is_given,
+        from_auto=settings.from_auto,
+        ratio=settings.torch_ratio,
+    )
+    reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost()
     problem = build_problem(joint, cost=cost, reference=reference)
     planner = Planner(problem)
-    plan, message = _stored_plan(planner, settings), ""
-    if plan is None:
-        plan, message = _new_plan(planner, settings)
+    budget_bytes = bytes_of(planner, asked)
+    stored = _stored_plan(planner, settings, budget_bytes)
+    choice = stored or choose(planner, asked)
+    plan = choice.plan
+    if stored is None:
         _store_plan(plan, settings)
-    floor = plan.peak_bytes if settings.budget.kind == "min" or message else None
     seconds = time.perf_counter() - start
-    report = Report(plan.problem_key, str(settings.budget), plan.budget_bytes, plan, floor, seconds, message)
-    return Planned(joint, cost, problem, plan, report)
-
-
-def _new_plan(planner: Planner, settings: Settings) -> tuple[Plan, str]:
-    budget = settings.budget
-    if budget.kind == "max":
-        return planner.reference(), ""
-    if budget.kind == "min":
-        return planner.lowest(), ""
-    if budget.kind == "fraction":
-        budget_bytes = int(float(budget.value or 0) * planner.fastest().peak_bytes)
-    else:
-        budget_bytes = int(budget.value or 0)
-    plan = planner.within(budget_bytes)
-    if plan.is_feasible:
-        return plan, ""
-    if not settings.from_auto:
-        raise BudgetError(budget_bytes, plan.peak_bytes, tuple(_live_tensor(b) for b in plan.largest))
-    message = (
-        f"the memory that is free ({format_bytes(budget_bytes)}) is less than the lowest reachable peak "
-        f"({format_bytes(plan.peak_bytes)}); this is the lowest plan"
+    report = Report(
+        plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
-    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=2)
-    return plan, message
-
-
-def _live_tensor(buffer: Any) -> LiveTensor:
-    name = f"{buffer.name} ({buffer.role})"
-    return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)
+    return Planned(joint, cost, problem, plan, report)
 
 
 # -- plans on disk ----------------------------------------------------------------------------------------------------
@@ -135,14 +134,16 @@ def _plan_path(key: str, settings: Settings) -> Path | None:
     return None if settings.plan_dir is None else Path(settings.plan_dir) / f"{key}.plan.json"
 
 
-def _stored_plan(planner: Planner, settings: Settings) -> Plan | None:
+def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None) -> Choice | None:
     """The plan that was pinned for this graph; its figures are worked out anew, its choice is obeyed."""
     key = planner.problem.key()
     path = _plan_path(key, settings)
     if path is None or not path.exists():
         return None
     try:
-        stored = Plan.from_json(path.read_text())
+        stored = Plan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanMismatchError(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise PlanMismatchError(
             f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
@@ -153,17 +154,29 @@ def _stored_plan(planner: Planner, settings: Settings) -> Plan | None:
             "device's figures or the version changed. Delete it to have a new plan written."
         )
     try:
-        mask = planner.mask_of(stored.saved)
+        lenient = Planner(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
+        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes)
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
-    return replace(planner.plan_of(mask, stored.budget_bytes), status=Status.REPLAYED)
+    plan = replace(plan, problem_key=key, status=Status.REPLAYED)
+    if budget_bytes is None or plan.is_feasible:
+        return Choice(plan)
+    message = (
+        f"the pinned plan {path} has a predicted peak of {format_bytes(plan.peak_bytes)}, above the budget of "
+        f"{format_bytes(budget_bytes)}; delete it to have a new plan written"
+    )
+    warn(message)
+    return Choice(plan, message=message)
 
 
 def _store_plan(plan: Plan, settings: Settings) -> None:
     path = _plan_path(plan.problem_key, settings)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(plan.to_json() + "\n")
+    if path is None:
+        return
+    try:
+        write_atomically(path, plan.to_json() + "\n")
+    except OSError as error:
+        warn(f"plan_dir: {path} cannot be written ({error}); this plan is not pinned")
 
 
 # -- joint graph -> two modules -----------------------------------------------------------------------------------------
@@ -200,7 +213,7 @@ def split(
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
     report = replace(planned.report, planning_time_s=time.perf_counter() - start)
-    record(report, settings.report_dir)
+    record(report)
     LOG.info("%s", report)
     return modules
 
@@ -208,6 +221,7 @@ def split(
 def split_without_planner(
     joint_module: fx.GraphModule,
     joint_inputs: Any,
+    settings: Settings,
     reason: str,
     *,
     num_fwd_outputs: int,
@@ -218,36 +232,41 @@ def split_without_planner(
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
+    message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
     try:
         joint = _torch.prepare(joint_module, **keywords)
         if joint.has_backward:
-            chosen = _torch.torch_choice(joint)
-            return _torch.extract_modules(joint, dict.fromkeys([*chosen, *_pins(joint)]))
+            saved = list(
+                dict.fromkeys([*_torch.torch_choice(joint), *must_be_saved(joint), *_torch.forward_only(joint)])
+            )
+            modules = _torch.extract_modules(joint, saved)
+            _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
+            return modules
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
+        _record_fallback(joint_module, settings, f"{message}, in torch's own partition")
     return _torch.torch_partition(joint_module, joint_inputs, **keywords)
 
 
-def _pins(joint: _torch.Joint) -> list[fx.Node]:
-    """What must not be computed twice: tagged to be saved, random, or reading an input that the forward mutates."""
-    stale, pinned = _torch.mutated_inputs(joint), set[fx.Node]()
-    for node in joint.module.graph.nodes:
-        if node.op != "call_function" or node in joint.info.tangents_closure or _mutates(node):
-            continue
-        op = describe(node)
-        reads_stale = any(n in stale for n in node.all_input_nodes)
-        if reads_stale and op.kind is OpKind.VIEW:
-            stale.add(node)
-        elif reads_stale or op.is_random or _torch.policy_of(node) == "save":
-            pinned.add(node)
-        elif op.kind is OpKind.ITEM and not pinned.isdisjoint(node.all_input_nodes):
-            pinned.add(node)
-    return [n for n in joint.module.graph.nodes if n in pinned and _torch.storage_nbytes(n.meta.get("val"))]
+def _describe(joint: _torch.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
+    """What saving these nodes comes to; None where that breaks what broke the planner."""
+    try:
+        planner = Planner(build_problem(joint, cost=settings.cost(), reference=saved))
+        return replace(planner.torchs_own(bytes_of(planner, Asked(settings.budget))), status=Status.FALLBACK)
+    except Exception:
+        LOG.info("the fallback has no predicted peak", exc_info=True)
+        return None
 
 
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and bool(schema.is_mutable)
+def _record_fallback(module: fx.GraphModule, settings: Settings, message: str, plan: Plan | None = None) -> None:
+    budget, budget_bytes = settings.budget, None
+    if plan is not None:
+        key, budget_bytes = plan.problem_key, plan.budget_bytes
+        message += f", with a predicted peak of {format_bytes(plan.peak_bytes)}"
+    else:
+        key = hashlib.sha256("\n".join(_torch_cache.graph_lines(module)).encode()).hexdigest()[:16]
+        budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
+    record(Report(key, str(budget), budget_bytes, plan, message=message))
 
 
 def partition(
@@ -255,7 +274,7 @@ def partition(
     joint_inputs: Any,
     *,
     num_fwd_outputs: int,
-    memory_budget: object = "max",
+    memory_budget: object = None,
     device: str = "cpu",
     cost_model: str = "roofline",
     static_lifetime_input_indices: Sequence[int] | None = None,
@@ -265,14 +284,21 @@ def partition(
 
     Args:
         joint_module: AOTAutograd's joint graph; rewritten in place (dead code, CSE).
-        memory_budget: Any form but `auto`, which needs a device to look at.
+        memory_budget: Any form but `auto`, which needs a device to look at.  Where it is None, torch's own
+            ``activation_memory_budget`` holds if it is set, as a fraction; else `max`.
         device: A name of the device table or a JSON file, for the cost model.
 
     Raises:
         BudgetError: No plan fits; ConfigError, DeviceError: a setting is off.
     """
-    budget = MemoryBudget.parse(memory_budget)
-    settings = Settings(MemoryBudget("max") if budget.kind == "auto" else budget, load_device(device), cost_model)
+    budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
+    settings = Settings(
+        MemoryBudget("max") if budget.kind == "auto" else budget,
+        load_device(device),
+        cost_model,
+        is_given=memory_budget is not None,
+        torch_ratio=_torch.config_ratio(),
+    )
     keywords: dict[str, Any] = {
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
@@ -283,15 +309,13 @@ def partition(
     try:
         return split(joint_module, joint_inputs, settings, **keywords)
     except PlannerFailed as error:
-        warn_of_fallback(error)
-        return split_without_planner(joint_module, joint_inputs, str(error), **keywords)
+        warn_of_fallback(str(error))
+        return split_without_planner(joint_module, joint_inputs, settings, str(error), **keywords)
 
 
-def warn_of_fallback(error: PlannerFailed) -> None:
+def warn_of_fallback(reason: str) -> None:
     """Say that the planner failed and that training goes on."""
-    warnings.warn(
-        f"compile_remat: the planner failed ({error}); this graph runs with torch's own choice of saved tensors and "
-        "no promise about its peak. Please report this.",
-        PlannerWarning,
-        stacklevel=3,
+    warn(
+        f"the planner failed ({reason}); this graph runs with torch's own choice of saved tensors and no promise about its "
+        "peak. Please report this."
     )

@@ -1,16 +1,28 @@
-"""What this process planned: one `Report` for each graph, in memory and, where asked, as a JSON file."""
+"""What this process compiled: one `Report` for each graph, in memory and, where asked, as a JSON file."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from compile_remat.passes import Plan
+from compile_remat.files import write_atomically
+from compile_remat.passes import Plan, Status
 from compile_remat.units import format_bytes
 
+LOG = logging.getLogger("compile_remat")
+
 _REPORTS: list[Report] = []
+_FOLDER: list[str] = []
+"""Where reports go that no backend of ours writes (`install`): one folder or none."""
+
+_RECORDED: ContextVar[list[Report] | None] = ContextVar("compile_remat recorded", default=None)
 
 
 @dataclass(frozen=True)
@@ -21,82 +33,99 @@ class Report:
         graph_key: Hash of the planning problem; names the files in `report_dir` and `plan_dir`.
         budget: The setting as the user gave it.
         budget_bytes: The bytes it stood for; None where no number of bytes was asked for.
-        plan: The plan that runs.
+        plan: The plan that runs; None where the planner failed before it could say what torch's own choice comes to.
         floor_bytes: The lowest reachable peak, where it was worked out.
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
         message: What went otherwise than asked, in a sentence; empty where nothing did.
+        from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
+        check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
+            before that and without the option.
     """
 
     graph_key: str
     budget: str
     budget_bytes: int | None
-    plan: Plan
+    plan: Plan | None
     floor_bytes: int | None = None
     planning_time_s: float = 0.0
     message: str = ""
+    from_cache: bool = False
+    check: str = ""
 
     @property
-    def predicted_peak_bytes(self) -> int:
-        """The plan's region peak."""
-        return self.plan.peak_bytes
+    def predicted_peak_bytes(self) -> int | None:
+        """The plan's region peak.  This and the figures below are None where there is no plan."""
+        return None if self.plan is None else self.plan.peak_bytes
 
     @property
-    def step_time_ns(self) -> int:
+    def step_time_ns(self) -> int | None:
         """Estimated time of forward and backward with nothing recomputed."""
-        return self.plan.step_time_ns
+        return None if self.plan is None else self.plan.step_time_ns
 
     @property
-    def recompute_time_ns(self) -> int:
+    def recompute_time_ns(self) -> int | None:
         """Estimated time of what is computed twice."""
-        return self.plan.recompute_time_ns
+        return None if self.plan is None else self.plan.recompute_time_ns
 
     @property
-    def extra_time_ns(self) -> int:
+    def extra_time_ns(self) -> int | None:
         """Estimated time beyond the fastest plan of any size."""
-        return self.plan.extra_time_ns
+        return None if self.plan is None else self.plan.extra_time_ns
 
     @property
-    def lower_bound_time_ns(self) -> int:
+    def lower_bound_time_ns(self) -> int | None:
         """Proven least extra time within the budget."""
-        return self.plan.bound_time_ns
+        return None if self.plan is None else self.plan.bound_time_ns
 
     @property
-    def gap(self) -> float:
+    def gap(self) -> float | None:
         """Extra time above the bound, as a fraction of the step's estimated time."""
-        return self.plan.gap
+        return None if self.plan is None else self.plan.gap
+
+    @property
+    def num_saved(self) -> int | None:
+        """How many tensors go from forward to backward, inputs not counted."""
+        return None if self.plan is None else len(self.plan.saved)
+
+    @property
+    def num_recomputed(self) -> int | None:
+        """How many values the backward computes once more."""
+        return None if self.plan is None else len(self.plan.recomputed)
 
     @property
     def status(self) -> str:
-        """Name of the plan's `Status`."""
-        return self.plan.status.name
-
-    @property
-    def num_saved(self) -> int:
-        """How many tensors go from forward to backward, inputs not counted."""
-        return len(self.plan.saved)
-
-    @property
-    def num_recomputed(self) -> int:
-        """How many values the backward computes once more."""
-        return len(self.plan.recomputed)
+        """Name of the plan's `Status`; FALLBACK without a plan."""
+        return (Status.FALLBACK if self.plan is None else self.plan.status).name
 
     def __str__(self) -> str:
-        lines = [f"graph {self.graph_key}, memory_budget {self.budget}", str(self.plan)]
+        plan = f"No plan\n  {'status':<15} {Status.FALLBACK.value}" if self.plan is None else str(self.plan)
+        lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
         if self.floor_bytes is not None:
             lines.append(f"  lowest reachable peak {format_bytes(self.floor_bytes)}")
-        lines.append(f"  planned in {self.planning_time_s:.2f} s")
+        lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.message:
             lines.append(f"  note: {self.message}")
+        if self.check:
+            lines.append(f"  check {self.check}")
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """The report as JSON, the plan inside."""
-        data = {**asdict(replace(self)), "plan": json.loads(self.plan.to_json())}
-        return json.dumps(data, indent=1)
+        """The report as JSON, the plan inside; `from_json` gives an equal one."""
+        plan = None if self.plan is None else json.loads(self.plan.to_json())
+        return json.dumps({**asdict(self), "plan": plan}, indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Report:
+        """Read what `to_json` wrote; ValueError or TypeError where it is no report of this version."""
+        data: Any = json.loads(text)
+        if not isinstance(data, dict) or "plan" not in data:
+            raise ValueError("not a report")
+        plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
+        return Report(**{**data, "plan": plan})
 
 
 def reports() -> list[Report]:
-    """Reports of the graphs that this process planned, in order; a cache hit plans nothing and adds none."""
+    """Reports of the graphs that this process compiled, in order, those that came from torch's cache included."""
     return list(_REPORTS)
 
 
@@ -105,11 +134,48 @@ def reset_reports() -> None:
     _REPORTS.clear()
 
 
-def record(report: Report, report_dir: str | None) -> None:
-    """Keep a report, and write it to ``<report_dir>/<graph key>.rank<rank>.json``."""
+def record(report: Report) -> None:
+    """Keep a report: under `recording` with the others of the compilation, else at once."""
+    recorded = _RECORDED.get()
+    if recorded is not None:
+        recorded.append(report)
+        return
     _REPORTS.append(report)
+    for folder in _FOLDER:
+        write(report, folder)
+
+
+@contextmanager
+def recording() -> Iterator[list[Report]]:
+    """What one compilation records, in this thread; it becomes part of `reports` when the compilation succeeds."""
+    recorded: list[Report] = []
+    token = _RECORDED.set(recorded)
+    try:
+        yield recorded
+    finally:
+        _RECORDED.reset(token)
+    outer = _RECORDED.get()
+    (_REPORTS if outer is None else outer).extend(recorded)
+
+
+def write_to(report_dir: str | None) -> None:
+    """From now on, write the reports that are recorded outside of `recording` to this folder; None ends that."""
+    _FOLDER[:] = [] if report_dir is None else [report_dir]
+
+
+def write(report: Report, report_dir: str) -> None:
+    """Write ``<report_dir>/<graph key>.rank<rank>.json``; where that fails, say so and let training go on."""
+    path = Path(report_dir) / f"{report.graph_key}.rank{os.environ.get('RANK', '0')}.json"
+    try:
+        write_atomically(path, report.to_json())
+    except OSError as error:
+        LOG.warning("report_dir: %s cannot be written (%s)", path, error)
+
+
+def amend(report: Report, report_dir: str | None, *, check: str) -> None:
+    """Say in a report that was recorded how its check ended; one that was forgotten since is only written."""
+    amended = replace(report, check=check)
+    for kept in (_RECORDED.get() or [], _REPORTS):
+        kept[:] = [amended if r is report else r for r in kept]
     if report_dir is not None:
-        folder = Path(report_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        rank = os.environ.get("RANK", "0")
-        (folder / f"{report.graph_key}.rank{rank}.json").write_text(report.to_json())
+        write(amended, report_dir)

@@ -6,6 +6,7 @@ from compile_remat.cost_models.devices import device_names as device_names
 from compile_remat.cost_models.devices import load_device as load_device
 from compile_remat.cost_models.factory import cost_model_names as cost_model_names
 from compile_remat.cost_models.factory import make_cost_model as make_cost_model
+from compile_remat.cost_models.factory import tf32_kinds as tf32_kinds
 from compile_remat.cost_models.kinds import OpKind as OpKind
 from compile_remat.cost_models.ops import Op as Op
 from compile_remat.cost_models.ops import describe as describe
@@ -28,4 +29,5 @@ __all__ = [
     "load_device",
     "make_cost_model",
     "op_kind",
+    "tf32_kinds",
 ]

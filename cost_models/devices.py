@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -160,6 +160,9 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
 
 
 _FIELDS = tuple(f.name for f in fields(Device) if f.name != "name")
+_LARGEST = 1e30
+"""Beyond any figure of hardware; JSON may hold infinity."""
+
 _REQUIRED = ("bandwidth_bytes_per_s", "flops_per_s")
 
 
@@ -191,11 +194,19 @@ def _from_json(name: str, content: Any, where: str) -> Device:
         launch_ns=int(_positive(content.get("launch_ns", DEFAULT_LAUNCH_NS), "launch_ns", where)),
         read_limit=int(_positive(content.get("read_limit", 8), "read_limit", where)),
         efficiency=tuple(sorted((str(k), _positive(v, f"efficiency of {k}", where)) for k, v in efficiency.items())),
-        sources=tuple(str(s) for s in content.get("sources", ())) or (f"file {Path(where).name}, no sources named",),
+        sources=_texts(content.get("sources", ()), "sources", where) or (f"file {Path(where).name}, no sources named",),
     )
 
 
 def _positive(value: Any, field: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise DeviceError(f'{where}: "{field}" has to be a number above 0, found {value!r}.')
+    if value > _LARGEST:
+        raise DeviceError(f'{where}: "{field}" is beyond any hardware: at most {_LARGEST:g}.')
     return value
+
+
+def _texts(value: Any, field: str, where: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise DeviceError(f'{where}: "{field}" has to be a list of texts, found {value!r}.')
+    return tuple(str(text) for text in value)

@@ -20,8 +20,8 @@ def cost_model_names() -> tuple[str, ...]:
     return _NAMES
 
 
-def make_cost_model(name: str, device: Device) -> CostModel:
-    """The cost model called `name` for `device`; whether float32 means TF32 is read from torch's present settings.
+def make_cost_model(name: str, device: Device, tf32: tuple[OpKind, ...] | None = None) -> CostModel:
+    """The cost model called `name` for `device`; None reads from torch's present settings where float32 means TF32.
 
     Raises:
         ConfigError: there is no such cost model.
@@ -29,7 +29,7 @@ def make_cost_model(name: str, device: Device) -> CostModel:
     if name == "unit":
         return UnitCost()
     if name == "roofline":
-        return Roofline(device, tf32_kinds())
+        return Roofline(device, tf32_kinds() if tf32 is None else tf32)
     raise ConfigError(
         f'cost_model = "{name}": no such cost model; there are {", ".join(_NAMES)}.{did_you_mean(name, _NAMES)}'
     )

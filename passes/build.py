@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
 from compile_remat import _torch
-from compile_remat.cost_models import CostModel, Op, OpKind, describe
+from compile_remat.cost_models import CostModel, OpKind, describe
+from compile_remat.passes.pins import Pins, writes_into_input
 from compile_remat.passes.pricing import Draft, price
 from compile_remat.passes.problem import (
     CONSTANT,
@@ -18,7 +19,6 @@ from compile_remat.passes.problem import (
     FREE,
     ITEM,
     POINTWISE,
-    RECOMPUTE,
     REDUCTION,
     SAVE,
     Origin,
@@ -26,6 +26,7 @@ from compile_remat.passes.problem import (
     Step,
     Value,
 )
+from compile_remat.passes.symbols import handed_over
 
 KERNELS = {
     OpKind.POINTWISE: POINTWISE,
@@ -53,8 +54,7 @@ MASK_FACTOR = 8
 """Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
 
-PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
-"""Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
+NO_REGIONS: Mapping[int | None, int] = {}
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -86,6 +86,7 @@ class _Draft(Draft):
     node: fx.Node = field(kw_only=True)
     joint_index: int = field(kw_only=True)
     pin: str = FREE
+    tag: str = ""
     is_output: bool = False
     late_step: int = -1
     gathered: frozenset[str] = frozenset()
@@ -100,7 +101,11 @@ class _Builder:
         self.steps: list[_Draft] = []
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
-        self.mutated = _torch.mutated_inputs(joint)
+        self.pins = Pins(joint)
+        self.handed_over = frozenset(handed_over(joint))
+        regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
+        found = dict.fromkeys(r for r in regions if r is not None)
+        self.regions: dict[int | None, int] = {r: k for k, r in enumerate(found, start=1)}
 
     def build(self, reference: Iterable[fx.Node]) -> Problem:
         for index, node in enumerate(self.joint.module.graph.nodes):
@@ -109,6 +114,7 @@ class _Builder:
             elif node.op != "output":
                 self._add(node, index)
         self._mark_outputs()
+        self._mark_written_constants()
         self._mark_realised()
         step_time_ns = price(self.values, self.steps, self.cost)
         index_of = {d.node: i for i, d in enumerate(self.values)}
@@ -124,18 +130,23 @@ class _Builder:
 
     def _add(self, node: fx.Node, index: int) -> None:
         op = describe(node)
+        pin, tag = self.pins.read(node, op)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
-            self.roots[node] = ()
+            self.roots[node] = () if node in self.handed_over else sources
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources
+            if _torch.must_be_in_forward(node):  # `extract` hands it over, and with it the memory of its root
+                for root in sources:
+                    if root in self.drafts:
+                        self.drafts[root].pin, self.drafts[root].tag = SAVE, ""
             return
         in_backward = node in self.joint.info.tangents_closure
         draft = _Draft(
             op=op,
             kernel=KERNELS[op.kind],
-            nbytes=0 if _writes_into_input(node) else _torch.storage_nbytes(node.meta.get("val")),
+            nbytes=0 if writes_into_input(node) else _torch.storage_nbytes(node.meta.get("val")),
             sources=tuple(self.drafts[r] for r in sources if r in self.drafts),
             input_reads=tuple(
                 (r.name, _torch.storage_nbytes(r.meta.get("val"))) for r in sources if r not in self.drafts
@@ -145,7 +156,8 @@ class _Builder:
             mask_factor=_mask_factor(node),
             node=node,
             joint_index=index,
-            pin=self._pin(node, op, sources),
+            pin=pin,
+            tag=tag,
         )
         draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
         self._gather(draft)
@@ -160,16 +172,6 @@ class _Builder:
     def _is_alias_item(self, node: fx.Node) -> bool:
         source = node.all_input_nodes[0]
         return source not in self.drafts
-
-    def _pin(self, node: fx.Node, op: Op, sources: tuple[fx.Node, ...]) -> str:
-        policy = _torch.policy_of(node)
-        if policy is not None:
-            return SAVE if policy == "save" else RECOMPUTE
-        if op.kind is OpKind.ITEM:
-            return self.drafts[sources[0]].pin if sources and sources[0] in self.drafts else FREE
-        if op.is_random or any(r in self.mutated for r in sources) or _is_impure(node):
-            return SAVE
-        return FREE
 
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
@@ -207,6 +209,14 @@ class _Builder:
                 if draft is not None:
                     draft.is_output |= draft.in_backward or node in self.joint.fwd_outputs
 
+    def _mark_written_constants(self) -> None:
+        """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
+        for draft in (*self.values, *self.steps):
+            if draft.kernel == EXTERN:
+                for source in draft.sources:
+                    if source.kernel == CONSTANT:
+                        source.kernel = POINTWISE
+
     def _mark_realised(self) -> None:
         """A realised value whose readers all lie in its own fused kernel is never allocated."""
         readers: dict[int, list[_Draft]] = {}
@@ -230,13 +240,14 @@ class _Builder:
             time_ns=draft.time_ns,
             save_time_ns=draft.save_time_ns,
             pin=draft.pin,
+            tag=draft.tag,
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.realised,
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=origin_of(draft.node, self.regions),
         )
 
     def _step(self, draft: _Draft, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -250,7 +261,7 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised,
             transient_bytes=_unread_bytes(draft.node),
-            origin=_origin(draft.node),
+            origin=origin_of(draft.node, self.regions),
         )
 
     def _final_step(self, index_of: dict[fx.Node, int], step_of: dict[fx.Node, int]) -> Step:
@@ -298,24 +309,8 @@ def _unread_bytes(node: fx.Node) -> int:
     return sum(_torch.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
 
 
-def _writes_into_input(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
-
-
-def _is_impure(node: fx.Node) -> bool:
-    """Operators that write into an input, or that nobody but their author knows to be pure."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return not _is_python_builtin(target)
-    return target._schema.is_mutable or target.namespace not in PURE_NAMESPACES
-
-
-def _is_python_builtin(target: object) -> bool:
-    return getattr(target, "__module__", "") in ("_operator", "builtins", "math")
-
-
-def _origin(node: fx.Node) -> Origin:
+def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> Origin:
+    """Where a node comes from in the user's program; `regions` numbers the checkpointed ones."""
     value = node.meta.get("val")
     shape: tuple[int, ...] = ()
     dtype = ""
@@ -324,11 +319,13 @@ def _origin(node: fx.Node) -> Origin:
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
-    return Origin(shape, dtype, _plain_path(path), f"{lines[-1][0]}:{lines[-1][1]}" if lines else "")
+    line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+    return Origin(shape, dtype, plain_path(path), line, regions.get(_torch.region_of(node), 0))
 
 
-def _plain_path(path: str) -> str:
-    """``L['self']._modules['0'].attn`` as a user writes it: ``0.attn``."""
-    path = re.sub(r"^L\['(fn|self)'\]|^L__self__", "", path)
-    path = re.sub(r"\._modules\['([^']*)'\]|\['([^']*)'\]", lambda m: "." + (m.group(1) or m.group(2) or ""), path)
+def plain_path(path: str) -> str:
+    """``L['self']._modules['0'].attn._parameters['weight']`` as a user writes it: ``0.attn.weight``."""
+    path = re.sub(r"^L\['(fn|self)'\]|^L__self__|^[LG](?=\[)", "", path)
+    names = r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\['([^']*)'\]"
+    path = re.sub(names, lambda m: "." + (m.group(1) or m.group(2) or ""), path)
     return path.strip("._")

@@ -8,6 +8,7 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat.passes.plan import Plan
+from compile_remat.passes.symbols import handed_over
 
 
 def extract(
@@ -34,9 +35,7 @@ def extract(
     missing = [name for name in plan.saved if name not in nodes]
     if missing:
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
-    symbols = [
-        n
-        for n in joint.module.graph.nodes
-        if _torch.is_saveable_symbol(n) and joint.info.is_required_fw(n) and n not in joint.info.inputs
-    ]
-    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *(nodes[name] for name in plan.saved)])
+    saved = [nodes[name] for name in plan.saved]
+    # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
+    forward_only = [n for n in _torch.forward_only(joint) if n not in saved]
+    return _torch.extract_modules(joint, [*joint.info.inputs, *handed_over(joint), *saved, *forward_only])

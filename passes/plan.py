@@ -75,8 +75,8 @@ class Plan:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether the predicted peak lies within what was asked."""
-        return self.status is not Status.INFEASIBLE
+        """Whether the predicted peak lies within what was asked; always, where no bytes were asked for."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
     def __str__(self) -> str:
         """The totals and the largest tensors at the peak, in fixed width."""

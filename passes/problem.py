@@ -19,18 +19,31 @@ something needs it in memory; a part of a node with several outputs; computed fr
 FREE, SAVE, RECOMPUTE = "free", "save", "recompute"
 """Pins: the planner chooses; must be saved when the backward needs it; must not be saved."""
 
+MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = (
+    "must_save",
+    "prefer_save",
+    "must_recompute",
+    "prefer_recompute",
+)
+"""Tags: what the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
+
 SCHEMA = 1
 """Version of the JSON forms of `Problem` and `Plan`."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a node comes from in the user's program, for messages."""
+    """Where a node comes from in the user's program, for messages.
+
+    Attributes:
+        region: Number of the checkpointed region that it lies in, in the graph's order from 1; 0 for none.
+    """
 
     shape: tuple[int, ...] = ()
     dtype: str = ""
     module_path: str = ""
     source_line: str = ""
+    region: int = 0
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class Value:
         time_ns: Time to compute it once more: its share of a fused kernel, or a kernel of its own.
         save_time_ns: Time that saving it costs: traffic which recomputing it would not cause.
         pin: FREE, SAVE or RECOMPUTE.
+        tag: The user's tag that the pin comes from; empty where it has another reason, which no budget can set aside.
         in_forward: Whether the forward computes it even if the backward does not need it.
         is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
@@ -61,6 +75,7 @@ class Value:
     time_ns: int
     save_time_ns: int = 0
     pin: str = FREE
+    tag: str = ""
     in_forward: bool = True
     is_output: bool = False
     realised: bool = False
@@ -115,7 +130,11 @@ class Problem:
     reference: tuple[int, ...] = ()
 
     def key(self) -> str:
-        """Hash of everything that a plan can depend on; equal graphs have equal keys in every process."""
+        """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
+
+        It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
+        `reference` (known at the budget `max` alone) and `step_time_ns` are not in it.
+        """
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

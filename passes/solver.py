@@ -84,13 +84,17 @@ class Planner:
         torch_mask = self._mask(self.problem.reference) | self.pinned
         candidates = np.stack([torch_mask, *self.levels], axis=1)
         batch = self.simulator.run(candidates)
-        moved = batch.saved_bytes
-        fits = (batch.peak <= batch.peak[0]) & (moved <= moved[0])
+        moved, written_ns = batch.saved_bytes, self.simulator.save_time_ns @ batch.used
+        fits = (batch.peak <= batch.peak[0]) & (moved <= moved[0]) & (written_ns <= written_ns[0])
         order = np.lexsort((np.arange(len(fits)), batch.time_ns))
         best = next(int(k) for k in order if fits[k])
         if batch.time_ns[0] - batch.time_ns[best] < TRUSTED_GAIN * self.problem.step_time_ns:
             best = 0  # its own choice stands
         return self.plan_of(candidates[:, best], None)
+
+    def torchs_own(self, budget_bytes: int | None) -> Plan:
+        """The plan that saves the problem's `reference` and what must be saved, whatever its peak."""
+        return self.plan_of(self._mask(self.problem.reference) | self.pinned, budget_bytes)
 
     def within(self, budget_bytes: int) -> Plan:
         """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE."""

@@ -1,6 +1,8 @@
 """Calls for people: looking at plans without compiling, and Inductor itself with our partitioner."""
 
+import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,21 @@ from torch._inductor import metrics
 
 import compile_remat
 import compile_remat.backend
-from compile_remat import BudgetError, ConfigError, DeviceError, RematError, Report, explain, install, pareto, uninstall
+from compile_remat import (
+    BudgetError,
+    CheckWarning,
+    ConfigError,
+    DeviceError,
+    RematError,
+    Report,
+    explain,
+    install,
+    pareto,
+    uninstall,
+)
 from compile_remat.backend import RematPartitioner
 from compile_remat.passes import Plan
+from compile_remat.report import record
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +172,21 @@ def test_install_and_uninstall() -> None:
     torch.compiler.reset()
     step(torch.compile(mlp(3)))
     assert len(compile_remat.reports()) == 1
+
+
+def test_reports_are_written_under_install_until_it_is_undone(tmp_path: Path) -> None:
+    install(memory_budget="min", report_dir=tmp_path)
+    step(torch.compile(mlp(2)))
+    (report,) = compile_remat.reports()
+    assert [path.name for path in tmp_path.iterdir()] == [f"{report.graph_key}.rank0.json"]
+    uninstall()
+    record(dataclasses.replace(report, graph_key="later"))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_install_says_that_it_compares_nothing() -> None:
+    with pytest.warns(CheckWarning, match="nothing is compared"):
+        install(memory_budget="min", check=1)
 
 
 def test_install_checks_its_settings() -> None:

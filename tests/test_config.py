@@ -171,6 +171,7 @@ def test_defaults() -> None:
         "cost_model": "roofline",
         "compiler": "inductor",
         "mode": "None",
+        "check": "False",
         "report_dir": "None",
         "plan_dir": "None",
         "log": "warning",
@@ -234,6 +235,8 @@ def config_forms() -> str:
         ({"device": ""}, "is not a device"),
         ({"device": 7}, "7 is not a device"),
         ({"report_dir": 7}, "7 is not a path"),
+        ({"check": "yes"}, "'yes' is not a choice. Allowed: 0, 1."),
+        ({"check": 2}, "2 is not a choice. Allowed: 0, 1."),
         ({"plan_dir": " "}, "is not a path"),
     ],
 )
@@ -242,6 +245,14 @@ def test_bad_choices(options: dict[str, object], said: str) -> None:
     (name,) = options
     assert said in text
     assert text.startswith(f"{name} = {options[name]!r} (from the option {name!r}): ")
+
+
+def test_check_is_a_switch() -> None:
+    assert not RematConfig().check
+    for raw in ("1", 1, True, " 1 ", "True"):
+        assert RematConfig.resolve({"check": raw}, {}).check is True
+    assert RematConfig.resolve({"check": 0}, {"REMAT_CHECK": "1"}).check is False
+    assert RematConfig.resolve({}, {"REMAT_CHECK": "1"}).check is True
 
 
 def test_modes_are_checked_only_where_the_caller_knows_them() -> None:
@@ -321,6 +332,7 @@ def test_key_text() -> None:
         ("mode", "default", True),
         ("plan_dir", "plans", True),
         ("report_dir", "reports", False),
+        ("check", "1", False),
         ("log", "debug", False),
     ],
 )

@@ -123,7 +123,8 @@ def test_losses_must_agree() -> None:
 
 
 def test_table_shows_what_was_measured_and_predicted() -> None:
-    report = SimpleNamespace(predicted_peak_bytes=49 << 20, recompute_time_ns=2_000_000, step_time_ns=10_000_000)
+    plan = SimpleNamespace(peak_bytes=49 << 20, recompute_time_ns=2_000_000, step_time_ns=10_000_000)
+    report = SimpleNamespace(plan=plan)
     plain = demo.DemoRun("plain", None, _result(2.0, 2.5, 100 << 20))
     ours = demo.DemoRun("remat 0.5", 50 << 20, _result(2.0, 2.5, 48 << 20), report)
     titles, _, *rows = demo.table([plain, ours]).strip().splitlines()

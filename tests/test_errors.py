@@ -15,11 +15,17 @@ from compile_remat.errors import (
     PlanMismatchError,
     PlannerWarning,
     RematError,
+    SettingWarning,
+    TagConflictError,
 )
 from compile_remat.names import closest, did_you_mean
 from compile_remat.units import MIB, parse_bytes
 
 TENSOR = LiveTensor("addmm_3", 24 * MIB, (2048, 3072), "torch.float32", "blocks.0.mlp", "model.py:12")
+
+
+TAGGED = replace(TENSOR, name="mm (MUST_SAVE in checkpointed region 2)")
+CONFLICT = TagConflictError(10 * MIB, 44 * MIB, (TENSOR,), 20 * MIB, (TAGGED,) * 6)
 
 
 def make(budget: int = 10 * MIB, floor: int = 44 * MIB + 1, count: int = 7) -> BudgetError:
@@ -34,6 +40,7 @@ def make(budget: int = 10 * MIB, floor: int = 44 * MIB + 1, count: int = 7) -> B
         (DeviceError("a"), ValueError),
         (PlanMismatchError("a"), RuntimeError),
         (make(), RuntimeError),
+        (CONFLICT, BudgetError),
     ],
 )
 @pytest.mark.parametrize("trip", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
@@ -46,9 +53,23 @@ def test_family_and_round_trip(error: RematError, also: type[Exception], trip) -
     assert vars(back) == vars(error)
 
 
-def test_planner_warning_is_no_error() -> None:
-    assert issubclass(PlannerWarning, UserWarning)
-    assert not issubclass(PlannerWarning, RematError)
+@pytest.mark.parametrize("warning", [PlannerWarning, SettingWarning])
+def test_a_warning_is_no_error(warning: type[Warning]) -> None:
+    assert issubclass(warning, UserWarning)
+    assert not issubclass(warning, RematError)
+
+
+def test_a_conflict_with_tags_says_what_they_hold_and_what_they_cost() -> None:
+    lines = str(CONFLICT).splitlines()
+    assert lines[0].startswith("no plan fits memory_budget = 10.0 MiB") and "44.0 MiB" in lines[0]
+    assert lines[3:5] == [
+        "Tags of selective checkpointing stand in the way: without MUST_SAVE and MUST_RECOMPUTE the lowest reachable peak "
+        "is 20.0 MiB (20,971,520 bytes). They hold:",
+        f"  {TAGGED}",
+    ]
+    assert lines.count(f"  {TAGGED}") == 5 and lines[9] == "  and 1 more"
+    assert "PREFER_SAVE" in lines[10] and lines[-1].startswith('What to do: set memory_budget to "44MiB"')
+    assert str(CONFLICT).isascii()
 
 
 def test_budget_error_text() -> None:

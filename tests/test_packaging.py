@@ -38,6 +38,8 @@ def test_package_dirs_exist(pyproject: dict[str, Any]) -> None:
 def test_public_names() -> None:
     assert compile_remat.__all__ == [
         "BudgetError",
+        "CheckError",
+        "CheckWarning",
         "ConfigError",
         "DeviceError",
         "PlanMismatchError",
@@ -45,6 +47,8 @@ def test_public_names() -> None:
         "RematConfig",
         "RematError",
         "Report",
+        "SettingWarning",
+        "TagConflictError",
         "explain",
         "install",
         "pareto",

@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 import compile_remat
 from compile_remat.passes import LiveBuffer, Plan, Status
-from compile_remat.report import Report, record
+from compile_remat.report import Report, record, recording, write, write_to
 
 MIB = 1 << 20
 PLAN = Plan(
@@ -69,9 +69,34 @@ def test_json_holds_everything() -> None:
         "floor_bytes": 6 * MIB,
         "planning_time_s": 0.125,
         "message": "something to note",
+        "from_cache": False,
+        "check": "",
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
-    assert Report(**{**data, "plan": Plan.from_json(json.dumps(data["plan"]))}) == REPORT
+    assert Report.from_json(REPORT.to_json()) == REPORT
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}}', '{"plan": null, "colour": 1}'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        Report.from_json(text)
+
+
+def test_a_report_without_a_plan_is_a_fallback() -> None:
+    bare = dataclasses.replace(REPORT, plan=None, floor_bytes=None, message="the planner failed")
+    assert Report.from_json(bare.to_json()) == bare
+    assert bare.status == "FALLBACK"
+    figures = ("predicted_peak_bytes", "step_time_ns", "recompute_time_ns", "extra_time_ns", "lower_bound_time_ns")
+    assert {getattr(bare, name) for name in (*figures, "gap", "num_saved", "num_recomputed")} == {None}
+    assert_expected_inline(
+        str(bare),
+        """\
+graph 0123456789abcdef, memory_budget 8MiB
+No plan
+  status          fallback: torch's own choice, because the planner failed
+  planned in 0.12 s
+  note: the planner failed""",
+    )
 
 
 def test_figures_are_the_plans() -> None:
@@ -82,12 +107,46 @@ def test_figures_are_the_plans() -> None:
     assert (REPORT.status, REPORT.num_saved, REPORT.num_recomputed) == ("FEASIBLE", 2, 1)
 
 
+def test_the_text_says_that_a_plan_is_an_earlier_compilations() -> None:
+    assert "planned in 0.12 s, now taken from the cache" in str(dataclasses.replace(REPORT, from_cache=True))
+
+
+def test_a_report_is_written_under_its_graph_and_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    write(REPORT, str(tmp_path / "a" / "b"))
+    (path,) = (tmp_path / "a" / "b").iterdir()
+    assert path.name == "0123456789abcdef.rank3.json"
+    assert Report.from_json(path.read_text()) == REPORT
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level("WARNING", logger="compile_remat"):
+        write(REPORT, str(tmp_path / "file"))
+    assert "report_dir" in caplog.text and "cannot be written" in caplog.text
+
+
+def test_what_a_failed_compilation_recorded_is_dropped() -> None:
+    compile_remat.reset_reports()
+    with pytest.raises(ZeroDivisionError), recording() as recorded:
+        record(REPORT)
+        assert recorded == [REPORT]
+        raise ZeroDivisionError
+    assert compile_remat.reports() == []
+    with recording():
+        record(REPORT)
+        assert compile_remat.reports() == []
+    assert compile_remat.reports() == [REPORT]
+
+
 def test_recorded_in_order_and_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compile_remat.reset_reports()
     monkeypatch.delenv("RANK", raising=False)
     other = dataclasses.replace(REPORT, graph_key="other")
-    record(REPORT, None)
-    record(other, str(tmp_path / "a" / "b"))
+    record(REPORT)
+    write_to(str(tmp_path / "a" / "b"))
+    record(other)
+    write_to(None)
     listed = compile_remat.reports()
     assert listed == [REPORT, other]
     listed.clear()  # a copy: nobody else's list changes

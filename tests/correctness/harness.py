@@ -61,14 +61,14 @@ class Case:
 
 def check(case: Case, compiler: str, budgets: Sequence[float | str]) -> None:
     """Run the case under each budget; everything observed must equal the reference, and no fallback may help."""
-    expected = _observe(case, reference_wrap(case.reference, compiler))
+    expected = observe(case, reference_wrap(case.reference, compiler))
     for budget in budgets:
         compile_remat.reset_reports()
         options = {"memory_budget": budget, "compiler": compiler, **case.options}
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", PlannerWarning)
-                actual = _observe(case, functools.partial(_ours, options))
+                actual = observe(case, functools.partial(_ours, options))
         except BudgetError as error:
             assert isinstance(budget, float) and error.budget_bytes < error.floor_bytes
             continue
@@ -104,10 +104,11 @@ def reference_wrap(reference: str, compiler: str) -> Wrap:
         return lambda function: function
     if compiler == "inductor":
         return lambda function: torch.compile(function)
-    return lambda function: torch.compile(function, backend=_plain_eager())
+    return lambda function: torch.compile(function, backend=plain_eager())
 
 
-def _plain_eager() -> Any:
+def plain_eager() -> Any:
+    """The backend behind `compiler="eager"` with torch's own partitioner."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -123,7 +124,7 @@ def _plain_eager() -> Any:
     )
 
 
-def _observe(case: Case, wrap: Wrap) -> Observed:
+def observe(case: Case, wrap: Wrap) -> Observed:
     """Everything seen, and the state that the random numbers are left in."""
     torch.compiler.reset()
     torch.manual_seed(0)

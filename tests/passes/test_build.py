@@ -154,6 +154,18 @@ def test_items_of_one_kernel_share_its_pin_and_carry_the_bytes() -> None:
     assert all(v.pin == SAVE for v in items)
 
 
+def test_a_constant_that_a_product_reads_is_a_buffer_that_may_be_saved() -> None:
+    """Writing it again costs more than keeping it; what fused kernels read is made in registers."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.mm(x, x.new_ones(x.shape)).sin() * x.new_full((512,), 0.5)
+
+    problem = problem_of(function, *weights(1), cost=Roofline(load_device("cpu")))
+    written, inlined = (v for v in problem.values if v.name.startswith(("full", "new")))
+    assert (written.kernel, written.is_saveable, written.nbytes) == ("pointwise", True, MIB) and written.time_ns > 0
+    assert (inlined.kernel, inlined.is_saveable, inlined.time_ns) == ("constant", False, 0)
+
+
 def test_a_weight_used_twice_gathers_its_gradient() -> None:
     problem = problem_of(lambda x, w: ((x @ w).sin() @ w).sum(), *weights(2))
     adds = [s for s in problem.steps if s.name.startswith("add")]

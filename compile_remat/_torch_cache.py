@@ -1,0 +1,88 @@
+"""What torch's caches see of a compilation, as text.  Private names of torch, same in 2.11, 2.13 and 2.15.
+
+Imports nothing of ours.  On a hit of the AOTAutograd cache nothing of ours runs, and torch's own key is not handed out, so
+`compilation_text` says again all that a joint graph depends on.  It must be no finer than torch's key (or a hit would
+not find what belongs to it), and placeholder names are therefore left out: torch 2.13 leaves them out of its key too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_TAGS = ("recompute", "custom", "memory_budget")
+"""Node meta that a user's annotations leave, and that the partition obeys."""
+
+
+def inductor_cache_folder() -> str:
+    """Where Inductor and AOTAutograd keep what they compiled (``TORCHINDUCTOR_CACHE_DIR``)."""
+    return str(cache_dir())
+
+
+def partitions_are_cached(options: Mapping[str, Any]) -> bool:
+    """Whether a compilation with these Inductor options may find its partition in AOTAutograd's cache."""
+    disabled = options.get("force_disable_caches", inductor_config.force_disable_caches)
+    return bool(functorch_config.enable_autograd_cache) and not disabled
+
+
+def compilation_text(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """A Dynamo graph, its inputs and torch's settings: equal in two processes where torch compiles the same."""
+    lines = [torch.__version__, *graph_lines(gm), *(_input_text(node, x) for node, x in _inputs(gm, example_inputs))]
+    return "\n".join([*lines, *_state_lines()])
+
+
+def graph_lines(gm: fx.GraphModule) -> Iterator[str]:
+    """A graph and the graphs inside it, node by node, without names of nodes and without addresses."""
+    for name, module in gm.named_modules():
+        yield f"module {name} {type(module).__qualname__ if not isinstance(module, fx.GraphModule) else ''}"
+        if isinstance(module, fx.GraphModule):
+            yield _plain(module.meta.get("_checkpoint_context_fn"))
+            index = {node: f"%{i}" for i, node in enumerate(module.graph.nodes)}
+            yield from (_node_text(node, index) for node in module.graph.nodes)
+
+
+def _node_text(node: fx.Node, index: Mapping[fx.Node, str]) -> str:
+    arguments = fx.map_arg((node.args, node.kwargs), lambda n: index[n])
+    target = "" if node.op in ("placeholder", "output") else _plain(node.target)
+    module = getattr(node.target, "__module__", "") if callable(node.target) else ""
+    tags = [f"{key}={_plain(node.meta[key])}" for key in _TAGS if key in node.meta]
+    return " ".join([node.op, f"{module}.{target}", _plain(arguments), *tags])
+
+
+def _inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Each example input with what Dynamo traced it as: the sizes of the latter are symbols."""
+    traced = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+    return zip([*traced, *[None] * len(example_inputs)], example_inputs, strict=False)
+
+
+def _input_text(traced: Any, given: Any) -> str:
+    shown = given if traced is None else traced
+    if not isinstance(shown, torch.Tensor):
+        return f"input {type(shown).__qualname__} {_plain(shown)}"
+    strides = tuple(shown.stride()) if shown.layout is torch.strided else ""
+    facts = (tuple(shown.shape), strides, shown.dtype, shown.device, shown.layout, shown.requires_grad)
+    is_parameter = isinstance(given, torch.nn.Parameter)
+    return f"input {type(given).__qualname__} {is_parameter} {' '.join(map(str, facts))}"
+
+
+def _state_lines() -> Iterator[str]:
+    """Settings of torch, beside the graph, that change what AOTAutograd and Inductor's joint passes make of it."""
+    for config in (inductor_config, functorch_config):
+        yield from (f"{name}={_plain(value)}" for name, value in sorted(config.save_config_portable().items()))
+    yield f"grad={torch.is_grad_enabled()} dtype={torch.get_default_dtype()}"
+    yield f"deterministic={torch.are_deterministic_algorithms_enabled()}"
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            yield f"autocast {kind} {torch.get_autocast_dtype(kind)}"
+
+
+def _plain(value: object) -> str:
+    return _ADDRESS.sub("", repr(value))

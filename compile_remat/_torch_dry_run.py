@@ -1,0 +1,278 @@
+"""What a compiled graph will ask the allocator for: a dry run of the code that Inductor emitted.
+
+Imports nothing of ours.  Inductor's output is a Python function, the wrapper, that allocates every buffer, calls
+kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its statements
+are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
+fusion, in-place reuse, buffer reuse, reordering and the outputs of multi-output kernels are all seen as they will be;
+only what an operator takes inside itself (oneDNN, cuDNN, cuBLAS workspaces) is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+class NotUnderstood(Exception):
+    """The wrapper has statements that a dry run cannot follow, such as the branches of a control-flow operator."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One statement of the wrapper that allocated or freed.
+
+    Attributes:
+        line: Its text.
+        live_bytes: Bytes of all counted storages after it.
+    """
+
+    line: str
+    live_bytes: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The course of one wrapper.
+
+    Attributes:
+        moments: After every statement that changed something, in order; the first holds the counted inputs.
+        peak_bytes: The most bytes live at once.
+        output_bytes: Bytes of the counted storages that are returned.
+        live_at_peak: Variables that hold storages at the peak, with bytes, largest first.
+    """
+
+    moments: tuple[Moment, ...]
+    peak_bytes: int
+    output_bytes: int
+    live_at_peak: tuple[tuple[str, int], ...]
+
+
+def dry_run(source_code: str, inputs: Sequence[object], counted: Iterable[int] = ()) -> DryRun:
+    """Run the wrapper without its kernels.
+
+    Args:
+        source_code: Inductor's output code.
+        inputs: What the wrapper gets; tensors for their sizes alone, real or fake; symbolic sizes as ints.
+        counted: Positions of inputs whose memory counts until the wrapper drops them (saved activations).
+
+    Raises:
+        NotUnderstood: The wrapper does something that cannot be followed.
+    """
+    function = _call_of(source_code)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        run = _Run(list(function.body), [_copy(x) for x in inputs], frozenset(counted))
+        run.block(function.body)
+    return run.result()
+
+
+def _call_of(source_code: str) -> ast.FunctionDef:
+    try:
+        module = ast.parse(source_code)
+    except SyntaxError as error:
+        raise NotUnderstood(f"the output code is not Python: {error}") from None
+    found = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and n.name == "call"]
+    if len(found) != 1 or any(
+        isinstance(n, ast.FunctionDef) and n.name.startswith("partition_") for n in ast.walk(module)
+    ):
+        raise NotUnderstood("the output code has no single function `call`")
+    return found[0]
+
+
+def _copy(value: object) -> object:
+    if isinstance(value, torch.Tensor):
+        size, stride = [_int(s) for s in value.shape], [_int(s) for s in value.stride()]
+        return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+    return _int(value) if isinstance(value, torch.SymInt | int) and not isinstance(value, bool) else value
+
+
+def _int(size: Any) -> int:
+    return size if type(size) is int else int(size.node.hint)
+
+
+class _Nothing:
+    """Stands for kernels and streams: may be called, indexed and asked for attributes, and does nothing."""
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> _Nothing:
+        return self
+
+
+class _Extern:
+    """``extern_kernels``: what writes into `out` does nothing, what returns its result is run for its sizes."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, out: object = None, **kwargs: Any) -> Any:
+            return None if out is not None else getattr(torch.ops.aten, name)(*args, **kwargs)
+
+        return call
+
+
+KERNEL_NAMES = ("cpp_fused", "triton_", "async_compile", "stream", "raw_stream", "kernel_cpp")
+
+
+class _Names(dict[str, Any]):
+    """The wrapper's globals; a kernel, which is compiled elsewhere, is `_Nothing`."""
+
+    def __missing__(self, name: str) -> Any:
+        if name.startswith(KERNEL_NAMES):
+            return _Nothing()
+        raise KeyError(name)
+
+
+def _empty(device: str) -> Any:
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _ignore(*args: object, **kwargs: object) -> None:
+    return None
+
+
+def _globals() -> _Names:
+    return _Names(
+        torch=torch,
+        math=math,
+        inf=math.inf,
+        nan=math.nan,
+        device=torch.device,
+        aten=torch.ops.aten,
+        inductor_ops=torch.ops.inductor,
+        _quantized=torch.ops._quantized,
+        empty_strided=torch.empty_strided,
+        empty_strided_cpu=_empty("cpu"),
+        empty_strided_cpu_pinned=_empty("cpu"),
+        empty_strided_cuda=_empty("cuda"),
+        reinterpret_tensor=_reinterpret,
+        assert_size_stride=_ignore,
+        assert_alignment=_ignore,
+        extern_kernels=_Extern(),
+        get_raw_stream=_ignore,
+    )
+
+
+class _Run:
+    """Executes statements in one name space and keeps count of storages."""
+
+    def __init__(self, body: list[ast.stmt], inputs: list[object], counted: frozenset[int]) -> None:
+        self.inputs = inputs
+        self.names = _globals()
+        self.names["args"] = inputs
+        self.holders: dict[int, int] = {}  # storage -> variables that hold it
+        self.bytes: dict[int, int] = {}
+        self.given = {k for i, x in enumerate(inputs) if i not in counted for k, _ in _storages(x)}
+        self.held: dict[str, list[int]] = {}
+        self.live = 0
+        self.moments: list[Moment] = []
+        self.peak = 0
+        self.at_peak: dict[str, list[int]] = {}
+        self.output_bytes = 0
+
+    def block(self, body: Sequence[ast.stmt]) -> None:
+        for statement in body:
+            before = self.live
+            self._statement(statement)
+            if self.live != before or not self.moments:
+                self.moments.append(Moment(ast.unparse(statement)[:200], self.live))
+
+    def result(self) -> DryRun:
+        seen: set[int] = set()
+        largest = []
+        for name, storages in self.at_peak.items():
+            own = [s for s in storages if s not in seen]
+            seen.update(own)
+            if own:
+                largest.append((name, sum(self.bytes[s] for s in own)))
+        largest.sort(key=lambda pair: (-pair[1], pair[0]))
+        return DryRun(tuple(self.moments), self.peak, self.output_bytes, tuple(largest))
+
+    def _statement(self, node: ast.stmt) -> None:
+        match node:
+            case ast.Assign():
+                value = self._value(node.value)
+                for target in node.targets:
+                    self._assign(target, value)
+            case ast.Delete():
+                for target in node.targets:
+                    self._delete(target)
+            case ast.Expr():
+                if not _is_clear(node.value):
+                    self._value(node.value)
+            case ast.With():
+                self.block(node.body)
+            case ast.Return(value=ast.expr() as returned):
+                self.output_bytes = sum(n for k, n in _storages(self._value(returned)) if k not in self.given)
+            case ast.Pass() | ast.Global() | ast.Return():
+                pass
+            case _:
+                raise NotUnderstood(f"a statement {ast.unparse(node)[:80]!r}")
+
+    def _delete(self, target: ast.expr) -> None:
+        if isinstance(target, ast.Name):
+            self._release(target.id)
+            self.names.pop(target.id, None)
+
+    def _value(self, node: ast.expr) -> Any:
+        code = compile(ast.Expression(node), "wrapper", "eval")
+        try:
+            return eval(code, {"__builtins__": __builtins__}, self.names)
+        except (KeyError, NameError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
+            raise NotUnderstood(f"{ast.unparse(node)[:80]!r}: {error}") from error
+
+    def _assign(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, ast.Name):
+            self._hold(target.id, value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for part, item in zip(target.elts, value, strict=True):
+                self._assign(part, item)
+        else:
+            raise NotUnderstood(f"an assignment to {ast.unparse(target)[:80]!r}")
+
+    def _hold(self, name: str, value: Any) -> None:
+        storages = [(k, n) for k, n in _storages(value) if k not in self.given]
+        for key, nbytes in storages:
+            if self.holders.get(key, 0) == 0:
+                self.bytes[key] = nbytes
+                self.live += nbytes
+            self.holders[key] = self.holders.get(key, 0) + 1
+        self._note_peak(name, [k for k, _ in storages])
+        self._release(name)
+        self.names[name] = value
+        self.held[name] = [k for k, _ in storages]
+
+    def _note_peak(self, name: str, storages: list[int]) -> None:
+        """While a variable is assigned to, what it held before is still there."""
+        if self.live > self.peak:
+            self.peak, self.at_peak = self.live, {n: list(s) for n, s in self.held.items()}
+            self.at_peak[name] = [*self.at_peak.get(name, ()), *storages]
+
+    def _release(self, name: str) -> None:
+        for key in self.held.pop(name, ()):
+            self.holders[key] -= 1
+            if self.holders[key] == 0:
+                self.live -= self.bytes[key]
+
+
+def _is_clear(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clear"
+
+
+def _storages(value: object) -> Iterator[tuple[int, int]]:
+    """Keys and bytes of the distinct storages behind a tensor or a nest of them."""
+    seen = set()
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            storage = leaf.untyped_storage()
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                yield storage._cdata, storage.nbytes()

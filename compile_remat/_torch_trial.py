@@ -1,0 +1,44 @@
+"""Private names of torch that `check` needs: what a Dynamo graph knows of its arguments, and a step on the side.
+
+Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import fx
+
+
+def argument_sources(module: fx.GraphModule) -> list[str]:
+    """Where Dynamo found each argument: ``L['self']._modules['0']._parameters['weight']``; else the placeholder's name."""
+    found: list[str] = []
+    for node in module.graph.find_nodes(op="placeholder"):
+        name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", node.name)
+        found.append(str(name() if callable(name) else name))
+    return found
+
+
+def is_plain_tensor(value: torch.Tensor) -> bool:
+    """Whether its elements in memory are all there is: no subclass that dispatches, no wrapper of ``torch.func``, not lazily
+    conjugated or negated."""
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or value.layout is not torch.strided:
+        return False
+    return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_conj() or value.is_neg())
+
+
+def no_torch_function() -> AbstractContextManager[None]:
+    """Operators on subclasses of tensors give plain tensors."""
+    context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
+@contextmanager
+def detached_from_callers_autograd() -> Iterator[None]:
+    """Hide compiled autograd and the saved-tensor hooks (of a checkpoint around us) that are active."""
+    from torch._dynamo import compiled_autograd
+
+    with compiled_autograd._disable(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield

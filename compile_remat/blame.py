@@ -1,0 +1,100 @@
+"""Who is to blame for a tensor that differs: its name as the user writes it, its module, what was recomputed before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from compile_remat import _torch, _torch_trial
+from compile_remat.passes.build import origin_of, plain_path
+from compile_remat.report import Report
+from compile_remat.trial import GRADIENT, INPUT, OUTPUT, RANDOM, Key
+
+_STATE = re.compile(r"\._(?:modules|parameters|buffers)\[")
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What the user calls the arguments and outputs of a Dynamo graph, read before anything rewrites the graph."""
+
+    sources: tuple[str, ...]
+    output_modules: tuple[str, ...]
+
+    @staticmethod
+    def of(module: fx.GraphModule) -> Arguments:
+        """Read a Dynamo graph."""
+        outputs: Sequence[Any] = module.graph.output_node().args[0]  # type: ignore[assignment]
+        modules = (origin_of(n).module_path if isinstance(n, fx.Node) else "" for n in outputs)
+        return Arguments(tuple(_torch_trial.argument_sources(module)), tuple(modules))
+
+    def name(self, position: int) -> str:
+        """``0.weight``, or for an argument of the function itself ``x``."""
+        return plain_path(self.sources[position])
+
+    def module_path(self, position: int) -> str:
+        """The module that holds a parameter or a buffer; empty for other arguments."""
+        return self.name(position).rpartition(".")[0] if _STATE.search(self.sources[position]) else ""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The joint graph that a plan split, and the plan's report (None where the planner failed)."""
+
+    joint: fx.GraphModule
+    report: Report | None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The plan's predicted peak; 0 where there is no plan."""
+        return (self.report and self.report.predicted_peak_bytes) or 0
+
+    def gradient_order(self) -> list[int]:
+        """Positions of the arguments in the order in which the backward reaches their gradients."""
+        places = {node: place for place, node in enumerate(self.joint.graph.nodes)}
+        gradients = _torch.gradient_nodes(self.joint)
+        return sorted(gradients, key=lambda position: places[gradients[position]])
+
+    def recomputed_before(self, position: int) -> tuple[str, ...]:
+        """What is computed once more for the gradient of an argument, by name and origin, in graph order."""
+        node = _torch.gradient_nodes(self.joint).get(position)
+        if self.report is None or self.report.plan is None or node is None:
+            return ()
+        saved, recomputed = set(self.report.plan.saved), set(self.report.plan.recomputed)
+        stack, seen = [node], set[fx.Node]()
+        while stack:
+            node = stack.pop()
+            if node not in seen and node.name not in saved:
+                seen.add(node)
+                stack.extend(node.all_input_nodes)
+        return tuple(_described(n) for n in self.joint.graph.nodes if n in seen and n.name in recomputed)
+
+    def module_path(self, position: int) -> str:
+        """The module in whose backward the gradient of an argument is made."""
+        node = _torch.gradient_nodes(self.joint).get(position)
+        return "" if node is None else origin_of(node).module_path
+
+
+def _described(node: fx.Node) -> str:
+    origin = origin_of(node)
+    where = " ".join(x for x in (origin.module_path, f"({origin.source_line})" * bool(origin.source_line)) if x)
+    return f"{node.name} {where}".rstrip()
+
+
+def blame(key: Key, arguments: Arguments, trace: Trace) -> tuple[str, str, tuple[str, ...]]:
+    """Name, module path and recomputed values of one thing that was observed."""
+    kind, place = key
+    if kind == RANDOM:
+        return f"the random state of {place}", "", ()
+    position = int(place)
+    if kind == OUTPUT:
+        return f"output {position}", arguments.output_modules[position], ()
+    path = arguments.module_path(position)
+    if kind == INPUT:
+        return f"the new value of {arguments.name(position)}", path, ()
+    assert kind == GRADIENT
+    name = f"the gradient of {arguments.name(position)}"
+    return name, path or trace.module_path(position), trace.recomputed_before(position)

@@ -1,0 +1,214 @@
+"""Which plan a graph gets: the budget that holds for it, and how far the user's tags are obeyed on the way there."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compile_remat import _torch
+from compile_remat.budget import MemoryBudget
+from compile_remat.errors import BudgetError, ConfigError, LiveTensor, SettingWarning, TagConflictError, warn
+from compile_remat.passes import Plan, Planner, Problem, Value
+from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
+from compile_remat.passes.solver import FLOOR_GAIN
+from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
+from compile_remat.units import format_bytes
+
+CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
+REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"
+
+
+# -- the budget -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The budget that holds for one graph.
+
+    Attributes:
+        limit_bytes: A bound beside a fraction: what `auto` found to be free.
+        source: In words, where a budget that may be missed comes from; empty where missing it is an error.
+    """
+
+    budget: MemoryBudget
+    limit_bytes: int | None = None
+    source: str = ""
+
+
+def asked_of(joint: _torch.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float) -> Asked:
+    """`budget` if the user gave one; else the ratio that the graph's regions or torch's own setting ask for, if any.
+
+    A ratio of torch's becomes a fraction of the peak of the fastest plan, 0 becomes `min` and 1 `max`: torch means
+    bytes that are saved, between those of the inputs and those of its default.  It never makes an error, as
+    in torch: where it lies below the lowest reachable peak there is the lowest plan, and a warning.  `auto` still
+    holds beside it, since it asks for nothing but to fit.
+
+    Raises:
+        ConfigError: The graph's regions do not agree on a ratio, or do not cover its forward.
+    """
+    annotated = _torch.annotated_ratios(joint.module, joint)
+    if is_given:
+        if annotated.any or ratio < 1:
+            _warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
+        return Asked(budget, source="the memory that is free" if from_auto else "")
+    source = REGION_NAME if annotated.ratios else CONFIG_NAME
+    ratio = _agreed(annotated, ratio)
+    limit = int(budget.value or 0) if budget.kind == "bytes" else None
+    if ratio == 0:
+        return Asked(MemoryBudget("min"))
+    if ratio < 1:
+        return Asked(MemoryBudget("fraction", ratio), limit, f"{source} = {ratio:g}")
+    return Asked(budget, source="the memory that is free")
+
+
+def _agreed(annotated: _torch.Annotated, ratio: float) -> float:
+    if not annotated.ratios:
+        return ratio if annotated.legacy is None else annotated.legacy
+    if len(annotated.ratios) > 1:
+        raise ConfigError(
+            f"{REGION_NAME} asks for {', '.join(f'{r:g}' for r in annotated.ratios)} in one graph, but a graph has one "
+            "budget. Put a graph break (torch._dynamo.graph_break()) between the regions, use one ratio, or set "
+            "memory_budget, which overrides them all."
+        )
+    if annotated.bare:
+        raise ConfigError(
+            f"{REGION_NAME} must cover the whole forward of a graph, and {len(annotated.bare)} of its operators lie "
+            f"outside: {', '.join(annotated.bare[:5])}. Wrap the whole forward, put a graph break between the parts, or "
+            "set memory_budget, which overrides it."
+        )
+    return annotated.ratios[0]
+
+
+@functools.cache  # once for each pair, however many graphs a process compiles
+def _warn_ignored(budget: str, name: str) -> None:
+    warnings.warn(
+        f"compile_remat: {name} is set, and so is memory_budget = {budget}, which wins. Leave memory_budget out to "
+        "have the ratio obeyed.",
+        SettingWarning,
+        stacklevel=2,
+    )
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan, the lowest peak where it was worked out, and what went otherwise than asked."""
+
+    plan: Plan
+    floor_bytes: int | None = None
+    message: str = ""
+
+
+def bytes_of(planner: Planner, asked: Asked) -> int | None:
+    """The bytes that a plan has to fit; None where only speed or only memory counts."""
+    if asked.budget.kind == "fraction":
+        budget_bytes = int(float(asked.budget.value or 0) * planner.fastest().peak_bytes)
+        return min(budget_bytes, asked.limit_bytes or budget_bytes)
+    return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None
+
+
+def choose(planner: Planner, asked: Asked) -> Choice:
+    """The plan for the budget, with as many of the user's tags obeyed as it allows.
+
+    `max` obeys what torch obeys: MUST_SAVE and both ways to ask for a recomputation, so that ``checkpoint`` costs and
+    spares what it does in torch.  Any other budget obeys PREFER_SAVE as well, and gives up PREFER_SAVE and then
+    PREFER_RECOMPUTE where nothing fits otherwise (for `min`: where that lowers the peak).
+
+    Raises:
+        BudgetError: No plan fits; a `TagConflictError` if one could without MUST_SAVE and MUST_RECOMPUTE.
+    """
+    if asked.budget.kind == "max":
+        problem = obeying(planner.problem, LIKE_TORCH)
+        return Choice(_keyed(_planner_of(problem, planner).reference(), planner))
+    if asked.budget.kind == "min":
+        return _lowest(planner)
+    budget_bytes = bytes_of(planner, asked) or 0
+    missed: list[Plan] = []
+    for planned, lapsed in _planners(planner):
+        plan = _keyed(planned.within(budget_bytes), planner)
+        if plan.is_feasible:
+            return Choice(plan, message=_lapsed_text(lapsed))
+        missed.append(plan)
+    plan = min(missed, key=lambda p: p.peak_bytes)
+    error = _conflict(planner, plan, budget_bytes)
+    if not asked.source:
+        raise error
+    message = (
+        f"{asked.source} allows {format_bytes(budget_bytes)}, which is less than the lowest reachable peak "
+        f"({format_bytes(plan.peak_bytes)}); this is the lowest plan"
+    )
+    if isinstance(error, TagConflictError):
+        message += f", and without MUST_SAVE and MUST_RECOMPUTE it would be {format_bytes(error.free_floor_bytes)}"
+    warn(message)
+    return Choice(plan, plan.peak_bytes, message)
+
+
+def _lowest(planner: Planner) -> Choice:
+    """The lowest of all; among plans as good as equal, the one that obeys the most tags."""
+    found = [(_keyed(planned.lowest(), planner), lapsed) for planned, lapsed in _planners(planner)]
+    near = min(plan.peak_bytes for plan, _ in found) / FLOOR_GAIN
+    plan, lapsed = next((plan, lapsed) for plan, lapsed in found if plan.peak_bytes <= near)
+    return Choice(plan, plan.peak_bytes, _lapsed_text(lapsed))
+
+
+def _planners(planner: Planner) -> Iterator[tuple[Planner, frozenset[str]]]:
+    for problem, lapsed in relaxations(planner.problem):
+        yield _planner_of(problem, planner), lapsed
+
+
+def _planner_of(problem: Problem, planner: Planner) -> Planner:
+    return planner if problem is planner.problem else Planner(problem)
+
+
+def _keyed(plan: Plan, planner: Planner) -> Plan:
+    """Whatever tags it obeys, a plan belongs to the graph as the user tagged it."""
+    return replace(plan, problem_key=planner.problem.key())
+
+
+def _lapsed_text(lapsed: frozenset[str]) -> str:
+    if not lapsed:
+        return ""
+    names = " and ".join(sorted(tag.upper() for tag in lapsed))
+    own = " (which torch.utils.checkpoint stands for)" if PREFER_RECOMPUTE in lapsed else ""
+    return f"set aside: {names}{own}; with every tag obeyed the peak would be higher"
+
+
+# -- what stands in the way -------------------------------------------------------------------------------------------
+
+
+def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
+    """The error for a budget below the plan's peak; it names the tags if the peak would be lower without them."""
+    largest = tuple(_live_tensor(b) for b in plan.largest)
+    if not obeyed_tags(planner.problem) & MUST:
+        return BudgetError(budget_bytes, plan.peak_bytes, largest)
+    free = Planner(obeying(planner.problem, ())).lowest()
+    if free.peak_bytes >= plan.peak_bytes * FLOOR_GAIN:
+        return BudgetError(budget_bytes, plan.peak_bytes, largest)
+    return TagConflictError(
+        budget_bytes, plan.peak_bytes, largest, free.peak_bytes, tuple(_in_the_way(planner.problem, plan))
+    )
+
+
+def _in_the_way(problem: Problem, plan: Plan) -> Iterator[LiveTensor]:
+    """Values that the plan saves or recomputes because a tag demands it, largest first."""
+    held = {(MUST_SAVE, name) for name in plan.saved} | {(MUST_RECOMPUTE, name) for name in plan.recomputed}
+    tagged = [v for v in problem.values if v.nbytes and (v.tag, v.name) in held]
+    for value in sorted(tagged, key=lambda v: (-v.nbytes, v.name)):
+        yield _tagged_tensor(value)
+
+
+def _tagged_tensor(value: Value) -> LiveTensor:
+    origin = value.origin
+    region = f" in checkpointed region {origin.region}" if origin.region else ""
+    name = f"{value.name} ({value.tag.upper()}{region})"
+    return LiveTensor(name, value.nbytes, origin.shape, origin.dtype, origin.module_path, origin.source_line)
+
+
+def _live_tensor(buffer: Any) -> LiveTensor:
+    name = f"{buffer.name} ({buffer.role})"
+    return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)

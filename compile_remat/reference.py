@@ -1,0 +1,94 @@
+"""The plan that recomputes nothing, which `check` compares with: what the backward reads of the forward is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat._torch_inductor import CustomPartitionerFn
+from compile_remat.passes.pins import must_be_saved
+
+
+class ReferencePartitioner(CustomPartitionerFn):
+    """Splits a joint graph without any recompute, and remembers what only the joint graph knows.
+
+    Attributes:
+        ran: Whether there was a joint graph: inference has none.
+        saved_bytes: Storage of what the forward hands over, views counted too: not less than what it takes.
+        mutated: Arguments that the graph writes into; None where they cannot be told apart.
+        epsilon: Spacing of the coarsest floating-point numbers, of those with 16 bits or more, that occur.
+        communicates: Whether other ranks have to take part.
+    """
+
+    def __init__(self) -> None:
+        self.ran = False
+        self.saved_bytes = 0
+        self.mutated: frozenset[int] | None = frozenset()
+        self.epsilon = 0.0
+        self.communicates = False
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Called for the bodies of nested regions first and for the whole graph last."""
+        keywords: dict[str, Any] = {
+            "num_fwd_outputs": kwargs["num_fwd_outputs"],
+            "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
+        }
+        joint = _torch.prepare(gm, **keywords)
+        self.ran = True
+        self.mutated = _torch.mutated_arguments(joint)
+        values = [n.meta.get("val") for n in joint.module.graph.nodes]
+        self.epsilon = max([self.epsilon, *(_epsilon(v) for v in values)])
+        self.communicates |= any(_communicates(n) for n in joint.module.graph.nodes)
+        if not joint.has_backward:
+            return _torch.torch_partition(gm, joint_inputs, **keywords)
+        saved = read_by_backward(joint)
+        self.saved_bytes += sum(_torch.storage_nbytes(n.meta.get("val")) for n in saved)
+        return _torch.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
+
+    def uuid(self) -> object:
+        """Its graphs are compiled without the cache of partitions; the name keeps them apart from others."""
+        return "compile_remat: recompute nothing"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReferencePartitioner:
+        """Inductor copies its options; what is remembered here must stay in one place."""
+        return self
+
+
+def read_by_backward(joint: _torch.Joint) -> list[fx.Node]:
+    """The forward's values that the backward reads, in graph order, and those that must never be computed twice."""
+    found = set(must_be_saved(joint))
+    stack, seen = list(joint.bwd_outputs), set[fx.Node]()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if joint.info.is_required_fw(node) and node not in joint.info.inputs and _is_saveable(node):
+            found.add(node)
+        else:
+            stack.extend(node.all_input_nodes)
+    symbols = (n for n in joint.module.graph.nodes if joint.info.is_required_fw(n) and n not in joint.info.inputs)
+    found.update(n for n in symbols if _torch.is_saveable_symbol(n))
+    return [n for n in joint.module.graph.nodes if n in found]
+
+
+def _is_saveable(node: fx.Node) -> bool:
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    return node.op == "call_function" and (is_tensor or _torch.is_saveable_symbol(node))
+
+
+def _epsilon(value: object) -> float:
+    """The spacing of the tensor's numbers at 1; those of 8 bits are steps of a quantisation and no measure."""
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    return float(torch.finfo(value.dtype).eps) if value.dtype.itemsize > 1 else 0.0
+
+
+def _communicates(node: fx.Node) -> bool:
+    return "c10d" in getattr(node.target, "namespace", "")

@@ -1,0 +1,207 @@
+"""One step on the side: a compiled graph runs forward and backward on copies, and what it did is written down.
+
+Nothing of the caller's changes: what the graph may write into is copied first, gradients are returned and not
+accumulated, and the random state is put back by whoever started the trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compile_remat import _torch, _torch_trial
+
+Key = tuple[str, int | str]
+Observed = dict[Key, Any]
+
+OUTPUT, INPUT, RANDOM, GRADIENT = "output", "input", "random", "gradient"
+
+
+class NotComparable(Exception):
+    """Why a step cannot be tried on the side."""
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """Move every parameter by one part in 1/`epsilon`, up or down as `seed` draws."""
+
+    epsilon: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Arguments for one trial.
+
+    Attributes:
+        arguments: What the graph is called with.
+        leaves: Those that ask for a gradient, by position; an argument that the graph writes into is made from its leaf.
+        copied: Positions of tensors that share no memory with the caller's.
+    """
+
+    arguments: list[Any]
+    leaves: dict[int, torch.Tensor] = field(default_factory=dict)
+    copied: tuple[int, ...] = ()
+
+
+def refuse_odd(arguments: Iterable[Any]) -> None:
+    """Raise `NotComparable` for what cannot be copied by its elements, or holds a state that cannot be seen."""
+    for value in arguments:
+        if value is None or isinstance(value, bool | int | float | complex | str | torch.SymInt):
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise NotComparable(f"the graph takes a {type(value).__name__}, whose state cannot be saved")
+        if not _torch_trial.is_plain_tensor(value):
+            raise NotComparable(f"the graph takes a {type(value).__name__}, a tensor of another kind")
+
+
+def copy_arguments(
+    arguments: Sequence[Any],
+    mutated: Collection[int] | None,
+    *,
+    nudge: Nudge | None = None,
+    device: torch.device | None = None,
+) -> Copies:
+    """Copies of all but the parameters that stay as they are; overlapping tensors overlap in the copy, too.
+
+    Args:
+        mutated: Positions that the graph writes into; None where any may be.
+        nudge: Move the parameters, which are copied then.
+        device: Where to copy to; None is where each one is.
+    """
+    share = mutated is not None and nudge is None and device is None
+    copied = tuple(
+        k
+        for k, value in enumerate(arguments)
+        if isinstance(value, torch.Tensor)
+        and not (share and isinstance(value, torch.nn.Parameter) and k not in (mutated or ()))
+    )
+    made = list(arguments)
+    with torch.no_grad(), _torch_trial.no_torch_function():
+        for group in _overlapping({k: arguments[k] for k in copied}):
+            made = _copy_group(made, group, nudge, device)
+        made = [v.detach() if isinstance(v, torch.Tensor) else v for v in made]
+    leaves = {
+        k: made[k].requires_grad_()
+        for k, value in enumerate(arguments)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    }
+    for k, leaf in leaves.items():
+        if not arguments[k].is_leaf and (mutated is None or k in mutated):
+            made[k] = leaf.clone()  # written into, so it must not be a leaf; its gradient is the leaf's
+    return Copies(made, leaves, copied)
+
+
+def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
+    """Positions in groups that share memory."""
+    placed: list[tuple[tuple[str, int], int, int, int]] = []
+    for k, tensor in tensors.items():
+        start = tensor.data_ptr()
+        key = (str(tensor.device), tensor.untyped_storage().data_ptr())
+        placed.append((key, start, start + _torch.storage_nbytes(tensor), k))
+    groups: list[list[int]] = []
+    last: tuple[tuple[str, int], int] | None = None
+    for key, start, end, k in sorted(placed):
+        if last is not None and last[0] == key and start < last[1]:
+            groups[-1].append(k)
+            last = (key, max(end, last[1]))
+        else:
+            groups.append([k])
+            last = (key, end)
+    return groups
+
+
+ALIGNMENT = 64
+"""Copies keep their place within so many bytes: kernels may have been compiled for an alignment."""
+
+
+def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None, device: torch.device | None) -> list[Any]:
+    tensors = [made[k] for k in group]
+    storage = tensors[0].untyped_storage()
+    starts = [t.storage_offset() * t.dtype.itemsize for t in tensors]
+    low = min(starts) // ALIGNMENT * ALIGNMENT
+    high = max(start + _torch.storage_nbytes(t) for start, t in zip(starts, tensors, strict=True))
+    raw = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, low, (high - low,), (1,))
+    raw = raw.to(device or raw.device, copy=True)
+    if nudge is not None:
+        _move(raw, tensors, nudge)
+    made = list(made)
+    for k, start, tensor in zip(group, starts, tensors, strict=True):
+        copy = torch.empty(0, dtype=tensor.dtype, device=raw.device)
+        copy.set_(raw.untyped_storage(), (start - low) // tensor.dtype.itemsize, tensor.shape, tensor.stride())
+        made[k] = copy
+    return made
+
+
+def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> None:
+    """Nudge what is a parameter or asks for a gradient; data may hold labels and masks that must stay exact."""
+    dtypes = {t.dtype for t in tensors}
+    is_number = tensors[0].is_floating_point() or tensors[0].is_complex()
+    is_free = any(t.requires_grad or isinstance(t, torch.nn.Parameter) for t in tensors)
+    if len(dtypes) > 1 or not is_number or not is_free or tensors[0].dtype.itemsize == 1:
+        return
+    usable = len(raw) // tensors[0].dtype.itemsize * tensors[0].dtype.itemsize
+    flat = raw[:usable].view(tensors[0].dtype)
+    draw = torch.Generator(flat.device).manual_seed(nudge.seed + flat.numel())
+    up = torch.randint(0, 2, flat.shape, generator=draw, device=flat.device, dtype=torch.bool)
+    flat.mul_(torch.where(up, 1 + nudge.epsilon, 1 - nudge.epsilon).to(flat.dtype))
+
+
+# -- the step -----------------------------------------------------------------------------------------------------------
+
+
+def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torch.device]) -> Observed:
+    """Run forward and, for what can be differentiated, backward; everything seen is copied to the CPU."""
+    with _torch_trial.detached_from_callers_autograd(), torch.enable_grad():
+        outputs = function(*copies.arguments)
+        seen: Observed = {(OUTPUT, k): _keep(value) for k, value in enumerate(outputs)}
+        seen |= {(INPUT, k): _keep(copies.arguments[k]) for k in copies.copied}
+        written = (copies.arguments[k] for k in copies.copied)
+        ends = [t for t in (*outputs, *written) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        del outputs
+        gradients: Sequence[torch.Tensor | None] = [None] * len(copies.leaves)
+        if ends and copies.leaves:
+            tangents = [_tangent(t, k) for k, t in enumerate(ends)]
+            gradients = torch.autograd.grad(ends, list(copies.leaves.values()), tangents, allow_unused=True)
+    seen |= {(GRADIENT, k): _keep(g) for k, g in zip(copies.leaves, gradients, strict=True)}
+    return seen | {(RANDOM, place): state for place, state in read_random_state(devices).items()}
+
+
+def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
+    """Numbers of either sign between 0.5 and 1.5, the same in every trial, not from anybody's generator."""
+    if not _torch_trial.is_plain_tensor(output):
+        raise NotComparable(f"the graph returns a {type(output).__name__}, a tensor of another kind")
+    draw = torch.Generator(output.device).manual_seed(seed)
+    kind = torch.complex64 if output.is_complex() else torch.float32
+    numbers = torch.rand(output.shape, generator=draw, device=output.device, dtype=kind)
+    numbers = numbers + torch.where(numbers.real < 0.5, -1.5, 0.5) if output.numel() else numbers
+    return torch.empty_like(output, requires_grad=False).copy_(numbers)
+
+
+def _keep(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not _torch_trial.is_plain_tensor(value) and value.layout is torch.strided:
+        raise NotComparable(f"the graph gives a {type(value).__name__}, a tensor of another kind")
+    return value.detach().to("cpu", copy=True)
+
+
+# -- the random state ---------------------------------------------------------------------------------------------------
+
+
+def read_random_state(devices: Sequence[torch.device]) -> dict[str, torch.Tensor]:
+    """The state of the CPU's generator and of each device's."""
+    states = {"cpu": torch.get_rng_state()}
+    return states | {str(d): torch.get_device_module(d).get_rng_state(d) for d in devices}
+
+
+def write_random_state(states: dict[str, torch.Tensor]) -> None:
+    """Put back what `read_random_state` gave."""
+    for place, state in states.items():
+        if place == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(torch.device(place)).set_rng_state(state, torch.device(place))

@@ -1,0 +1,108 @@
+"""Which nodes must be saved and which must be recomputed, whatever the plan; the planner and its fallback both ask here."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat.cost_models import Op, OpKind, describe
+from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
+
+PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
+"""Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
+
+PARTIAL_WRITES = frozenset(
+    f"aten.{name}"
+    for name in ("as_strided_scatter diagonal_scatter index_put _unsafe_index_put select_scatter slice_scatter".split())
+)
+"""Operators that write into a part of a copy of their first input.  Where that input is overwritten at the end of the
+program, Inductor writes into the input itself and makes no copy (``fx_passes/reinplace.py``, 2.13), even if the value is
+saved and another one overwrites it in turn: so the value is as short-lived as the input."""
+
+
+class Pins:
+    """The pins of a joint graph's nodes, read in the graph's order.
+
+    What the truth demands comes before any tag: an operator that reads an input which the forward overwrites, or writes into
+    one, is saved.  A random or custom operator is saved too, unless it is tagged to be recomputed: torch replays the random
+    state of tagged ones, and of a custom one the user knows more than we do.  The rest is as its tag says.  Parts of a node
+    with several outputs share its pin.  A view has none: it stands for what it aliases.
+    """
+
+    def __init__(self, joint: _torch.Joint) -> None:
+        self._joint = joint
+        self._overwritten = _torch.mutated_inputs(joint)  # and what shares their memory
+        self._kernels: dict[fx.Node, tuple[str, str]] = {}
+
+    def read(self, node: fx.Node, op: Op) -> tuple[str, str]:
+        """FREE, SAVE or RECOMPUTE, and the user's tag behind it; all nodes before this one have been read."""
+        if op.kind is OpKind.SYMBOL:
+            return FREE, ""
+        reads_overwritten = not self._overwritten.isdisjoint(node.all_input_nodes)
+        if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and node.all_input_nodes[0] not in self._kernels):
+            if reads_overwritten:
+                self._overwritten.add(node)
+            return FREE, ""
+        pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
+        if reads_overwritten and (op.kind is OpKind.ITEM or self._may_take_over(node)):
+            self._overwritten.add(node)
+        return pin
+
+    def _may_take_over(self, node: fx.Node) -> bool:
+        """Whether the value may come to lie in the memory of an overwritten input that the node reads."""
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return True
+        packet = str(getattr(node.target, "overloadpacket", ""))
+        return packet in PARTIAL_WRITES and node.args[0] in self._overwritten
+
+    def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[str, str]:
+        if _torch.must_save(self._joint, node) or _mutates(node) or reads_overwritten:
+            return SAVE, ""
+        parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
+        tag = self._joint.user_tags.get(node, "")
+        if parent is not None and (not tag or parent == (SAVE, "")):
+            return parent
+        if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
+            return RECOMPUTE, tag
+        if op.is_random or _is_impure(node):
+            return SAVE, ""
+        return (SAVE, tag) if tag else (FREE, "")
+
+
+def must_be_saved(joint: _torch.Joint) -> list[fx.Node]:
+    """The nodes whose values any saved set must hold where the backward needs them."""
+    pins, found = Pins(joint), list[fx.Node]()
+    for node in joint.module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        op = describe(node)
+        if pins.read(node, op)[0] == SAVE and node not in joint.info.tangents_closure and _can_be_saved(node, op):
+            found.append(node)
+    return found
+
+
+def writes_into_input(node: fx.Node) -> bool:
+    """Whether what the node returns is an argument that it has overwritten."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
+
+
+def _can_be_saved(node: fx.Node, op: Op) -> bool:
+    has_bytes = _torch.storage_nbytes(node.meta.get("val")) > 0
+    return has_bytes and op.kind is not OpKind.CONSTANT and not writes_into_input(node)
+
+
+def _mutates(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
+
+
+def _is_impure(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return not _is_python_builtin(target)
+    return target.namespace not in PURE_NAMESPACES
+
+
+def _is_python_builtin(target: object) -> bool:
+    return getattr(target, "__module__", "") in ("_operator", "builtins", "math")

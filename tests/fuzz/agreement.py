@@ -1,0 +1,36 @@
+"""When two runs agree, and whether our reports keep what was asked."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+import compile_remat
+from compile_remat.budget import MemoryBudget
+from tests.correctness.harness import Observed
+
+
+def assert_same(actual: Observed, expected: Observed, tolerance: float, where: str) -> None:
+    """Equal by name; the tolerance of a tensor is a part of its largest element, or of 1."""
+    assert actual.keys() == expected.keys(), where
+    for name, wanted in expected.items():
+        found = actual[name]
+        if not isinstance(wanted, torch.Tensor) or not isinstance(found, torch.Tensor):
+            assert type(found) is type(wanted) and found == wanted, f"{where}: {name}: {found} instead of {wanted}"
+            continue
+        largest = float(wanted.abs().max()) if wanted.numel() and wanted.dtype.is_floating_point else 0.0
+        atol = tolerance * (max(1.0, largest) if math.isfinite(largest) else 1.0)
+        torch.testing.assert_close(
+            found, wanted, rtol=0.0, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{where}: {n}: {m}"
+        )
+
+
+def assert_promise_holds(budget: float | str) -> None:
+    """Each graph has a report, and no predicted peak exceeds what was asked."""
+    reports = compile_remat.reports()
+    assert reports, "no graph was planned"
+    for report in reports:
+        assert report.budget == str(MemoryBudget.parse(budget))
+        assert report.plan.is_feasible
+        assert report.budget_bytes is None or report.predicted_peak_bytes <= report.budget_bytes

@@ -1,0 +1,107 @@
+"""Runs many trials from one seed, and keeps what failed in its shrunk form."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass, field
+
+import hypothesis
+import torch
+from hypothesis import HealthCheck, Phase
+
+from tests.fuzz.check import check
+from tests.fuzz.models import trials
+from tests.fuzz.trial import Trial
+
+SHRINK_TRIALS = 80
+"""After so many tries to make a failure shorter, the shortest so far is it."""
+
+
+@dataclass
+class Result:
+    """What some trials saw.
+
+    Attributes:
+        ran: Trials by entry and compiler.
+        kinds: Instructions by kind.
+        plans: Plans by budget; forced ones under `forced`.
+        failures: The shortest failing trial as a literal, by the first line of its error.
+    """
+
+    ran: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    plans: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Result) -> None:
+        """Take in another's counts and failures."""
+        self.ran += other.ran
+        self.kinds += other.kinds
+        self.plans += other.plans
+        for error, literal in other.failures.items():
+            self.keep(error, literal)
+
+    def keep(self, error: str, literal: str) -> None:
+        """Remember a failure, the shortest of its like."""
+        self.failures[error] = min(self.failures.get(error, literal), literal, key=len)
+
+    def count(self, trial: Trial) -> None:
+        """Note that a trial is run."""
+        self.ran[f"{trial.entry}, {trial.compiler}"] += 1
+        self.kinds.update(trial.program.kinds)
+        self.plans.update(map(str, trial.budgets))
+        self.plans["forced"] += len(trial.masks)
+
+
+def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
+    """So many trials; the same ones for the same seed.  After a failure it is shrunk, and the rest is left out."""
+    result, attempts, known = Result(), itertools.count(), dict[str, Exception]()
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.given(trials(entry, compiler))
+    def all_train_right(trial: Trial) -> None:
+        literal = repr(trial)
+        if literal in known:
+            raise known[literal]
+        if not result.failures:
+            result.count(trial)
+        elif next(attempts) >= SHRINK_TRIALS:
+            return
+        try:
+            check(trial)
+        except Exception as error:
+            known[literal] = error
+            result.keep(first_line(error), literal)
+            raise
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, when a joint graph is copied
+        try:
+            all_train_right()
+        except Exception as error:
+            if not result.failures:  # no trial's, so the drawing itself broke
+                result.keep(first_line(error), traceback.format_exc())
+    torch.compiler.reset()
+    return result
+
+
+def use_one_thread() -> None:
+    """For a worker among several; the tensors are tiny anyway."""
+    torch.set_num_threads(1)
+
+
+def first_line(error: Exception) -> str:
+    """Kind of error and the start of its text, without the numbers that differ from program to program."""
+    lines = str(error).strip().splitlines() or [""]
+    return re.sub(r"\d+", "#", f"{type(error).__name__}: {lines[0]}")[:120]

@@ -1,0 +1,76 @@
+"""The hypothesis strategies: programs, and trials of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from tests.correctness.harness import weighted_sum
+from tests.fuzz.builder import Builder, pointer
+from tests.fuzz.program import Program
+from tests.fuzz.regions import INSTRUCTIONS
+from tests.fuzz.trial import Trial
+
+REFUSED = ("modified by an inplace operation", "backward through the graph a second time")
+"""What eager mode says of a program that changes what its backward reads, and of a reentrant checkpoint whose body
+reads another value with a gradient."""
+
+BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
+
+MAX_OPS = 14
+
+
+@st.composite
+def programs(draw: Callable[[st.SearchStrategy[Any]], Any], with_checkpoints: bool = True) -> Program:
+    """Programs; without `with_checkpoints` none has a checkpoint, which only Dynamo can trace.
+
+    At least one output depends on a parameter or a differentiable input.
+    """
+    torch.manual_seed(0)
+    dtype = "float64" if draw(st.integers(0, 5)) < 5 else "float32"
+    b = Builder(draw, dtype, with_checkpoints)
+    shape = b.choose(((2, 3), (2, 3, 4), (4,), (2, 2, 4, 4), (2, 2, 3, 2), (3, 3)))
+    b.input(shape, role="input" if b.chance(3) else "differentiable")
+    b.emit("mul", [b.registers[0].name, b.weight(shape[-1:], b.registers[0].name)])
+    for _ in range(draw(st.integers(1, MAX_OPS))):
+        b.choose(INSTRUCTIONS)(b)
+    outputs = _outputs(b)
+    program = Program(tuple(b.leaves), tuple(b.body), outputs)
+    assume(_can_train(program))
+    return program
+
+
+def _can_train(program: Program) -> bool:
+    """Whether torch runs its backward: not when something that it reads was changed in place."""
+    try:
+        weighted_sum(program.function()(*program.tensors())).backward()
+    except RuntimeError as error:
+        if any(text in str(error) for text in REFUSED):
+            return False
+        raise
+    return True
+
+
+def _outputs(b: Builder) -> tuple[str, ...]:
+    """The newest value with a gradient, and sometimes more: also integers, views, and what needs no gradient."""
+    given = {pointer(b[leaf.name]) for leaf in b.leaves}  # their views are made anew outside of the graph
+    differentiable = b.pick(lambda t: t.requires_grad and pointer(t) not in given)
+    if differentiable is None:
+        differentiable = b.emit("mul", [b.pick() or "", b.leaf("parameter", (1,))])[0]
+    others = [r.name for r in reversed(b.registers) if r.name != differentiable]
+    more = [b.choose(others) for _ in range(b.choose((0, 0, 1, 2, 3)))] if others else []
+    return tuple(dict.fromkeys([differentiable, *more]))
+
+
+@st.composite
+def trials(draw: Callable[[st.SearchStrategy[Any]], Any], entry: str, compiler: str = "eager") -> Trial:
+    """A program with the budgets and forced plans that it is run under; those through Dynamo are few, as each compiles."""
+    program = draw(programs(with_checkpoints=entry == "dynamo"))
+    many = entry == "graph"
+    budgets = draw(st.lists(st.sampled_from(BUDGETS), min_size=1, max_size=3 if many else 1, unique=True))
+    masks = draw(st.lists(st.integers(0, 999), min_size=1, max_size=3 if many else 1, unique=True))
+    return Trial(program, entry, tuple(budgets), tuple(masks), draw(st.integers(0, 4)) == 4, compiler)

@@ -1,0 +1,73 @@
+"""Partitions that no planner would choose: any legal plan at random, and the one that recomputes nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from functorch.compile import default_partition
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat._torch_inductor import CustomPartitionerFn
+from compile_remat.cost_models import load_device, make_cost_model
+from compile_remat.passes import Plan, Planner, build_problem, extract
+
+
+def random_plan(planner: Planner, seed: int) -> Plan:
+    """A legal plan: what must be saved, and any part of what may be."""
+    source = random.Random(seed)
+    share = source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
+    values = planner.problem.values
+    mask = np.array([v.is_saveable and source.random() < share for v in values], dtype=bool)
+    return planner.plan_of(mask | planner.pinned, None)
+
+
+class Forced(CustomPartitionerFn):
+    """A partitioner that takes the plan of a seed, for our entries to torch."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split as the plan says."""
+        joint = prepare(gm, keywords)
+        if not joint.has_backward:
+            return _torch.torch_partition(gm, joint_inputs, **_shape_of_graph(keywords))
+        return extract(joint, random_plan(planner_of(joint), self.seed))
+
+    def uuid(self) -> object:
+        """Nothing is cached in these runs."""
+        return self.seed
+
+
+class Unplanned(CustomPartitionerFn):
+    """Torch's partition that saves whatever the backward reads."""
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split, recomputing nothing."""
+        modules: tuple[fx.GraphModule, fx.GraphModule] = default_partition(
+            gm, joint_inputs, **_shape_of_graph(keywords)
+        )
+        return modules
+
+    def uuid(self) -> object:
+        """Nothing is cached in these runs."""
+        return type(self).__name__
+
+
+def _shape_of_graph(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: keywords.get(name) for name in ("num_fwd_outputs", "static_lifetime_input_indices")}
+
+
+def prepare(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> _torch.Joint:
+    """A joint graph, from what a partitioner is called with."""
+    return _torch.prepare(gm, **_shape_of_graph(keywords))
+
+
+def planner_of(joint: _torch.Joint) -> Planner:
+    """The planner of a joint graph, as the backend would make it on CPU."""
+    cost = make_cost_model("roofline", load_device("cpu"))
+    return Planner(build_problem(joint, cost=cost, reference=_torch.torch_choice(joint)))

@@ -1,0 +1,89 @@
+"""The checks see a wrong plan, and the drawing gives what it promises."""
+
+from __future__ import annotations
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase
+
+from compile_remat import _torch
+from compile_remat.passes import Plan, Planner
+from tests.fuzz import joint, partitioners
+from tests.fuzz.check import check
+from tests.fuzz.models import programs, trials
+from tests.fuzz.program import Leaf, Op, Program
+from tests.fuzz.trial import Trial
+
+X, W, B = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,)), Leaf("b2", "buffer", (1,))
+START = Op("v0", "mul", ("d0", "p1"))
+
+DRAWN = Program((X, W), (START, Op("v1", "noise", ("v0",)), Op("v2", "sin", ("v1",))), ("v2",))
+MUTATED = Program(
+    (X, W, B),
+    (START, Op("v1", "sin", ("b2",)), Op("v2", "mul", ("v0", "v1")), Op("v3", "average_", ("v2", "b2"))),
+    ("v3",),
+)
+
+
+def save_nothing(planner: Planner, seed: int) -> Plan:
+    return planner.plan_of(np.zeros(len(planner.problem.values), dtype=bool), None)
+
+
+@pytest.mark.parametrize("entry", ["graph", "dynamo"])
+@pytest.mark.parametrize("program", [DRAWN, MUTATED], ids=["drawn", "mutated"])
+def test_a_plan_without_the_pins_is_caught(program: Program, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(program, entry, ("min",), (0,))
+    check(trial)
+    monkeypatch.setattr(partitioners, "random_plan", save_nothing)
+    with pytest.raises(AssertionError, match="forced plan 0: "):
+        check(trial)
+
+
+def test_a_recompute_that_was_not_planned_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = Trial(DRAWN)
+    monkeypatch.setattr(joint, "extract", lambda prepared, plan: extract_all(prepared))
+
+    def extract_all(prepared: _torch.Joint) -> object:
+        nodes = [n for n in prepared.module.graph.nodes if n.name in ("sin", "cos", "add", "mul")]
+        return _torch.extract_modules(prepared, [*prepared.info.inputs, *nodes])
+
+    with pytest.raises(AssertionError, match="not the planned one"):
+        check(trial)
+
+
+@hypothesis.settings(
+    max_examples=50,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=(Phase.generate,),
+    suppress_health_check=list(HealthCheck),
+)
+@hypothesis.given(trials("dynamo"))
+def test_a_trial_prints_as_what_makes_it(trial: Trial) -> None:
+    assert eval(repr(trial)) == trial
+    outputs = trial.program.function()(*trial.program.tensors())
+    assert any(t.requires_grad for t in outputs)
+    assert all(torch.isfinite(t).all() for t in outputs)
+
+
+def test_the_leaves_are_the_same_every_time() -> None:
+    program = MUTATED
+    for first, second in zip(program.tensors(), program.tensors(), strict=True):
+        assert torch.equal(first, second)
+
+
+def test_few_programs_are_turned_down() -> None:
+    drawn: list[Program] = []
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @hypothesis.given(programs())
+    def draw(program: Program) -> None:
+        drawn.append(program)
+
+    draw()
+    assert len(set(drawn)) > 80
+    assert np.mean([len(p.kinds) for p in drawn]) > 5

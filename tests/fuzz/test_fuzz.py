@@ -1,0 +1,17 @@
+"""300 random models, the same ones in every run; `make fuzz` runs others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.campaign import run
+
+CHUNKS = [*(("graph", 25, seed) for seed in range(10)), *(("dynamo", 10, seed) for seed in range(100, 105))]
+"""Entry, examples and seed; small enough for pytest-xdist to spread."""
+
+
+@pytest.mark.parametrize(("entry", "examples", "seed"), CHUNKS)
+def test_random_models_train_right(entry: str, examples: int, seed: int) -> None:
+    result = run(entry, "eager", examples, seed)
+    assert not result.failures, "\n".join(f"{error}\n{literal}" for error, literal in result.failures.items())
+    assert sum(result.ran.values()) == examples

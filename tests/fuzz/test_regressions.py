@@ -1,0 +1,84 @@
+"""Failures that `make fuzz` found, shrunk: paste the literal from its file and say above it what was wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.check import check
+from tests.fuzz.program import Leaf, Op, Program
+from tests.fuzz.trial import Trial
+
+X, W = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,))
+START = Op("v0", "mul", ("d0", "p1"))
+
+REGRESSIONS = {
+    # Plain torch.compile computes sin(buffer) again after the forward has changed the buffer (torch 2.13).
+    "buffer read, then changed, beside random numbers": Trial(
+        Program(
+            (X, W, Leaf("b2", "buffer", (1,))),
+            (START, Op("v1", "read_then_add_", ("v0", "b2")), Op("v2", "normal", ("v1",))),
+            ("v2",),
+        ),
+        "dynamo",
+        ("max",),
+        dynamic=True,
+    ),
+    # Only the backward asks for the size of `cat`'s copy: the copy, and what it is made of, was computed again for that.
+    "size of a value that is not saved": Trial(
+        Program(
+            (X, W),
+            (
+                START,
+                Op("v1", "sin", ("v0",)),
+                Op("v2", "sin", ("v1",)),
+                Op("v3", "cat", ("v2", "v2"), (-1,)),
+                Op("v4, v5", "topk", ("v3",), (1,)),
+            ),
+            ("v4",),
+        ),
+        dynamic=True,
+    ),
+    # The same of a view that only the backward takes.
+    "size of a view in the backward": Trial(
+        Program(
+            (
+                Leaf("d0", "differentiable", (2, 2, 3, 2)),
+                Leaf("p1", "parameter", (2,)),
+                Leaf("p2", "parameter", (2, 2)),
+                Leaf("f3", "frozen", (2,)),
+            ),
+            (
+                START,
+                Op("v1", "sin", ("v0",)),
+                Op("v2", "linear_bias", ("v1", "p2", "f3")),
+                Op("v3", "alpha_dropout", ("v2",)),
+                Op("v4", "add_", ("v3", "v1")),
+                Op("v5", "diagonal", ("v4",)),
+                Op("v6", "relu_", ("v5",)),
+            ),
+            ("v6",),
+        ),
+        budgets=("min",),
+        masks=(0, 1, 2, 3),
+        dynamic=True,
+    ),
+    # The gradient is zero whatever comes in; torch leaves the random node in the backward, where nothing reads it.
+    "backward that reads no tangent": Trial(
+        Program(
+            (X, W),
+            (
+                START,
+                Op("v1", "detach", ("v0",)),
+                Op("v2", "cumsum", ("v0",), (-1,)),
+                Op("v3", "uniform", ("v2",)),
+                Op("v4", "copy_", ("v3", "v1")),
+            ),
+            ("v4",),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_regression(name: str) -> None:
+    check(REGRESSIONS[name])

@@ -1,0 +1,42 @@
+"""A program and how it is run, as a literal that makes it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.fuzz.program import Program
+
+TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 5e-2}
+"""Largest difference from another way to compute the same, as a part of the largest element."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program and how it is run.
+
+    Attributes:
+        entry: `graph` or `dynamo`.
+        budgets: Values of `memory_budget`.
+        masks: Seeds of the plans that are forced.
+        dynamic: Whether sizes are symbols.
+        compiler: `eager`, or with `dynamo` also `inductor`.
+    """
+
+    program: Program
+    entry: str = "graph"
+    budgets: tuple[float | str, ...] = ("max", "min")
+    masks: tuple[int, ...] = (0,)
+    dynamic: bool = False
+    compiler: str = "eager"
+
+    @property
+    def tolerance(self) -> float:
+        """That of the least exact type in the program."""
+        dtypes = {leaf.dtype for leaf in self.program.leaves}
+        dtypes |= {str(a) for top in self.program.body for op in top.walk() if op.kind == "to" for a in op.attrs}
+        return max(value for dtype, value in TOLERANCES.items() if dtype in dtypes | {"float64"})
+
+    @property
+    def follows_eager_mode(self) -> bool:
+        """Whether eager mode gives the expected numbers: none are drawn, and nothing is rounded coarsely on the way."""
+        return not self.program.is_random and "bfloat16" not in repr(self.program)

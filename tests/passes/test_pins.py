@@ -1,0 +1,111 @@
+"""Pins: what the planner must save is what its fallback saves, and the backward reads no input that was overwritten."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import aot_function, make_boxed_func
+from torch import Tensor, fx
+
+from compile_remat import _torch, partition
+from compile_remat.budget import MemoryBudget
+from compile_remat.cost_models import UnitCost, load_device
+from compile_remat.partitioner import Settings, split_without_planner
+from compile_remat.passes import build_problem
+from compile_remat.passes.pins import must_be_saved
+from compile_remat.passes.problem import SAVE
+
+SETTINGS = Settings(MemoryBudget("max"), load_device("cpu"))
+
+
+def draws_and_mutates(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+    rows = buffer.view(64).view(8, 8).t()[1]
+    y = torch.nn.functional.dropout(torch.sin(x @ w) * rows.exp(), 0.3, True) * torch.rand_like(x)
+    y = torch.sin(y * torch.stack(buffer.unbind(0)[2:4]).cos().sum(0))
+    buffer.mul_(0.5)
+    return torch.sin(y @ w) * buffer.exp()
+
+
+def copies_by_hand(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+    """Each copy is an operation without effect, but for the mutation below."""
+    copy = buffer.clone()
+    y = torch.sin(
+        (x @ w) * copy * buffer[1:2].clone() * buffer.t().clone() @ copy.t()
+    )  # the backward turns the copy back
+    buffer.mul_(0.5)
+    return y
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    x, w = (torch.randn(8, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    return x, w, torch.randn(8, 8, dtype=torch.float64)
+
+
+def run(function: Callable[..., Tensor], partition_fn: Callable[..., Any]) -> list[Tensor]:
+    """Output, gradients and the buffer afterwards."""
+
+    def compiler(graph: fx.GraphModule, arguments: Any) -> Any:
+        return make_boxed_func(graph.forward)
+
+    x, w, buffer = inputs()
+    traced = aot_function(function, compiler, compiler, partition_fn=partition_fn, keep_inference_input_mutations=True)
+    output = traced(x, w, buffer)
+    output.sum().backward()
+    assert x.grad is not None and w.grad is not None
+    return [output.detach(), x.grad, w.grad, buffer]
+
+
+@pytest.mark.parametrize("function", [draws_and_mutates, copies_by_hand])
+def test_the_fallback_saves_what_the_planner_must_save(function: Callable[..., Tensor]) -> None:
+    def spy(module: fx.GraphModule, arguments: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        joint = _torch.prepare(module, num_fwd_outputs=num_fwd_outputs, **keywords)
+        problem = build_problem(joint, cost=UnitCost())
+        pinned = {v.name for v in problem.values if v.pin == SAVE and v.is_saveable}
+        assert pinned == {node.name for node in must_be_saved(joint)} != set()
+        read = {problem.values[i].name for step in problem.steps for i in step.reads}
+        forward, backward = split_without_planner(module, arguments, SETTINGS, "test", num_fwd_outputs=num_fwd_outputs)
+        computed = {node.name for node in backward.graph.nodes if node.op == "call_function"}
+        assert pinned & read and not pinned & computed
+        return forward, backward
+
+    run(function, spy)
+
+
+def without_operations_of_no_effect(
+    module: fx.GraphModule, arguments: Any, *, memory_budget: object, **keywords: Any
+) -> Any:
+    """Our partition behind the joint pass with which Inductor removes copies."""
+    from torch._inductor.fx_passes.post_grad import remove_noop_ops
+
+    before = len(module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default))
+    remove_noop_ops(module.graph)
+    assert len(module.graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)) < before
+    forward, backward = partition(module, arguments, memory_budget=memory_budget, **keywords)
+    assert "aten.copy_.default" in {str(node.target) for node in forward.graph.nodes}
+    return forward, backward
+
+
+@pytest.mark.parametrize("budget", ["max", "min"])
+def test_the_backward_reads_old_values_of_overwritten_inputs(budget: object) -> None:
+    x, w, buffer = inputs()
+    output = copies_by_hand(x, w, buffer)
+    output.sum().backward()
+    actual = run(copies_by_hand, functools.partial(without_operations_of_no_effect, memory_budget=budget))
+    torch.testing.assert_close(actual, [output.detach(), x.grad, w.grad, buffer])
+
+
+def test_a_graph_that_overwrites_nothing_is_left_alone() -> None:
+    def spy(module: fx.GraphModule, arguments: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        module.graph.eliminate_dead_code()
+        names = [node.name for node in module.graph.nodes]
+        assert [
+            node.name for node in _torch.prepare(module, num_fwd_outputs=num_fwd_outputs).module.graph.nodes
+        ] == names
+        return partition(module, arguments, num_fwd_outputs=num_fwd_outputs)
+
+    run(lambda x, w, buffer: torch.sin(x @ w) * buffer, spy)

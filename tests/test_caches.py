@@ -1,0 +1,128 @@
+"""Modes, options and torch's caches: a second process hits them, with the same plan and its report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compile_remat
+import compile_remat.cost_models
+import compile_remat.passes
+from tests.processes import run
+
+
+def device_file(folder: Path, bandwidth_bytes_per_s: int) -> None:
+    """Measured figures, as `calibrate` would write them; the device has the same name wherever the file lies."""
+    figures = {"bandwidth_bytes_per_s": bandwidth_bytes_per_s, "flops_per_s": {"float32": 10**12}}
+    folder.mkdir(parents=True)
+    (folder / "here.json").write_text(json.dumps(figures))
+
+
+def job(
+    model: str = "chain", batch: int = 64, options: Mapping[str, Any] | None = None, **others: Any
+) -> dict[str, Any]:
+    """A job of `tests.jobs.training`; `$` stands for the folder of the test."""
+    given = {} if "mode" in others else {"options": {"memory_budget": "min", **(options or {})}}
+    return {"model": model, "batch": batch, "compile": {**given, **others}}
+
+
+# No two of them may share an entry of torch's cache.
+JOBS = {
+    "min": job(),
+    "another budget": job(options={"memory_budget": 0.9}),
+    "another device": job(options={"device": "h200"}),
+    "a device file": job(options={"device": "$/a/here.json"}),
+    "the file's figures changed": job(options={"device": "$/b/here.json"}),
+    "another cost model": job(options={"cost_model": "unit"}),
+    "options of Inductor": job(options={"epilogue_fusion": False, "max_fusion_size": 8}, fullgraph=True),
+    "reduce-overhead": job(mode="reduce-overhead", fullgraph=True),
+    "max-autotune": job(mode="max-autotune"),
+    "max-autotune without graphs": job(options={"mode": "max-autotune-no-cudagraphs"}),
+    "a graph break": job("broken"),
+    "regions compiled once": job("regions"),
+    "any batch": job(dynamic=True),
+    "any batch, a large one first": job(batch=128, dynamic=True),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="module")
+def processes(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the first process and the second saw of each job."""
+    device_file(folder / "a", 10**11)
+    device_file(folder / "b", 10**10)
+    jobs = json.loads(json.dumps(list(JOBS.values())).replace("$", str(folder)))
+    both = {
+        name: run(jobs, {**environ(folder), "PYTHONHASHSEED": seed}) for name, seed in (("first", "1"), ("second", "2"))
+    }
+    return {name: dict(zip(JOBS, found, strict=True)) for name, found in both.items()}
+
+
+def environ(folder: Path) -> dict[str, str]:
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "REMAT_MEMORY_BUDGET": "min"}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_setting_is_served_from_the_cache_of_another(name: str, processes: dict[str, Any]) -> None:
+    found = processes["first"][name]
+    assert (found["partition_hits"], found["graph_hits"]) == (0, 0)
+    assert found["partition_misses"] > 0 and found["graph_misses"] > 0
+    assert [report["from_cache"] for report in found["reports"]] == [False] * (2 if name in SEVERAL else 1)
+    assert found["warnings"] == []
+
+
+SEVERAL = ("a graph break", "regions compiled once")
+"""Jobs for which the planner runs twice: for two graphs, or for a region and the graph around it."""
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_second_process_hits_both_caches_and_has_its_report(name: str, processes: dict[str, Any]) -> None:
+    first, second = processes["first"][name], processes["second"][name]
+    assert second["partition_hits"] > 0 and second["graph_hits"] == first["graph_misses"]
+    assert second["graph_misses"] == 0
+    assert second["reports"] == [{**report, "from_cache": True} for report in first["reports"]]
+
+
+def test_modes_and_regions_are_planned_like_anything_else(processes: dict[str, Any]) -> None:
+    found = processes["first"]
+    plans = {name: found[name]["reports"][-1]["plan"] for name in JOBS}
+    assert all(plan["recomputed"] for name, plan in plans.items() if name != "another budget")
+    assert plans["reduce-overhead"]["saved"] == plans["min"]["saved"]
+    assert plans["another budget"]["peak_bytes"] > plans["min"]["peak_bytes"]
+    assert plans["any batch, a large one first"]["peak_bytes"] > 1.5 * plans["any batch"]["peak_bytes"]
+
+
+def test_another_version_of_our_sources_misses(folder: Path, processes: dict[str, Any], tmp_path: Path) -> None:
+    changed = tmp_path / "compile_remat"
+    for package, place in (
+        (compile_remat, changed),
+        (compile_remat.passes, changed / "passes"),
+        (compile_remat.cost_models, changed / "cost_models"),
+    ):
+        source = Path(package.__file__ or "").parent
+        shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    with (changed / "passes" / "solver.py").open("a") as file:
+        file.write("# another version\n")
+    (found,) = run([JOBS["min"]], environ(folder), sources=tmp_path)
+    assert (found["partition_hits"], found["partition_misses"]) == (0, 1)
+    (report,) = found["reports"]
+    assert not report["from_cache"]
+    assert report["plan"] == processes["first"]["min"]["reports"][0]["plan"]
+
+
+def test_a_lost_or_damaged_side_file_costs_the_report_only(folder: Path, processes: dict[str, Any]) -> None:
+    copy = folder / "damaged"
+    shutil.copytree(folder / "cache", copy)
+    for path in (copy / "remat").iterdir():
+        path.write_text("{")
+    (found,) = run([JOBS["min"]], {**environ(folder), "TORCHINDUCTOR_CACHE_DIR": str(copy)})
+    assert (found["partition_hits"], found["reports"]) == (1, [])

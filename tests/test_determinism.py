@@ -1,0 +1,48 @@
+"""Same graph, same settings: the same plan, byte for byte, whatever the hash seed, the threads and the rank."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.processes import finish, start
+
+PROCESSES = {
+    "seed 0, one thread": {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+    "seed 1, rank 0 of 2": {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "2", "RANK": "0", "WORLD_SIZE": "2"},
+    "seed 2, rank 1 of 2": {"PYTHONHASHSEED": "2", "OMP_NUM_THREADS": "2", "RANK": "1", "WORLD_SIZE": "2"},
+}
+
+JOBS = {
+    f"{model} at {budget} on {device}": {
+        "model": model,
+        "batch": 8,
+        "compare": False,
+        "compile": {"options": {"memory_budget": budget, "device": device, "compiler": "eager"}},
+    }
+    for model in ("transformer", "branches")
+    for budget, device in (("max", "cpu"), (0.6, "h200"), ("min", "cpu"))
+}
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, list[Any]]:
+    """For each process, the plan of each job."""
+    running = {name: start(environ) for name, environ in PROCESSES.items()}
+    seen = {name: finish(process, list(JOBS.values())) for name, process in running.items()}
+    return {name: [found["reports"][0]["plan"] for found in all_found] for name, all_found in seen.items()}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_process_makes_the_same_plan(job: str, plans: dict[str, list[Any]]) -> None:
+    index = list(JOBS).index(job)
+    assert len({json.dumps(found[index]) for found in plans.values()}) == 1
+
+
+def test_the_plans_are_worth_comparing(plans: dict[str, list[Any]]) -> None:
+    """They recompute something, and differ between settings."""
+    found = next(iter(plans.values()))
+    assert len({json.dumps(plan) for plan in found}) == len(JOBS)
+    assert all(plan["recomputed"] for job, plan in zip(JOBS, found, strict=True) if " max " not in job)

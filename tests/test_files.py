@@ -1,0 +1,31 @@
+"""Files that other processes read while they are written."""
+
+from pathlib import Path
+
+import pytest
+
+from compile_remat.files import write_atomically
+
+
+def test_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    write_atomically(path, "old")
+    write_atomically(path, "new ä")
+    assert path.read_text(encoding="utf-8") == "new ä"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failure_leaves_the_old_content_and_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_in_the_place_of_the_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OSError):
+        write_atomically(tmp_path / "a.json", "text")
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.json"]

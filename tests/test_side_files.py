@@ -1,0 +1,121 @@
+"""Files beside torch's cache: named by all that a plan depends on, and never worth a training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from compile_remat import side_files
+from compile_remat.report import Report
+
+REPORT = Report("0123456789abcdef", "min", None, None, message="a fallback")
+DOUBLE = torch.ones(4, 4, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        yield
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 2
+
+
+def renamed(other: torch.Tensor) -> torch.Tensor:
+    return torch.sin(other) * 2
+
+
+def another(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) * 3
+
+
+def named(
+    function: Callable[..., Any] = plain, x: torch.Tensor | None = None, uuid: object = "a", **options: Any
+) -> Path:
+    graph = fx.symbolic_trace(function)
+    path = side_files.path_of(graph, [torch.ones(4, 4) if x is None else x], uuid, options)
+    assert path is not None
+    return path
+
+
+def test_the_name_is_stable_and_lies_beside_torchs_cache(tmp_path: Path) -> None:
+    assert named() == named() == named(renamed)
+    assert named().parent == tmp_path / "remat"
+
+
+def test_the_name_changes_with_what_a_plan_depends_on() -> None:
+    names = [
+        named(),
+        named(another),
+        named(x=DOUBLE),
+        named(x=torch.ones(4, 5)),
+        named(x=torch.ones(4, 4).t()),
+        named(x=torch.ones(4, 4, requires_grad=True)),
+        named(uuid="b"),
+        named(max_fusion_size=3),
+    ]
+    with torch.no_grad():
+        names.append(named())
+    with torch.autocast("cpu"):
+        names.append(named())
+    with torch._inductor.config.patch(fallback_random=True):
+        names.append(named())
+    assert len(set(names)) == len(names)
+
+
+def test_a_users_tag_changes_the_name() -> None:
+    graph = fx.symbolic_trace(plain)
+    before = side_files.path_of(graph, [DOUBLE], "a", {})
+    next(n for n in graph.graph.nodes if n.target is torch.sin).meta["recompute"] = "must save"
+    assert side_files.path_of(graph, [DOUBLE], "a", {}) != before
+
+
+def test_without_torchs_cache_there_is_no_file() -> None:
+    graph = fx.symbolic_trace(plain)
+    assert side_files.path_of(graph, [DOUBLE], "a", {"force_disable_caches": True}) is None
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        assert side_files.path_of(graph, [DOUBLE], "a", {}) is None
+
+
+def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixture) -> None:
+    class Unspeakable:
+        def __repr__(self) -> str:
+            raise ValueError("no words")
+
+    graph = fx.symbolic_trace(plain)
+    next(iter(graph.graph.nodes)).meta["custom"] = Unspeakable()
+    assert side_files.path_of(graph, [DOUBLE], "a", {}) is None
+    assert "no name" in caplog.text
+
+
+def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
+    side_files.store(tmp_path / "a.json", [REPORT, REPORT])
+    assert side_files.recall(tmp_path / "a.json") == [dataclasses.replace(REPORT, from_cache=True)] * 2
+
+
+def test_no_file_is_no_report_and_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert side_files.recall(tmp_path / "a.json") == []
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"schema": 0, "reports": []}', '{"schema": 1, "reports": [{}]}']
+)
+def test_a_damaged_file_is_a_warning(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert side_files.recall(tmp_path / "a.json") == []
+    assert "cannot be read" in caplog.text
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    side_files.store(tmp_path / "file" / "a.json", [REPORT])
+    assert "cannot be written" in caplog.text

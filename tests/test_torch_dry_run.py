@@ -1,0 +1,113 @@
+"""The dry run of Inductor's wrapper: on code written by hand, and against what the allocator sees of real code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor import compile_fx as inductor
+
+from compile_remat._torch_dry_run import DryRun, NotUnderstood, dry_run
+from compile_remat.measure import peak_bytes
+
+KIB = 1024
+
+
+def code(*lines: str) -> str:
+    return "\n".join(["def call(args):", *(f"    {line}" for line in lines)])
+
+
+X = torch.empty(16, 16)  # 1 KiB
+NEW = "empty_strided_cpu((16, 16), (16, 1), torch.float32)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "peak", "outputs"),
+    [
+        (["x, = args", f"a = {NEW}", "cpp_fused_0(x, a)", "return (a,)"], 1, 1),
+        (["x, = args", f"a = {NEW}", f"b = {NEW}", "del a", f"c = {NEW}", "return (c,)"], 2, 1),
+        (["x, = args", f"a = {NEW}", "b = a; del a  # reuse", f"c = {NEW}", "return (b, c)"], 2, 2),
+        (["x, = args", f"a = {NEW}", "b = reinterpret_tensor(a, (256,), (1,), 0)", "del a", "return (b,)"], 1, 1),
+        (["x, = args", f"a = {NEW}", "extern_kernels.mm(x, x, out=a)", "return (a,)"], 1, 1),
+        (["x, = args", "a = torch.ops.aten.sort.default(x)", "b = a[0]", "del a", "return (b,)"], 3, 1),
+        (["x, = args", "return (x,)"], 0, 0),
+        (["x, = args", f"a = {NEW}", f"a = {NEW}", "return (a,)"], 2, 1),
+    ],
+)
+def test_storages_count_from_their_first_holder_to_their_last(lines: list[str], peak: int, outputs: int) -> None:
+    run = dry_run(code(*[part.strip() for line in lines for part in line.split("#")[0].split(";")]), [X])
+    assert (run.peak_bytes, run.output_bytes) == (peak * KIB, outputs * KIB)
+
+
+def test_counted_inputs_live_until_they_are_dropped() -> None:
+    lines = ["x, y = args", "args.clear()", f"a = {NEW}", "del y", f"b = {NEW}", "return (b,)"]
+    assert dry_run(code(*lines), [X, torch.empty(16, 32)], counted=[1]).peak_bytes == 3 * KIB
+    assert dry_run(code(*lines), [X, torch.empty(16, 32)]).peak_bytes == 2 * KIB
+
+
+def test_the_peak_names_its_holders() -> None:
+    run = dry_run(
+        code("x, = args", f"a = {NEW}", "b = empty_strided_cpu((4,), (1,), torch.float32)", "return (a, b)"), [X]
+    )
+    assert run.live_at_peak == (("a", KIB), ("b", 16))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [["if args:", "    pass"], ["x, = args", "y = unknown_name(x)"], ["x, = args", "x.y = 3"], ["x, y = args"]],
+)
+def test_what_cannot_be_followed_is_said(lines: list[str]) -> None:
+    with pytest.raises((NotUnderstood, ValueError)):
+        dry_run(code(*lines), [X])
+
+
+def test_code_without_the_function_is_not_understood() -> None:
+    with pytest.raises(NotUnderstood, match="call"):
+        dry_run("x = 1", [])
+
+
+def compiled_runs(module: nn.Module, *inputs: torch.Tensor) -> tuple[list[DryRun], int]:
+    """Dry runs of forward and backward of one training step, and the step's measured peak."""
+    runs: list[DryRun] = []
+
+    def inner(gm: torch.fx.GraphModule, example: Sequence[Any], **kwargs: Any) -> Any:
+        compiled = inductor.compile_fx_inner(gm, example, **kwargs)
+        names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+        saved = [
+            i for i, n in enumerate(names) if kwargs.get("is_backward") and not n.startswith(("primals", "tangents"))
+        ]
+        runs.append(dry_run(compiled.source_code, example, saved))
+        return compiled
+
+    call = torch.compile(module, backend=lambda gm, ex: inductor.compile_fx(gm, ex, inner_compile=inner))
+
+    def step() -> None:
+        call(*inputs).backward()
+
+    with torch._inductor.config.patch(fx_graph_cache=False), torch._functorch.config.patch(enable_autograd_cache=False):
+        step()
+        for parameter in module.parameters():
+            parameter.grad = None
+        return runs, peak_bytes(step, "cpu").peak_bytes
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(32, 128), nn.Linear(128, 32), nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return x.sort(dim=0)[0].square().mean()
+
+
+def test_dry_runs_see_what_the_allocator_sees() -> None:
+    torch.manual_seed(0)
+    runs, measured = compiled_runs(Net(), torch.randn(256, 32))
+    assert len(runs) == 2
+    predicted = max(run.peak_bytes for run in runs)
+    assert abs(measured - predicted) <= 64 + predicted // 100
