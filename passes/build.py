@@ -26,6 +26,7 @@ from compile_remat.passes.problem import (
     Step,
     Value,
 )
+from compile_remat.passes.sizes import known_to_forward
 
 KERNELS = {
     OpKind.POINTWISE: POINTWISE,
@@ -101,6 +102,7 @@ class _Builder:
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
         self.mutated = _torch.mutated_inputs(joint)
+        self.known = known_to_forward(joint)
 
     def build(self, reference: Iterable[fx.Node]) -> Problem:
         for index, node in enumerate(self.joint.module.graph.nodes):
@@ -126,7 +128,9 @@ class _Builder:
         op = describe(node)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
-            self.roots[node] = ()
+            is_handed_over = node in self.known or node in self.joint.info.tangents_closure
+            # A size that nobody hands over is read off its tensor, which has to be computed for that.
+            self.roots[node] = () if is_handed_over else tuple(r for r in sources if r in self.drafts)
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import fx
 
 from compile_remat import _torch
-from compile_remat.cost_models import OpKind, describe
 from compile_remat.passes.plan import Plan
+from compile_remat.passes.sizes import known_to_forward
 
 
 def extract(
@@ -35,19 +35,6 @@ def extract(
     missing = [name for name in plan.saved if name not in nodes]
     if missing:
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
-    return _torch.extract_modules(joint, [*joint.info.inputs, *_symbols(joint), *(nodes[name] for name in plan.saved)])
-
-
-def _symbols(joint: _torch.Joint) -> list[fx.Node]:
-    """Sizes that the forward knows, those of its values and their views that only the backward asks for included.
-
-    Left to the backward, such a size would be read off a tensor computed again for nothing else.
-    """
-    given, known = set(joint.info.inputs), set[fx.Node]()
-    for node in joint.module.graph.nodes:
-        if joint.info.is_required_fw(node) or node in given:
-            known.add(node)
-        elif node.all_input_nodes and known.issuperset(node.all_input_nodes):
-            if describe(node).kind in (OpKind.SYMBOL, OpKind.VIEW):
-                known.add(node)
-    return [n for n in joint.module.graph.nodes if _torch.is_saveable_symbol(n) and n in known - given]
+    known = known_to_forward(joint)
+    symbols = [n for n in nodes.values() if n in known and _torch.is_saveable_symbol(n) and n not in joint.info.inputs]
+    return _torch.extract_modules(joint, [*joint.info.inputs, *symbols, *(nodes[name] for name in plan.saved)])
