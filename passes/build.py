@@ -133,7 +133,9 @@ class _Builder:
         pin, tag = self.pins.read(node, op)
         sources = tuple(dict.fromkeys(r for n in node.all_input_nodes for r in self.roots.get(n, ())))
         if op.kind is OpKind.SYMBOL:
-            self.roots[node] = () if node in self.handed_over else sources
+            is_handed_over = node in self.handed_over or node in self.joint.info.tangents_closure
+            # A size that nobody hands over is read off its tensor, which has to be computed for that.
+            self.roots[node] = () if is_handed_over else tuple(r for r in sources if r in self.drafts)
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources

@@ -25,6 +25,8 @@ LARGEST = 160
 TOO_LARGE = 20.0
 """Values beyond this are squashed."""
 
+OVERLAPPING = frozenset({"unfold", "as_strided", "expand"})
+
 
 @dataclass
 class Register:
@@ -33,11 +35,13 @@ class Register:
     Attributes:
         level: How many regions deep it was made.
         frozen: Whether torch refuses to change its memory (a leaf with gradient, one of several views, an expansion).
+        overlaps: Whether several of its elements share memory.
     """
 
     name: str
     level: int
     frozen: bool = False
+    overlaps: bool = False
 
 
 @dataclass
@@ -113,16 +117,21 @@ class Builder:
         op = Op(", ".join(names), kind, tuple(args), tuple(attrs))
         exec("\n".join(op.lines()), self.environment)
         self.body.append(op)
-        return [self._keep(name, outs > 1) for name in names]
+        return [self._keep(name, outs > 1, kind in OVERLAPPING) for name in names]
 
-    def _keep(self, name: str, one_of_several: bool) -> str:
+    def _keep(self, name: str, one_of_several: bool, overlaps: bool) -> str:
         tensor = self[name]
-        self.registers.append(Register(name, len(self.regions), one_of_several or _is_frozen(tensor)))
+        frozen = one_of_several or overlaps or _is_frozen(tensor)
+        self.registers.append(Register(name, len(self.regions), frozen, overlaps))
         if not tensor.is_floating_point() or tensor.numel() == 0:
             return name
         if tensor.detach().abs().max() > TOO_LARGE:
             return self.emit("tanh", [name])[0]
         return name
+
+    def is_given(self, name: str) -> bool:
+        """Whether it is memory of a leaf."""
+        return pointer(self[name]) in {pointer(self[leaf.name]) for leaf in self.leaves}
 
     def changeable(self) -> str | None:
         """A register that may be written to: no leaf with gradient, nothing that a checkpoint reads when it runs again."""

@@ -38,7 +38,9 @@ def in_place(b: Builder) -> None:
         else:
             b.emit("set_slice_", [x], [b.choose(range(b[x].dim()))])
         return None
-    other = b.pick(lambda t: _expands_to(t, b[x]) and pointer(t) != pointer(b[x]))
+    # An input that gets a gradient becomes an output, and AOTAutograd then asks for more gradients than eager mode.
+    given = b.is_given(x)
+    other = b.pick(lambda t: _expands_to(t, b[x]) and pointer(t) != pointer(b[x]) and not (given and t.requires_grad))
     return unary(b) if other is None else void(b.emit(b.choose(list(IN_PLACE_BINARY)), [x, other]))
 
 
