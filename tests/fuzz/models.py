@@ -72,8 +72,13 @@ def _outputs(b: Builder) -> tuple[str, ...]:
         differentiable = b.choose(trained)
     else:
         differentiable = b.emit("mul", [b.pick() or "", b.leaf("parameter", (1,))])[0]
-    more = [b.choose(allowed) for _ in range(b.choose((0, 0, 1, 2, 3)))]
-    return tuple(dict.fromkeys([differentiable, *more]))
+    outputs = [differentiable]
+    for _ in range(b.choose((0, 0, 1, 2, 3))):
+        name = b.choose(allowed)
+        # Torch 2.13 fails, compiled, on a view returned together with one that is detached from it.
+        if all(b[name].requires_grad == b[o].requires_grad or pointer(b[name]) != pointer(b[o]) for o in outputs):
+            outputs.append(name)
+    return tuple(dict.fromkeys(outputs))
 
 
 @st.composite
