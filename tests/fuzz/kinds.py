@@ -162,7 +162,7 @@ SHAPED = {
     "bilinear": "torch.einsum('...i,ij,...j->...', {0}, {1}, {0})",
     "conv1d": "F.conv1d({0}, {1}, padding=1)",
     "conv2d": "F.conv2d({0}, {1}, {2}, padding=1)",
-    "depthwise": "F.conv2d({0}, {1}, padding=1, groups={0}.shape[1])",
+    "depthwise": "F.conv2d({0}, {1}, padding=1, groups={a})",
     "conv_transpose": "F.conv_transpose2d({0}, {1}, stride=2)",
     "avg_pool": "F.avg_pool2d({0}, 2, ceil_mode=True)",
     "max_pool": "F.max_pool2d({0}, 2, ceil_mode=True)",

@@ -78,7 +78,8 @@ def convolution(b: Builder) -> None:
         weights = [b.weight((channels, out, 2, 2), x)]
     else:
         weights = []
-    b.emit(kind, [x, *weights])
+    # Given as a symbol, the number of groups makes `aot_function` fail in torch's own passes (torch 2.13).
+    b.emit(kind, [x, *weights], [channels] if kind == "depthwise" else [])
 
 
 def norm(b: Builder) -> None:
