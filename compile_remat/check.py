@@ -52,6 +52,11 @@ class ObservedPartitioner(CustomPartitionerFn):
         self.trace = Trace(gm, new[-1] if new else None)
         return modules
 
+    def take(self) -> Trace | None:
+        """What was seen; forgotten here, because torch 2.11 keeps a partitioner as long as what it compiled."""
+        trace, self.trace = self.trace, None
+        return trace
+
     def uuid(self) -> object:
         """The partitioner's own."""
         return self.inner.uuid()
@@ -79,16 +84,17 @@ def compile_checked(
     observed, reference = ObservedPartitioner(partitioner), ReferencePartitioner()
     with without_partition_cache():
         compiled = enter(observed)
-        if observed.trace is None:  # inference: nothing is saved, so nothing can be recomputed
+        trace = observed.take()
+        if trace is None:  # inference: nothing is saved, so nothing can be recomputed
             return compiled
-        ending = Ending(observed.trace.report, report_dir)
+        ending = Ending(trace.report, report_dir)
         try:
             plain = enter(reference)
         except Exception as error:
             ending.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
             return compiled
-    trials = Trials(compiled, plain, on_host, reference, observed.trace.peak_bytes)
-    pending: FirstStep | None = FirstStep(trials, arguments, observed.trace, ending)
+    trials = Trials(compiled, plain, on_host, reference, trace.peak_bytes)
+    pending: FirstStep | None = FirstStep(trials, arguments, trace, ending)
 
     def call(*args: Any) -> Any:
         nonlocal pending

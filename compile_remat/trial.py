@@ -83,7 +83,7 @@ def copy_arguments(
     with torch.no_grad(), _torch_trial.no_torch_function():
         for group in _overlapping({k: arguments[k] for k in copied}):
             made = _copy_group(made, group, nudge, device)
-        made = [v.detach() if isinstance(v, torch.Tensor) else v for v in made]
+        made = [v.detach() if isinstance(v, torch.Tensor) and k not in copied else v for k, v in enumerate(made)]
     leaves = {
         k: made[k].requires_grad_()
         for k, value in enumerate(arguments)
@@ -129,11 +129,23 @@ def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None, device: 
     if nudge is not None:
         _move(raw, tensors, nudge)
     made = list(made)
+    first = tensors[0].dtype
+    base = torch.empty(0, dtype=first, device=raw.device)
+    base.set_(raw.untyped_storage(), 0, ((high - low) // first.itemsize,), (1,))
+    # Torch 2.11 accepts inputs that share memory, one of them mutated, only as views of one base.
+    are_views = len(group) > 1 and all(t.dtype == first and not t.requires_grad for t in tensors)
     for k, start, tensor in zip(group, starts, tensors, strict=True):
-        copy = torch.empty(0, dtype=tensor.dtype, device=raw.device)
-        copy.set_(raw.untyped_storage(), (start - low) // tensor.dtype.itemsize, tensor.shape, tensor.stride())
-        made[k] = copy
+        layout = tensor.shape, tensor.stride(), (start - low) // tensor.dtype.itemsize
+        made[k] = base.as_strided(*layout) if are_views else _placed(raw, tensor.dtype, *layout)
     return made
+
+
+def _placed(
+    raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor of its own on the same memory."""
+    tensor = torch.empty(0, dtype=dtype, device=raw.device)
+    return tensor.set_(raw.untyped_storage(), offset, shape, stride)
 
 
 def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> None:
