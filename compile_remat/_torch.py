@@ -16,7 +16,7 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
@@ -249,6 +249,11 @@ def torch_partition(
 def mutated_inputs(joint: Joint) -> set[fx.Node]:
     """Inputs that the forward mutates; see `_torch_mutation`."""
     return _torch_mutation.mutated_inputs(joint.module)
+
+
+def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
+    """Whether a value may lie in the memory of an overwritten input; see `_torch_mutation`."""
+    return _torch_mutation.may_take_over(node, overwritten)
 
 
 def mutated_arguments(joint: Joint) -> frozenset[int] | None:

@@ -8,10 +8,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection
+from contextlib import nullcontext
 
 import torch
 from torch import fx
+from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
+
+PARTIAL_WRITES = frozenset(
+    f"aten.{name}"
+    for name in ("as_strided_scatter diagonal_scatter index_put _unsafe_index_put select_scatter slice_scatter".split())
+)
+"""Operators that write into a part of a copy of their first input.  Where that input is overwritten at the end of the
+program, Inductor writes into the input itself and makes no copy (``fx_passes/reinplace.py``, 2.13), even if the value is
+saved and another one overwrites it in turn: so the value is as short-lived as the input."""
+
+
+def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
+    """Whether the value of a node that reads one of `overwritten` may come to lie in its memory."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return True
+    packet = str(getattr(node.target, "overloadpacket", ""))
+    return packet in PARTIAL_WRITES and node.args[0] in overwritten
 
 
 def mutated_inputs(module: fx.GraphModule) -> set[fx.Node]:
@@ -26,10 +44,11 @@ def mutated_inputs(module: fx.GraphModule) -> set[fx.Node]:
 
 
 def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Node]) -> bool:
-    """Give the backward a copy of each overwritten input that it reads directly; True where there was one.
+    """Give the backward a copy of each overwritten value that it reads directly; True where there was one.
 
-    Autograd refuses to save such an input, so the program made a copy of its own.  Inductor's joint passes remove that as
-    an operation without effect (``remove_noop_ops``), and the backward would read what the input holds by then.
+    Autograd refuses to save such a value, so the program made a copy of its own.  Inductor's joint passes remove that as
+    an operation without effect (``remove_noop_ops``), and the backward would read what its memory holds by then.  Such a
+    value is a mutated input, or what a partial write made of it.
     """
     overwritten, copies = _overwritten_by_forward(module), dict[fx.Node, fx.Node]()
     if not overwritten:
@@ -39,9 +58,12 @@ def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Nod
             continue
         sources = [source for source in node.all_input_nodes if source in overwritten]
         if node not in tangents_closure:
-            overwritten |= {node} if any(_is_alias(node, source) for source in sources) else set()
+            is_short_lived = any(_is_alias(node, source) for source in sources) or may_take_over(node, overwritten)
+            overwritten |= {node} if sources and is_short_lived else set()
         elif not _is_mutable(node):
             for source in sources:
+                if not isinstance(source.meta.get("val"), torch.Tensor):
+                    continue  # several outputs: the nodes that take them out are copied
                 if source not in copies:
                     copies[source] = _copy_of(source, module.graph)
                 node.replace_input_with(source, copies[source])
@@ -80,9 +102,21 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
 
 
 def _copy_of(source: fx.Node, graph: fx.Graph) -> fx.Node:
-    place = graph.find_nodes(op="placeholder")[-1] if source.op == "placeholder" else source
-    with graph.inserting_after(place):
-        copy = graph.call_function(torch.ops.aten.clone.default, (source,))
-    copy.meta = {name: value for name, value in source.meta.items() if name not in ("desc", "recompute")}
-    copy.meta["val"] = torch.ops.aten.clone.default(source.meta["val"])
-    return copy
+    """A copy that Inductor's passes leave alone: of an input they keep a clone that is returned, of other values none."""
+    value = source.meta["val"]
+    if source.op == "placeholder":
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            return _call(graph, source, torch.ops.aten.clone.default, source)
+    with graph.inserting_after(source):
+        true = _call(graph, source, torch.ops.aten.full.default, [], True, dtype=torch.bool, device=value.device)
+    with graph.inserting_after(true):
+        return _call(graph, source, torch.ops.aten.where.self, true, source, source)
+
+
+def _call(graph: fx.Graph, source: fx.Node, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+    node = graph.call_function(target, tuple(args), dict(kwargs))
+    node.meta = {name: value for name, value in source.meta.items() if name not in ("desc", "recompute")}
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+    with detect_fake_mode([source.meta["val"]]) or nullcontext():
+        node.meta["val"] = target(*values, **kwargs)
+    return node

@@ -12,14 +12,6 @@ from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE,
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
 """Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
 
-PARTIAL_WRITES = frozenset(
-    f"aten.{name}"
-    for name in ("as_strided_scatter diagonal_scatter index_put _unsafe_index_put select_scatter slice_scatter".split())
-)
-"""Operators that write into a part of a copy of their first input.  Where that input is overwritten at the end of the
-program, Inductor writes into the input itself and makes no copy (``fx_passes/reinplace.py``, 2.13), even if the value is
-saved and another one overwrites it in turn: so the value is as short-lived as the input."""
-
 
 class Pins:
     """The pins of a joint graph's nodes, read in the graph's order.
@@ -45,16 +37,9 @@ class Pins:
                 self._overwritten.add(node)
             return FREE, ""
         pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
-        if reads_overwritten and (op.kind is OpKind.ITEM or self._may_take_over(node)):
+        if reads_overwritten and (op.kind is OpKind.ITEM or _torch.may_take_over(node, self._overwritten)):
             self._overwritten.add(node)
         return pin
-
-    def _may_take_over(self, node: fx.Node) -> bool:
-        """Whether the value may come to lie in the memory of an overwritten input that the node reads."""
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            return True
-        packet = str(getattr(node.target, "overloadpacket", ""))
-        return packet in PARTIAL_WRITES and node.args[0] in self._overwritten
 
     def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[str, str]:
         if _torch.must_save(self._joint, node) or _mutates(node) or reads_overwritten:

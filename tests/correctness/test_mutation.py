@@ -139,6 +139,19 @@ def written_in_parts(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     return y * torch.sigmoid(buffer)
 
 
+def state_copied_between_writes(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
+    """What is a copy of a state of the cache, or a state of its own copy, is read after the cache has moved on."""
+    buffer[2:4] = x.detach()[:2]
+    copied = buffer.clone()
+    buffer[:, 1:3] = x.detach()[:, :2] * 0.5
+    again = buffer.clone()
+    again[0] = copied[1]
+    buffer[4:] = again[:4] * 0.1
+    y = torch.sin((x @ w) * copied * again) * (copied + 0).clone()
+    buffer.diagonal().mul_(0.5)
+    return torch.sin(y * buffer.exp())
+
+
 def rows_exchanged(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
     old = buffer[0].clone()
     buffer[0] = buffer[1]
@@ -393,6 +406,7 @@ BUFFERS: dict[str, Behaviour] = {
         read_through_a_view,
         read_as_a_copy,
         written_in_parts,
+        state_copied_between_writes,
         rows_exchanged,
         running_mean,
         overwritten,
