@@ -399,6 +399,13 @@ def mode_options(mode: str | None) -> dict[str, Any]:
     return dict(list_mode_options(mode))
 
 
+def draws_as_eager_mode() -> bool:
+    """Inductor's `fallback_random` as it is set in this process."""
+    from torch._inductor import config
+
+    return bool(config.fallback_random)
+
+
 def mode_names() -> tuple[str, ...]:
     """The modes that torch.compile knows."""
     from torch._inductor import list_mode_options

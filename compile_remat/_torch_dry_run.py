@@ -115,14 +115,14 @@ class _Extern:
         return call
 
 
-KERNEL_NAMES = ("cpp_fused", "triton_", "async_compile", "stream", "raw_stream", "kernel_cpp")
+NOTHING_NAMES = ("assert_", "cpp_fused", "triton_", "async_compile", "stream", "raw_stream", "kernel_cpp")
 
 
 class _Names(dict[str, Any]):
-    """The wrapper's globals; a kernel, which is compiled elsewhere, is `_Nothing`."""
+    """The wrapper's globals; a kernel, which is compiled elsewhere, and a check of sizes are `_Nothing`."""
 
     def __missing__(self, name: str) -> Any:
-        if name.startswith(KERNEL_NAMES):
+        if name.startswith(NOTHING_NAMES):
             return _Nothing()
         raise KeyError(name)
 
@@ -154,8 +154,6 @@ def _globals() -> _Names:
         empty_strided_cpu_pinned=_empty("cpu"),
         empty_strided_cuda=_empty("cuda"),
         reinterpret_tensor=_reinterpret,
-        assert_size_stride=_ignore,
-        assert_alignment=_ignore,
         extern_kernels=_Extern(),
         get_raw_stream=_ignore,
     )

@@ -5,6 +5,7 @@ Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -41,4 +42,17 @@ def detached_from_callers_autograd() -> Iterator[None]:
     from torch._dynamo import compiled_autograd
 
     with compiled_autograd._disable(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        yield
+
+
+@contextmanager
+def own_tracing_context() -> Iterator[None]:
+    """Compile beside another compilation of the same Dynamo graph.
+
+    Both would write what they find out (which saved tensors the backward may overwrite) into the context that Dynamo made,
+    and the first one's backward, which Inductor compiles later, would read what the second one wrote.
+    """
+    from torch._guards import TracingContext, tracing
+
+    with tracing(copy.copy(TracingContext.try_get())):
         yield

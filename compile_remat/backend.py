@@ -40,6 +40,11 @@ STRICT_OPTIONS = {"allow_buffer_reuse": False}
 too high, seems to allow it: 3 MiB more than planned on a GPT at its floor."""
 
 
+ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
+"""Under `fallback_random` numbers come from eager mode's generator in the order of the calls, and torch 2.11 moves these
+calls where that lowers its estimate of the peak; plain torch.compile then draws other numbers than eager mode, too."""
+
+
 def remat(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -105,7 +110,8 @@ def _enter(
 ) -> Callable[..., Any]:
     # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
     strict = partitioner.guarded or _torch.calls_regions(gm)
-    options = {**(STRICT_OPTIONS if strict else {}), **patches}
+    ordered = patches.get("fallback_random", _torch.draws_as_eager_mode())
+    options = {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **patches}
 
     def enter(chosen: CustomPartitionerFn) -> Callable[..., Any]:
         if config.compiler == "eager":

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch_inductor import CustomPartitionerFn, without_partition_cache
+from compile_remat._torch_trial import own_tracing_context
 from compile_remat.blame import Arguments, Trace, blame
 from compile_remat.closeness import Gap, allowance, gap, size
 from compile_remat.elsewhere import graph_on_host
@@ -89,7 +90,8 @@ def compile_checked(
             return compiled
         ending = Ending(trace.report, report_dir)
         try:
-            plain = enter(reference)
+            with own_tracing_context():
+                plain = enter(reference)
         except Exception as error:
             ending.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
             return compiled

@@ -76,12 +76,14 @@ def test_no_setting_is_served_from_the_cache_of_another(name: str, processes: di
     found = processes["first"][name]
     assert (found["partition_hits"], found["graph_hits"]) == (0, 0)
     assert found["partition_misses"] > 0 and found["graph_misses"] > 0
-    assert [report["from_cache"] for report in found["reports"]] == [False] * (2 if name in SEVERAL else 1)
+    assert not any(report["from_cache"] for report in found["reports"])
+    assert len(found["reports"]) == 1 or name in SEVERAL
     assert found["warnings"] == []
 
 
 SEVERAL = ("a graph break", "regions compiled once")
-"""Jobs for which the planner runs twice: for two graphs, or for a region and the graph around it."""
+"""Jobs for which the planner runs more than once: for two graphs, or for a region (on torch 2.11 for each call of it) and
+the graph around it."""
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -95,7 +97,9 @@ def test_a_second_process_hits_both_caches_and_has_its_report(name: str, process
 def test_modes_and_regions_are_planned_like_anything_else(processes: dict[str, Any]) -> None:
     found = processes["first"]
     plans = {name: found[name]["reports"][-1]["plan"] for name in JOBS}
-    assert all(plan["recomputed"] for name, plan in plans.items() if name != "another budget")
+    for name in JOBS:
+        assert name == "another budget" or any(report["plan"]["recomputed"] for report in found[name]["reports"])
+    assert all(len(found[name]["reports"]) > 1 for name in SEVERAL)
     assert plans["reduce-overhead"]["saved"] == plans["min"]["saved"]
     assert plans["another budget"]["peak_bytes"] > plans["min"]["peak_bytes"]
     assert plans["any batch, a large one first"]["peak_bytes"] > 1.5 * plans["any batch"]["peak_bytes"]

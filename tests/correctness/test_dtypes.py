@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 
 from tests.correctness.harness import Case, Observed, Wrap, check, train, weighted_sum
 
@@ -123,9 +124,12 @@ def float8(wrap: Wrap) -> Observed:
 
 EAGER = ("eager",)
 
+# Plain Inductor of torch 2.11 compiles none of it: 'complex' object has no attribute 'get_name'.
+COMPLEX = EAGER if TorchVersion(torch.__version__) < (2, 12) else ("eager", "inductor")
+
 CASES = [
     Case("scalars", scalars, compilers=EAGER),
-    Case("complex", complex_numbers, rtol=1e-4, atol=1e-4),
+    Case("complex", complex_numbers, rtol=1e-4, atol=1e-4, compilers=COMPLEX),
     Case("integers_and_bools", integers_and_bools, compilers=EAGER),
     Case("float64", dtype_of(torch.float64), compilers=EAGER),
     Case("float16", dtype_of(torch.float16), compilers=EAGER, rtol=1e-2, atol=2e-2),
