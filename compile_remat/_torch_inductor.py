@@ -138,8 +138,19 @@ def without_partition_cache() -> Iterator[None]:
         yield
 
 
-def set_global_partitioner(partitioner: CustomPartitionerFn | None) -> None:
-    """Inductor's process-wide partitioner; None restores its own."""
+_replaced: dict[str, Any] = {}
+"""What Inductor's own settings were before `set_global_partitioner`."""
+
+
+def set_global_partitioner(partitioner: CustomPartitionerFn | None, options: Mapping[str, Any] | None = None) -> None:
+    """Inductor's process-wide partitioner, with process-wide options; None restores what was there before."""
     from torch._inductor import config
 
-    config.custom_partitioner_fn = partitioner
+    for name, value in _replaced.items():
+        setattr(config, name, value)
+    _replaced.clear()
+    if partitioner is not None:
+        wanted = {**(options or {}), PARTITIONER_OPTION: partitioner}
+        _replaced.update({name: getattr(config, name) for name in wanted})
+        for name, value in wanted.items():
+            setattr(config, name, value)

@@ -12,7 +12,7 @@ from torch import fx
 from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat._torch_version import version_problem
-from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
+from compile_remat.backend import STRICT_OPTIONS, RematPartitioner, find_error, settings_for, sources_hash
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, PlannerWarning, RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint
@@ -133,7 +133,8 @@ def install(**settings: Any) -> None:
     memory once, here; an error comes out wrapped in ``BackendCompilerFailed``, and so does a failure of the planner;
     Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
     Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
-    with a warning.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
+    with a warning.  Inductor's `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have
+    wrong gradients.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
     if problem := version_problem():
@@ -143,7 +144,7 @@ def install(**settings: Any) -> None:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
-    set_global_partitioner(RematPartitioner(settings_for(config, here), sources_hash()))
+    set_global_partitioner(RematPartitioner(settings_for(config, here), sources_hash()), STRICT_OPTIONS)
     write_to(config.report_dir)
 
 

@@ -184,6 +184,41 @@ def test_reports_are_written_under_install_until_it_is_undone(tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_install_leaves_inductor_as_it_was() -> None:
+    before = inductor_config.get_config_copy()
+    install(memory_budget="min")
+    install(memory_budget=0.5)  # the second replaces the first
+    assert not inductor_config.allow_buffer_reuse
+    uninstall()
+    uninstall()
+    assert inductor_config.get_config_copy() == before
+
+
+def test_regions_that_are_compiled_once_have_right_gradients_under_install() -> None:
+    """Plain torch 2.13 reuses the memory of what a region hands back to its backward."""
+
+    @torch.compiler.nested_compile_region
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.tanh(x) * x)
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            x = torch.cos(region(x * 1.5))
+        return x
+
+    def gradient(function: Any) -> torch.Tensor | None:
+        x = torch.linspace(-1, 1, 4096).requires_grad_()
+        function(x).sum().backward()
+        return x.grad
+
+    expected = gradient(chain)
+    for budget in ("max", "min"):
+        torch.compiler.reset()
+        install(memory_budget=budget)
+        torch.testing.assert_close(gradient(torch.compile(chain)), expected)
+        uninstall()
+
+
 def test_install_says_that_it_compares_nothing() -> None:
     with pytest.warns(CheckWarning, match="nothing is compared"):
         install(memory_budget="min", check=1)
