@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import __main__ as everything
 from benchmarks import harness, max_speed, models, table_a
 from benchmarks.verdicts import MIB, Row, judge
 from compile_remat.measure import RatioInterval
@@ -144,3 +145,14 @@ def test_table_a_command_with_our_rows(tmp_path: Path) -> None:
 def test_max_speed_command() -> None:
     pytest.importorskip("compile_remat.backend")
     assert max_speed.main(["--toy", "--model", "chain1024", "--pairs", "2"]) in (0, 1)
+
+
+def test_all_benchmarks_have_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert everything.main(["against_torch", "--toy", "--json", str(tmp_path)]) in (0, 1)
+    assert json.loads((tmp_path / "against_torch_cpu.json").read_text())["rows"]
+    with pytest.raises(SystemExit):
+        everything.main(["table_z"])
+    assert "there are table_a" in capsys.readouterr().err
+    assert {name for name in everything.NAMES} == {
+        path.stem for path in Path(everything.__file__).parent.glob("*.py") if "def main" in path.read_text()
+    } - {"__main__"}

@@ -1,0 +1,45 @@
+"""``python -m benchmarks``: every benchmark of the README, one after the other, each in a process of its own.
+
+    python -m benchmarks [table_a step_time ...] [--device cuda] [--toy] [--json FOLDER]
+
+The exit status is 1 if any of them reported a miss.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+NAMES = ("table_a", "max_speed", "step_time", "against_torch")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="name", help=f"some of {', '.join(NAMES)}")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--toy", action="store_true", help="small models: is everything in its place?")
+    parser.add_argument("--json", type=Path, metavar="FOLDER", help="where to write what was measured, a file each")
+    arguments = parser.parse_args(argv)
+    unknown = sorted(set(arguments.names) - set(NAMES))
+    if unknown:
+        parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")
+    if arguments.json is not None:
+        arguments.json.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in arguments.names if subprocess.run(_command(name, arguments)).returncode]
+    if failed:
+        print(f"\nnot as promised: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def _command(name: str, arguments: argparse.Namespace) -> list[str]:
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--device", arguments.device]
+    if arguments.toy:
+        command.append("--toy")
+    if arguments.json is not None:
+        command += ["--json", str(arguments.json / f"{name}_{arguments.device}.json")]
+    return command
+
+
+if __name__ == "__main__":
+    sys.exit(main())
