@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,29 +44,37 @@ class DryRun:
         moments: After every statement that changed something, in order; the first holds the counted inputs.
         peak_bytes: The most bytes live at once.
         output_bytes: Bytes of the counted storages that are returned.
+        returned: For each value that is returned, the storage it lies in, as a number that only this run knows, and its bytes;
+            None for what is no tensor, and for what lies in an input that does not count.
         live_at_peak: Variables that hold storages at the peak, with bytes, largest first.
     """
 
     moments: tuple[Moment, ...]
     peak_bytes: int
     output_bytes: int
+    returned: tuple[tuple[int, int] | None, ...]
     live_at_peak: tuple[tuple[str, int], ...]
 
 
-def dry_run(source_code: str, inputs: Sequence[object], counted: Iterable[int] = ()) -> DryRun:
+Counted = Mapping[int, tuple[int, int]]
+"""Positions of inputs whose memory counts until the wrapper drops it (saved activations): the storage that each lies in, by
+any number, and the storage's bytes."""
+
+
+def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None = None) -> DryRun:
     """Run the wrapper without its kernels.
 
     Args:
         source_code: Inductor's output code.
         inputs: What the wrapper gets; tensors for their sizes alone, real or fake; symbolic sizes as ints.
-        counted: Positions of inputs whose memory counts until the wrapper drops them (saved activations).
+        counted: Which inputs count; by default none.
 
     Raises:
         NotUnderstood: The wrapper does something that cannot be followed.
     """
     function = _call_of(source_code)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        run = _Run(list(function.body), [_copy(x) for x in inputs], frozenset(counted))
+        run = _Run([_copy(x) for x in inputs], counted or {})
         run.block(function.body)
     return run.result()
 
@@ -162,19 +170,22 @@ def _globals() -> _Names:
 class _Run:
     """Executes statements in one name space and keeps count of storages."""
 
-    def __init__(self, body: list[ast.stmt], inputs: list[object], counted: frozenset[int]) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: list[object], counted: Counted) -> None:
+        self.inputs = inputs  # kept alive: a storage's address is its key
+        self.shared: dict[int, tuple[int, int]] = {}
+        for position, (storage, nbytes) in counted.items():
+            self.shared |= {key: (-1 - storage, nbytes) for key, _ in _tensors(inputs[position])}
         self.names = _globals()
         self.names["args"] = inputs
         self.holders: dict[int, int] = {}  # storage -> variables that hold it
         self.bytes: dict[int, int] = {}
-        self.given = {k for i, x in enumerate(inputs) if i not in counted for k, _ in _storages(x)}
+        self.given = {k for i, x in enumerate(inputs) if i not in counted for k, _ in _tensors(x)}
         self.held: dict[str, list[int]] = {}
         self.live = 0
         self.moments: list[Moment] = []
         self.peak = 0
         self.at_peak: dict[str, list[int]] = {}
-        self.output_bytes = 0
+        self.returned: list[tuple[int, int] | None] = []
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
@@ -192,7 +203,8 @@ class _Run:
             if own:
                 largest.append((name, sum(self.bytes[s] for s in own)))
         largest.sort(key=lambda pair: (-pair[1], pair[0]))
-        return DryRun(tuple(self.moments), self.peak, self.output_bytes, tuple(largest))
+        output_bytes = sum({key: nbytes for key, nbytes in filter(None, self.returned)}.values())
+        return DryRun(tuple(self.moments), self.peak, output_bytes, tuple(self.returned), tuple(largest))
 
     def _statement(self, node: ast.stmt) -> None:
         match node:
@@ -209,7 +221,9 @@ class _Run:
             case ast.With():
                 self.block(node.body)
             case ast.Return(value=ast.expr() as returned):
-                self.output_bytes = sum(n for k, n in _storages(self._value(returned)) if k not in self.given)
+                values = self._value(returned)
+                values = values if isinstance(values, tuple | list) else [values]
+                self.returned = [next(self._counted(value), None) for value in values]
             case ast.Pass() | ast.Global() | ast.Return():
                 pass
             case _:
@@ -231,13 +245,15 @@ class _Run:
         if isinstance(target, ast.Name):
             self._hold(target.id, value)
         elif isinstance(target, ast.Tuple | ast.List):
+            if len(target.elts) != len(value):
+                raise NotUnderstood(f"{len(target.elts)} names for {len(value)} values")
             for part, item in zip(target.elts, value, strict=True):
                 self._assign(part, item)
         else:
             raise NotUnderstood(f"an assignment to {ast.unparse(target)[:80]!r}")
 
     def _hold(self, name: str, value: Any) -> None:
-        storages = [(k, n) for k, n in _storages(value) if k not in self.given]
+        storages = list(self._counted(value))
         for key, nbytes in storages:
             if self.holders.get(key, 0) == 0:
                 self.bytes[key] = nbytes
@@ -247,6 +263,15 @@ class _Run:
         self._release(name)
         self.names[name] = value
         self.held[name] = [k for k, _ in storages]
+
+    def _counted(self, value: object) -> Iterator[tuple[int, int]]:
+        """The storages behind a value that count, each once; inputs that share one are one."""
+        seen = set[int]()
+        for key, nbytes in _tensors(value):
+            found = self.shared.get(key, (key, nbytes))
+            if key not in self.given and found[0] not in seen:
+                seen.add(found[0])
+                yield found
 
     def _note_peak(self, name: str, storages: list[int]) -> None:
         """While a variable is assigned to, what it held before is still there."""
@@ -265,12 +290,9 @@ def _is_clear(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clear"
 
 
-def _storages(value: object) -> Iterator[tuple[int, int]]:
-    """Keys and bytes of the distinct storages behind a tensor or a nest of them."""
-    seen = set()
+def _tensors(value: object) -> Iterator[tuple[int, int]]:
+    """Address and bytes of the storage of each tensor in a nest of them."""
     for leaf in torch.utils._pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             storage = leaf.untyped_storage()
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
-                yield storage._cdata, storage.nbytes()
+            yield storage._cdata, storage.nbytes()

@@ -9,10 +9,12 @@ not touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 
@@ -75,10 +77,26 @@ def _nbytes(scheduler: Any, dep: Any) -> int:
     return int(scheduler.dep_size_hint(dep))
 
 
-def guarded_inner_compile(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """``compile_fx_inner`` under `GuardedChoices`."""
-    with V.set_choices_handler(GuardedChoices()):
-        return inductor.compile_fx_inner(gm, example_inputs, **kwargs)
+@dataclass(frozen=True)
+class Emitted:
+    """What Inductor made of one graph.
+
+    Attributes:
+        source_code: Its output code.
+        inputs: What the code is called with: tensors, real or fake, and sizes.
+        names: The graph's placeholders, one for each input.
+        num_outputs: How many values it returns.
+        is_backward: Whether it is the backward of another graph.
+    """
+
+    source_code: str
+    inputs: tuple[object, ...]
+    names: tuple[str, ...]
+    num_outputs: int
+    is_backward: bool
+
+
+Observer = Callable[[Emitted], None]
 
 
 def compile_with_partitioner(
@@ -88,14 +106,38 @@ def compile_with_partitioner(
     options: Mapping[str, Any],
     *,
     guarded: bool,
+    observer: Observer | None = None,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, `partitioner` choosing what to save.
 
-    The options go in as ``config_patches``, which also reach the backward: that is compiled later, out of scope.
+    The options go in as ``config_patches``, which also reach the backward where that is compiled later, out of scope.
+
+    Args:
+        guarded: Keep Inductor's fusions to the plan.
+        observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
+            the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
     """
     patches = {**options, PARTITIONER_OPTION: partitioner}
-    inner = guarded_inner_compile if guarded else inductor.compile_fx_inner
-    return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
+    inner = _inner_compile(guarded, observer)
+    with functorch_config.patch(force_non_lazy_backward_lowering=True) if observer else nullcontext():
+        return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
+
+
+def _inner_compile(guarded: bool, observer: Observer | None) -> Callable[..., Any]:
+    """``compile_fx_inner``, under `GuardedChoices` and observed."""
+
+    def compile_one(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        names = tuple(node.name for node in gm.graph.find_nodes(op="placeholder"))
+        num_outputs = len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
+        inputs = tuple(example_inputs)
+        with V.set_choices_handler(GuardedChoices()) if guarded else nullcontext():
+            compiled = inductor.compile_fx_inner(gm, example_inputs, **kwargs)
+        source_code = getattr(compiled, "source_code", None)
+        if observer is not None and isinstance(source_code, str):
+            observer(Emitted(source_code, inputs, names, num_outputs, bool(kwargs.get("is_backward"))))
+        return compiled
+
+    return compile_one if guarded or observer else inductor.compile_fx_inner
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -132,9 +174,7 @@ def compile_eager(
 @contextmanager
 def without_partition_cache() -> Iterator[None]:
     """AOTAutograd partitions anew: on a hit of its cache no partitioner runs.  Compiled kernels are still found."""
-    from torch._functorch import config
-
-    with config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
+    with functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         yield
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from compile_remat import _torch, capacity, side_files
 from compile_remat._torch_inductor import (
     PARTITIONER_OPTION,
     CustomPartitionerFn,
+    Observer,
     compile_eager,
     compile_plain,
     compile_with_partitioner,
@@ -31,6 +34,7 @@ from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning,
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
 from compile_remat.passes import Status
 from compile_remat.report import Report, record, recording, write
+from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 
 LOG = logging.getLogger("compile_remat")
 E = TypeVar("E", bound=BaseException)
@@ -113,29 +117,35 @@ def _enter(
     ordered = patches.get("fallback_random", _torch.draws_as_eager_mode())
     options = {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **patches}
 
-    def enter(chosen: CustomPartitionerFn) -> Callable[..., Any]:
+    def enter(chosen: CustomPartitionerFn, observer: Observer | None = None) -> Callable[..., Any]:
         if config.compiler == "eager":
             return compile_eager(gm, example_inputs, chosen)
-        return compile_with_partitioner(gm, example_inputs, chosen, options, guarded=partitioner.guarded)
+        guarded = partitioner.guarded
+        return compile_with_partitioner(gm, example_inputs, chosen, options, guarded=guarded, observer=observer)
 
-    side_file = None
-    if config.compiler != "eager" and not config.check:  # a check takes nothing from a cache
-        side_file = side_files.path_of(gm, example_inputs, partitioner.uuid(), options)
+    def path_of(chosen: RematPartitioner) -> Path | None:
+        if config.compiler == "eager" or config.check:  # a check takes nothing from a cache
+            return None
+        return side_files.path_of(gm, example_inputs, chosen.uuid(), options)
+
     with recording() as reports:
         if config.check:
             compiled = compile_checked(gm, example_inputs, partitioner, enter, config.report_dir)
-        else:
+        elif config.compiler == "eager" or not partitioner.guarded:
             compiled = enter(partitioner)
-        if side_file is not None:
-            _keep(side_file, reports)
+            _keep(path_of(partitioner), reports)
+        else:
+            compiled = compile_within(partitioner, enter, path_of)
     if config.report_dir is not None:
         for report in reports:
             write(report, config.report_dir)
     return compiled
 
 
-def _keep(side_file: Path, reports: list[Report]) -> None:
+def _keep(side_file: Path | None, reports: Sequence[Report]) -> None:
     """Store what was planned; where torch's cache had the graphs, so that nothing was, record what was stored then."""
+    if side_file is None:
+        return
     if reports:
         side_files.store(side_file, reports)
         return
@@ -144,6 +154,46 @@ def _keep(side_file: Path, reports: list[Report]) -> None:
         LOG.info("%s", report)
         if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
             warn(report.message)
+
+
+TIGHTENINGS = 2
+"""So often a graph is planned and compiled again where Inductor's code needs more than the budget."""
+
+
+def compile_within(
+    partitioner: RematPartitioner,
+    enter: Callable[[CustomPartitionerFn, Observer | None], Callable[..., Any]],
+    path_of: Callable[[RematPartitioner], Path | None],
+) -> Callable[..., Any]:
+    """Compile, compare the peak of the final code with the budget, and where it is above, plan for less and compile again.
+
+    Raises:
+        BudgetError: The code of the lowest plan needs more than the budget.
+    """
+    side_file = path_of(partitioner)
+    for _ in range(TIGHTENINGS):  # where an earlier process ended
+        bytes_then = None if side_file is None else side_files.recall_tightened(side_file)
+        if bytes_then is None:
+            break
+        partitioner = partitioner.tightened(bytes_then)
+        side_file = path_of(partitioner)
+    for left in reversed(range(TIGHTENINGS + 1)):
+        with recording() as reports:
+            emissions = Emissions()
+            compiled = enter(partitioner, emissions)
+            reports[:] = with_scheduled_peak(reports, emissions)
+            tightened_bytes = bytes_to_plan_for(reports, partitioner.settings) if left else None
+            if tightened_bytes is None:
+                reports[:] = settle(reports, partitioner.settings)
+                _keep(side_file, reports)
+                return compiled
+            if side_file is not None:
+                side_files.store(side_file, reports, tightened_bytes)
+            LOG.info("%s", reports[0])
+            reports.clear()
+        partitioner = partitioner.tightened(tightened_bytes)
+        side_file = path_of(partitioner)
+    raise AssertionError("the last round returns")
 
 
 class RematPartitioner(CustomPartitionerFn):
@@ -183,6 +233,12 @@ class RematPartitioner(CustomPartitionerFn):
         if self.fallback:
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         return split(gm, joint_inputs, self.settings, **keywords)
+
+    def tightened(self, planning_bytes: int) -> RematPartitioner:
+        """One that plans for fewer bytes than the budget."""
+        other = copy.copy(self)
+        other.settings = replace(self.settings, tightened_bytes=planning_bytes)
+        return other
 
     def uuid(self) -> object:
         """Changes with our sources, the settings, the device's figures and the pinned plans."""

@@ -183,7 +183,7 @@ def _lapsed_text(lapsed: frozenset[str]) -> str:
 
 def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     """The error for a budget below the plan's peak; it names the tags if the peak would be lower without them."""
-    largest = tuple(_live_tensor(b) for b in plan.largest)
+    largest = tuple(live_tensor(b) for b in plan.largest)
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     free = Planner(obeying(planner.problem, ())).lowest()
@@ -209,6 +209,6 @@ def _tagged_tensor(value: Value) -> LiveTensor:
     return LiveTensor(name, value.nbytes, origin.shape, origin.dtype, origin.module_path, origin.source_line)
 
 
-def _live_tensor(buffer: Any) -> LiveTensor:
+def live_tensor(buffer: Any) -> LiveTensor:
     name = f"{buffer.name} ({buffer.role})"
     return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)

@@ -22,7 +22,7 @@ from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Asked, Choice, asked_of, bytes_of, choose
 from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
-from compile_remat.errors import PlanMismatchError, PlannerWarning, RematError, warn
+from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
 from compile_remat.passes.pins import must_be_saved
@@ -45,6 +45,7 @@ class Settings:
         device: Figures that the cost model prices with.
         tf32: Kinds of operators that torch lets run in TF32: they are priced so.
         plan_dir: Where plans are pinned.
+        tightened_bytes: What to plan for instead of the budget, because Inductor's code for a plan needed more than it predicted.
     """
 
     budget: MemoryBudget
@@ -55,6 +56,7 @@ class Settings:
     tf32: tuple[OpKind, ...] = field(default_factory=tf32_kinds)
     is_given: bool = True
     torch_ratio: float = 1.0
+    tightened_bytes: int | None = None
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -115,9 +117,10 @@ def plan_joint(
     problem = build_problem(joint, cost=cost, reference=reference)
     planner = Planner(problem)
     budget_bytes = bytes_of(planner, asked)
-    stored = _stored_plan(planner, settings, budget_bytes)
-    choice = stored or choose(planner, asked)
-    plan = choice.plan
+    tightened = settings.tightened_bytes
+    stored = _stored_plan(planner, settings, budget_bytes) if tightened is None else None
+    choice = stored or (choose(planner, asked) if tightened is None else _choose_tightened(planner, asked, tightened))
+    plan = replace(choice.plan, budget_bytes=budget_bytes)
     if stored is None:
         _store_plan(plan, settings)
     seconds = time.perf_counter() - start
@@ -125,6 +128,15 @@ def plan_joint(
         plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
     return Planned(joint, cost, problem, plan, report)
+
+
+def _choose_tightened(planner: Planner, asked: Asked, tightened_bytes: int) -> Choice:
+    """A plan that leaves room for what Inductor adds; the lowest one where there is none."""
+    budget = MemoryBudget("bytes", max(tightened_bytes, 1))
+    try:
+        return choose(planner, replace(asked, budget=budget, limit_bytes=None, source=""))
+    except BudgetError:
+        return choose(planner, replace(asked, budget=MemoryBudget("min"), limit_bytes=None))
 
 
 # -- plans on disk ----------------------------------------------------------------------------------------------------

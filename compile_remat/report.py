@@ -38,6 +38,8 @@ class Report:
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
         message: What went otherwise than asked, in a sentence; empty where nothing did.
         from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
+        scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
+            to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
     """
@@ -51,6 +53,7 @@ class Report:
     message: str = ""
     from_cache: bool = False
     check: str = ""
+    scheduled_peak_bytes: int | None = None
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -102,6 +105,8 @@ class Report:
         lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
         if self.floor_bytes is not None:
             lines.append(f"  lowest reachable peak {format_bytes(self.floor_bytes)}")
+        if self.scheduled_peak_bytes is not None:
+            lines.append(f"  scheduled peak  {format_bytes(self.scheduled_peak_bytes)}")
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.message:
             lines.append(f"  note: {self.message}")

@@ -23,7 +23,7 @@ from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:
@@ -42,9 +42,13 @@ def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, opt
     return Path(_torch_cache.inductor_cache_folder()) / "remat" / f"{name}.json"
 
 
-def store(path: Path, reports: Sequence[Report]) -> None:
-    """Keep the reports of a compilation.  A folder that cannot be written costs a report, not the training run."""
-    document = {"schema": SCHEMA, "reports": [json.loads(report.to_json()) for report in reports]}
+def store(path: Path, reports: Sequence[Report], tightened_bytes: int | None = None) -> None:
+    """Keep the reports of a compilation, or that it was given up for one that plans for `tightened_bytes`.
+
+    A folder that cannot be written costs a report, not the training run.
+    """
+    entries = [json.loads(report.to_json()) for report in reports]
+    document = {"schema": SCHEMA, "reports": entries, "tightened_bytes": tightened_bytes}
     try:
         write_atomically(path, json.dumps(document, indent=1))
     except OSError as error:
@@ -54,13 +58,27 @@ def store(path: Path, reports: Sequence[Report]) -> None:
 def recall(path: Path) -> list[Report]:
     """The reports that `store` kept, marked as `from_cache`; none where no partition was made."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']!r}")
-        reports = [Report.from_json(json.dumps(entry)) for entry in document["reports"]]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        reports = [Report.from_json(json.dumps(entry)) for entry in _read(path).get("reports", ())]
+    except (ValueError, KeyError, TypeError) as error:
         LOG.warning("%s cannot be read (%s): this graph comes from torch's cache without its report", path, error)
         return []
     return [replace(report, from_cache=True) for report in reports]
+
+
+def recall_tightened(path: Path) -> int | None:
+    """The bytes that an earlier process planned for in the end, where its first plan turned out too large."""
+    found = _read(path).get("tightened_bytes")
+    return found if isinstance(found, int) else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"schema {document['schema']!r}")
+        return dict(document)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        LOG.warning("%s cannot be read (%s): this graph comes from torch's cache without its report", path, error)
+        return {}

@@ -326,7 +326,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **keywords: Any) -> tuple[RematPart
     """The partitioner and the Inductor options with which Inductor would be entered."""
     seen: list[tuple[RematPartitioner, dict[str, Any]]] = []
 
-    def record(gm: Any, inputs: Any, partitioner: Any, options: Any, *, guarded: bool) -> Any:
+    def record(gm: Any, inputs: Any, partitioner: Any, options: Any, **keywords: Any) -> Any:
         seen.append((partitioner, dict(options)))
         return gm.forward
 

@@ -71,6 +71,7 @@ def test_json_holds_everything() -> None:
         "message": "something to note",
         "from_cache": False,
         "check": "",
+        "scheduled_peak_bytes": None,
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report.from_json(REPORT.to_json()) == REPORT

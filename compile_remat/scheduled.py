@@ -1,0 +1,149 @@
+"""What a compiled step will really ask for: both of its graphs' code run dry, and put together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from compile_remat._torch_dry_run import DryRun, NotUnderstood, dry_run
+from compile_remat._torch_inductor import Emitted
+from compile_remat.choice import live_tensor
+from compile_remat.errors import BudgetError, warn
+from compile_remat.partitioner import Settings
+from compile_remat.passes import Status
+from compile_remat.report import Report
+from compile_remat.units import format_bytes
+
+LOG = logging.getLogger("compile_remat")
+
+
+class Emissions:
+    """Collects what Inductor emits for one compilation."""
+
+    def __init__(self) -> None:
+        self.seen: list[Emitted] = []
+
+    def __call__(self, emitted: Emitted) -> None:
+        """Take in one graph's code."""
+        self.seen.append(emitted)
+
+    def peak_bytes(self) -> int | None:
+        """The region peak of the final code, or None where it is not one forward and one backward, or cannot be followed."""
+        forwards = [e for e in self.seen if not e.is_backward]
+        backwards = [e for e in self.seen if e.is_backward]
+        if len(forwards) != 1 or len(backwards) != 1:
+            return None
+        try:
+            return scheduled_peak_bytes(forwards[0], backwards[0])
+        except NotUnderstood as error:
+            LOG.info("the scheduled peak is not known: %s", error)
+        except (
+            Exception
+        ):  # Inductor's code may hold anything, and a figure that is missing must not stop a training run
+            LOG.warning("the scheduled peak is not known: the dry run failed", exc_info=True)
+        return None
+
+
+def scheduled_peak_bytes(forward: Emitted, backward: Emitted) -> int:
+    """The most bytes live at once between the entry of the forward and the end of the backward.
+
+    What the forward returns to the user counts until the backward ends, as a training loop holds it; what it saves, until
+    the backward drops it.  Inputs of the forward and tangents do not count: they are not the compiled graphs'.
+
+    Raises:
+        NotUnderstood: A dry run cannot follow the code, or the two graphs do not belong together.
+    """
+    first = dry_run(forward.source_code, forward.inputs)
+    outputs, saved = _split(forward, backward, first)
+    held = dict(filter(None, outputs))
+    counted: dict[int, tuple[int, int]] = {}
+    for position, name in enumerate(backward.names):
+        storage = saved.get(name)
+        if storage is not None and storage[0] not in held:
+            counted[position] = storage
+    second = dry_run(backward.source_code, backward.inputs, counted)
+    return max(first.peak_bytes, sum(held.values()) + second.peak_bytes)
+
+
+def _split(
+    forward: Emitted, backward: Emitted, run: DryRun
+) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int] | None]]:
+    """Storages of the user's outputs, and of what is saved by its name in the backward.
+
+    The forward returns outputs, then saved tensors, then saved sizes; the backward takes sizes, tensors, tangents.
+    """
+    handed = [k for k, name in enumerate(backward.names) if not name.startswith("tangents_")]
+    sizes = [k for k in handed if isinstance(backward.inputs[k], int | torch.SymInt)]
+    tensors = [k for k in handed if k not in sizes]
+    num_outputs = forward.num_outputs - len(handed)
+    if num_outputs < 0 or len(run.returned) != forward.num_outputs:
+        raise NotUnderstood("forward and backward do not hand over the same values")
+    handed_storages = run.returned[num_outputs : num_outputs + len(tensors)]
+    saved = {backward.names[k]: storage for k, storage in zip(tensors, handed_storages, strict=True)}
+    return list(run.returned[:num_outputs]), saved
+
+
+# -- against the budget -----------------------------------------------------------------------------------------------
+
+
+def with_scheduled_peak(reports: Sequence[Report], emissions: Emissions) -> list[Report]:
+    """The reports of one compilation; a single one gets the peak of the code that was emitted."""
+    peak_bytes = emissions.peak_bytes() if len(reports) == 1 else None
+    return list(reports) if peak_bytes is None else [replace(reports[0], scheduled_peak_bytes=peak_bytes)]
+
+
+def bytes_to_plan_for(reports: Sequence[Report], settings: Settings) -> int | None:
+    """What to plan for so that the code stays inside the budget; None where it does, or where no plan could be lower.
+
+    A pinned plan stays: the user wants this one.
+    """
+    excess_bytes = _excess_bytes(reports)
+    if excess_bytes <= 0 or _is_lowest(reports[0]):
+        return None
+    plan = reports[0].plan
+    assert plan is not None and plan.budget_bytes is not None
+    if plan.status in (Status.REPLAYED, Status.FALLBACK):
+        return None
+    allowed_bytes = plan.budget_bytes if settings.tightened_bytes is None else settings.tightened_bytes
+    return min(allowed_bytes, plan.peak_bytes) - excess_bytes
+
+
+def settle(reports: Sequence[Report], settings: Settings) -> list[Report]:
+    """The reports of the code that runs, with a note where it was planned for less than the budget, or needs more.
+
+    Raises:
+        BudgetError: The user gave the budget, and even the code of the lowest plan needs more.
+    """
+    excess_bytes = _excess_bytes(reports)
+    if excess_bytes <= 0:
+        if settings.tightened_bytes is None:
+            return list(reports)
+        text = f"planned for {format_bytes(settings.tightened_bytes)}, as Inductor's code for the budget needed more than it"
+        return [_noted(report, text) for report in reports]
+    report = reports[0]
+    assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
+    if _is_lowest(report) and settings.is_given and not settings.from_auto:
+        largest = tuple(live_tensor(buffer) for buffer in report.plan.largest)
+        raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest)
+    text = f"Inductor's code needs {format_bytes(report.scheduled_peak_bytes)}, which is {format_bytes(excess_bytes)} too much"
+    warn(text)
+    return [_noted(report, text)]
+
+
+def _excess_bytes(reports: Sequence[Report]) -> int:
+    """By how much the code exceeds the budget; 0 or less where it does not, or where either is unknown."""
+    if len(reports) != 1 or reports[0].plan is None:
+        return 0
+    budget_bytes, peak_bytes = reports[0].budget_bytes, reports[0].scheduled_peak_bytes
+    return 0 if budget_bytes is None or peak_bytes is None else peak_bytes - budget_bytes
+
+
+def _is_lowest(report: Report) -> bool:
+    return report.plan is not None and report.floor_bytes is not None and report.plan.peak_bytes <= report.floor_bytes
+
+
+def _noted(report: Report, text: str) -> Report:
+    return replace(report, message=f"{report.message}; {text}" if report.message else text)

@@ -1,0 +1,219 @@
+"""The scheduled peak, and planning again where it lies above the budget."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import compile_remat
+from compile_remat import BudgetError, PlannerWarning, scheduled
+from compile_remat._torch_inductor import Emitted
+from compile_remat.backend import remat
+from compile_remat.measure import peak_bytes
+from compile_remat.scheduled import Emissions, scheduled_peak_bytes
+from compile_remat.units import format_bytes
+
+KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    yield
+    torch.compiler.reset()
+
+
+class Chain(nn.Module):
+    """Wide enough for a budget to matter; the last value is returned and saved."""
+
+    def __init__(self, depth: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(depth)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.sin(layer(x))
+        return x.exp()
+
+
+X = torch.linspace(-1, 1, 512 * 64).reshape(512, 64)
+
+
+def train(budget: object, model: nn.Module | None = None) -> tuple[nn.Module, Callable[[], None]]:
+    torch.manual_seed(0)
+    model = model or Chain()
+    call = torch.compile(model, backend=remat, options={"memory_budget": budget})
+
+    def step() -> None:
+        output = call(X)
+        output.backward(torch.ones_like(output))  # the output lives as long as the step
+        for parameter in model.parameters():
+            parameter.grad = None
+
+    return model, step
+
+
+def measured_bytes(step: Callable[[], None]) -> int:
+    step()
+    gc.collect()
+    return peak_bytes(step, "cpu").peak_bytes
+
+
+@pytest.mark.parametrize("budget", ["min", 0.6])
+def test_the_scheduled_peak_is_what_the_allocator_sees(budget: object) -> None:
+    _, step = train(budget)
+    measured = measured_bytes(step) - X.nbytes  # the tangent is the test's own
+    (report,) = compile_remat.reports()
+    assert report.scheduled_peak_bytes is not None
+    assert abs(report.scheduled_peak_bytes - measured) <= measured // 100
+    assert f"scheduled peak  {format_bytes(report.scheduled_peak_bytes)}" in str(report)
+
+
+def test_nothing_is_scheduled_without_a_limit_or_without_inductor() -> None:
+    train("max")[1]()
+    torch.compiler.reset()
+    model = torch.compile(Chain(), backend=remat, options={"memory_budget": "min", "compiler": "eager"})
+    model(X).sum().backward()
+    assert [report.scheduled_peak_bytes for report in compile_remat.reports()] == [None, None]
+
+
+def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
+    """Stands for code of Inductor's that needs more than was predicted."""
+    seen: list[int] = []
+
+    def inflated(forward: Emitted, backward: Emitted) -> int:
+        seen.append(int(scheduled_peak_bytes(forward, backward) * factor))
+        return seen[-1]
+
+    monkeypatch.setattr(scheduled, "scheduled_peak_bytes", inflated)
+    return seen
+
+
+def test_where_the_code_needs_more_it_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fastest = compile_remat.plan(Chain(), X, memory_budget="max").peak_bytes
+    budget_bytes = int(fastest * 0.8)
+    seen = _inflate(monkeypatch, 1.15)
+    _, step = train(budget_bytes)
+    step()
+    (report,) = compile_remat.reports()
+    assert len(seen) == 2 and seen[0] > budget_bytes >= seen[1]
+    assert report.scheduled_peak_bytes == seen[1]
+    assert report.budget_bytes == budget_bytes == report.plan.budget_bytes  # type: ignore[union-attr]
+    assert report.predicted_peak_bytes is not None and report.predicted_peak_bytes <= budget_bytes / 1.15 * 1.01
+    assert "planned for" in report.message
+
+
+def test_gradients_are_those_of_the_last_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Chain()
+    model(X).sum().backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    fastest = compile_remat.plan(model, X, memory_budget="max").peak_bytes
+    seen = _inflate(monkeypatch, 1.15)
+    output = torch.compile(model, backend=remat, options={"memory_budget": int(fastest * 0.8)})(X)
+    kept = output.detach().clone()
+    output.sum().backward()
+    assert len(seen) == 2
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output, kept)  # no backward of another compilation writes into it
+
+
+def test_below_the_lowest_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowest = compile_remat.plan(Chain(), X, memory_budget="min").peak_bytes
+    seen = _inflate(monkeypatch, 1.5)
+    with pytest.raises(BudgetError) as caught:
+        train(int(lowest * 1.05))[1]()
+    assert caught.value.floor_bytes == seen[-1]
+    assert compile_remat.reports() == []
+
+
+def test_what_torch_asks_for_may_be_missed_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    _inflate(monkeypatch, 3)
+    _, step = train(None)
+    with (
+        torch._functorch.config.patch(activation_memory_budget=0.5),
+        pytest.warns(PlannerWarning, match="Inductor's code needs"),
+    ):
+        step()
+    assert "too much" in compile_remat.reports()[0].message
+
+
+def test_a_second_process_enters_with_the_tightened_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caches on disk are what the second process finds; here both run in one."""
+    budget_bytes = int(compile_remat.plan(Chain(), X, memory_budget="max").peak_bytes * 0.8)
+    seen = _inflate(monkeypatch, 1.15)
+    train(budget_bytes)[1]()
+    (first,) = compile_remat.reports()
+    assert len(seen) == 2
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    train(budget_bytes)[1]()
+    (second,) = compile_remat.reports()
+    assert second.from_cache and len(seen) == 2
+    assert second.scheduled_peak_bytes == first.scheduled_peak_bytes and second.plan == first.plan
+
+
+def test_a_pinned_plan_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"plan_dir": str(tmp_path / "plans"), "memory_budget": 0.8}
+    for factor, count in ((1.0, 1), (1.3, 1)):
+        torch.compiler.reset()
+        seen = _inflate(monkeypatch, factor)
+        torch.manual_seed(0)
+        call = torch.compile(Chain(), backend=remat, options=options)
+        if factor > 1:
+            with pytest.warns(PlannerWarning, match="Inductor's code needs"):
+                call(X).sum().backward()
+        else:
+            call(X).sum().backward()
+        assert len(seen) == count
+
+
+ALLOCATE = "empty_strided_cpu((16, 16), (16, 1), torch.float32)"
+
+
+def emitted(lines: Sequence[str], names: Sequence[str], outputs: int, *, backward: bool) -> Emitted:
+    source = "\n".join(["def call(args):", *(f"    {line}" for line in lines)])
+    return Emitted(source, tuple(torch.empty(16, 16) for _ in names), tuple(names), outputs, backward)
+
+
+def forward_returning(*values: str) -> Emitted:
+    lines = ["x, = args", f"a = {ALLOCATE}", f"b = {ALLOCATE}", f"return ({', '.join(values)},)"]
+    return emitted(lines, ["primals_1"], len(values), backward=False)
+
+
+BACKWARD = ["p, s, t = args", f"g = {ALLOCATE}", "del s", f"h = {ALLOCATE}", "return (h,)"]
+NAMES = ["primals_1", "a", "tangents_1"]
+
+
+def test_what_is_saved_counts_until_it_is_dropped_and_outputs_to_the_end() -> None:
+    backward = emitted(BACKWARD, NAMES, 1, backward=True)
+    # b is the user's: 1 KiB to the end; a, saved, makes room for h.
+    assert scheduled_peak_bytes(forward_returning("b", "x", "a"), backward) == 3 * KIB
+    # a is the user's as well, so dropping it frees nothing.
+    assert scheduled_peak_bytes(forward_returning("a", "x", "a"), backward) == 3 * KIB
+    # a saved input frees nothing either and does not count.
+    assert scheduled_peak_bytes(forward_returning("b", "x", "x"), backward) == 3 * KIB
+
+
+def test_two_views_of_one_saved_buffer_count_once() -> None:
+    lines = ["p, s, u, t = args", "del s", f"g = {ALLOCATE}", "del u", "return (g,)"]
+    backward = emitted(lines, ["primals_1", "a", "view", "tangents_1"], 1, backward=True)
+    forward = forward_returning("b", "x", "a", "reinterpret_tensor(a, (256,), (1,), 0)")
+    assert scheduled_peak_bytes(forward, backward) == 3 * KIB
+
+
+def test_graphs_that_do_not_fit_together_have_no_scheduled_peak() -> None:
+    collected = Emissions()
+    assert collected.peak_bytes() is None
+    collected(forward_returning("b"))
+    collected(emitted(BACKWARD, NAMES, 1, backward=True))
+    assert collected.peak_bytes() is None
