@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import fx
@@ -113,7 +114,7 @@ def _copy_of(source: fx.Node, graph: fx.Graph) -> fx.Node:
         return _call(graph, source, torch.ops.aten.where.self, true, source, source)
 
 
-def _call(graph: fx.Graph, source: fx.Node, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+def _call(graph: fx.Graph, source: fx.Node, target: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> fx.Node:
     node = graph.call_function(target, tuple(args), dict(kwargs))
     node.meta = {name: value for name, value in source.meta.items() if name not in ("desc", "recompute")}
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
