@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def rows_of_model(name: str, arguments: argparse.Namespace) -> list[Row]:
     """All rows of one model, judged; the groups are chosen by `--only`."""
-    runner = _Runner(name, arguments)
+    runner = Runner(name, arguments)
     rows = [runner.plain()]
     if "torch" in arguments.only:
         rows += [runner.torch_budget(value) for value in TORCH_BUDGETS]
@@ -66,7 +66,7 @@ def rows_of_model(name: str, arguments: argparse.Namespace) -> list[Row]:
     return verdicts.judge(rows, full_size_cpu=not arguments.toy and arguments.device == "cpu")
 
 
-class _Runner:
+class Runner:
     """Compiles one model again and again, each time from a fresh state."""
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
@@ -135,6 +135,7 @@ def report_fields() -> dict[str, Any]:
     report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes or 0)
     return {
         "predicted_peak_bytes": report.predicted_peak_bytes,
+        "scheduled_peak_bytes": report.scheduled_peak_bytes,
         "recompute_ns": report.recompute_time_ns,
         "extra_ns": report.extra_time_ns,
         "gap": report.gap,

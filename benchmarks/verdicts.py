@@ -37,6 +37,7 @@ class Row:
     step_ns: int | None = None
     first_step_s: float | None = None
     predicted_peak_bytes: int | None = None
+    scheduled_peak_bytes: int | None = None
     recompute_ns: float | None = None
     extra_ns: float | None = None
     gap: float | None = None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import harness, max_speed, models, table_a
+from benchmarks import harness, max_speed, models, promise, table_a
 from benchmarks.verdicts import MIB, Row, judge
 from compile_remat.measure import RatioInterval
 
@@ -156,3 +156,43 @@ def test_all_benchmarks_have_one_command(tmp_path: Path, capsys: pytest.CaptureF
     assert {name for name in everything.NAMES} == {
         path.stem for path in Path(everything.__file__).parent.glob("*.py") if "def main" in path.read_text()
     } - {"__main__"}
+
+
+def _promise_rows() -> list[Row]:
+    torch_rows = [Row("gpt", "torch", value, peak_bytes=peak) for value, peak in (("0.5", 200), ("0", 100))]
+    ours = [
+        Row("gpt", "remat", "0.8", budget_bytes=100, peak_bytes=99, predicted_peak_bytes=100, scheduled_peak_bytes=99),
+        Row("gpt", "remat", "0.4", budget_bytes=20, floor_bytes=25),
+        Row("gpt", "remat", "min", peak_bytes=25, predicted_peak_bytes=26),
+    ]
+    return [Row("gpt", "plain", "default", peak_bytes=120), *torch_rows, *ours]
+
+
+def test_the_promise_is_summed_up() -> None:
+    summary = promise.summarise(_promise_rows())
+    assert summary.errors == [pytest.approx(1 / 99), pytest.approx(1 / 25)]
+    assert summary.scheduled_errors == [0.0]
+    assert summary.over == [] and summary.ratios == {"gpt": 0.25}
+    assert "above the budget: 0 of 2 rows" in str(summary)
+    assert "min / torch's lowest: 0.25 in the geometric mean" in str(summary)
+
+
+def test_a_broken_promise_is_a_miss() -> None:
+    rows = _promise_rows()
+    over = replace(rows[3], peak_bytes=101)
+    assert promise.verdict(over, rows) == "miss: above the budget"
+    assert promise.summarise([*rows[:3], over]).over == [over]
+    assert promise.verdict(rows[4], rows).startswith("floor")
+    assert promise.verdict(replace(rows[4], floor_bytes=27), rows).startswith("miss: floor")
+    assert promise.verdict(replace(rows[5], peak_bytes=101), rows).startswith("miss: 1.01 of torch's lowest")
+    assert promise.verdict(replace(rows[5], failure="boom"), rows) == "miss: boom"
+
+
+def test_the_promise_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "promise.json"
+    assert promise.main(["--model", "chain256", "--toy", "--no-torch", "--json", str(out)]) in (0, 1)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["default", "0.8", "0.6", "0.4", "0.3", "min"]
+    assert rows[-1]["scheduled_peak_bytes"] > 0
+    printed = capsys.readouterr().out
+    assert "error of the prediction: median" in printed and "chain256+" in printed
