@@ -8,6 +8,8 @@ not touched.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 
-from compile_remat._torch_version import private_name
+from compile_remat._torch_version import private_module, private_name
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
@@ -28,6 +30,8 @@ else:
     CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 get_hash_for_files = private_name("torch._inductor.custom_graph_pass", "get_hash_for_files")
 V = private_name("torch._inductor.virtualized", "V")
+TracingContext = private_name("torch._guards", "TracingContext")
+graph_compile = private_module("torch._functorch._aot_autograd.graph_compile")
 
 PARTITIONER_OPTION = "custom_partitioner_fn"
 """The option of Inductor that holds a partitioner."""
@@ -119,14 +123,45 @@ def compile_with_partitioner(
     """
     patches = {**options, PARTITIONER_OPTION: partitioner}
     inner = _inner_compile(guarded, observer)
-    with functorch_config.patch(force_non_lazy_backward_lowering=True) if observer else nullcontext():
+    with _backward_compiled_early() if observer else nullcontext():
         return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
+
+
+@contextmanager
+def _backward_compiled_early() -> Iterator[None]:
+    """Backwards are compiled with their forwards, but torch is told only where it would have done so itself.
+
+    What torch knows of a backward is final: one that overwrites what was saved then refuses ``retain_graph=True``, and its
+    cache entry is written before a backward ran.  Left alone, torch compiles at the first backward, for what that one asks.
+    """
+    original = graph_compile._aot_stage2b_bw_compile
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile_backward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        lazy_backward_info, compiled = original(*args, **kwargs)
+        has_sizes = signature.bind(*args, **kwargs).arguments["num_symints_saved_for_bw"] > 0
+        return lazy_backward_info, compiled if has_sizes else None
+
+    graph_compile._aot_stage2b_bw_compile = compile_backward
+    try:
+        with functorch_config.patch(force_non_lazy_backward_lowering=True):
+            yield
+    finally:
+        graph_compile._aot_stage2b_bw_compile = original
 
 
 def _inner_compile(guarded: bool, observer: Observer | None) -> Callable[..., Any]:
     """``compile_fx_inner``, under `GuardedChoices` and observed."""
+    early: list[tuple[list[int], Any]] = []  # the backward, until torch asks for it
 
     def compile_one(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        is_backward = bool(kwargs.get("is_backward"))
+        overwritten = _overwritten_inputs()
+        if is_backward and early:
+            overwritten_then, compiled = early.pop()
+            if overwritten_then == overwritten:
+                return compiled
         names = tuple(node.name for node in gm.graph.find_nodes(op="placeholder"))
         num_outputs = len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
         inputs = tuple(example_inputs)
@@ -134,10 +169,18 @@ def _inner_compile(guarded: bool, observer: Observer | None) -> Callable[..., An
             compiled = inductor.compile_fx_inner(gm, example_inputs, **kwargs)
         source_code = getattr(compiled, "source_code", None)
         if observer is not None and isinstance(source_code, str):
-            observer(Emitted(source_code, inputs, names, num_outputs, bool(kwargs.get("is_backward"))))
+            observer(Emitted(source_code, inputs, names, num_outputs, is_backward))
+        if observer is not None and is_backward:
+            early.append((overwritten, compiled))
         return compiled
 
     return compile_one if guarded or observer else inductor.compile_fx_inner
+
+
+def _overwritten_inputs() -> list[int]:
+    """Positions of the saved values that the backward may overwrite: none where the first backward keeps its graph."""
+    context = TracingContext.try_get()
+    return list(getattr(context and context.fw_metadata, "bw_donated_idxs", None) or [])
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:

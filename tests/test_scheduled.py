@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat import BudgetError, PlannerWarning, scheduled
+from compile_remat import BudgetError, PlannerWarning, _torch_inductor, scheduled
 from compile_remat._torch_inductor import Emitted
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
@@ -125,6 +125,23 @@ def test_gradients_are_those_of_the_last_compilation(monkeypatch: pytest.MonkeyP
     assert len(seen) == 2
     torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(output, kept)  # no backward of another compilation writes into it
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_the_backward_is_compiled_once_and_fits_the_first_backward(
+    monkeypatch: pytest.MonkeyPatch, *, retain_graph: bool
+) -> None:
+    """As with plain torch: one that is to run again does not overwrite what was saved."""
+    compiled, original = [], _torch_inductor.inductor.compile_fx_inner
+    monkeypatch.setattr(
+        _torch_inductor.inductor, "compile_fx_inner", lambda *a, **k: (compiled.append(k), original(*a, **k))[1]
+    )
+    model = Chain()
+    loss = torch.compile(model, backend=remat, options={"memory_budget": "min"})(X).sum()
+    assert [bool(k.get("is_backward")) for k in compiled] == [False, True]
+    loss.backward(retain_graph=retain_graph)
+    assert len(compiled) == 2 + retain_graph
+    assert compile_remat.reports()[0].scheduled_peak_bytes is not None
 
 
 def test_below_the_lowest_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
