@@ -1,4 +1,4 @@
-"""Private names of torch that `check` needs: what a Dynamo graph knows of its arguments, and a step on the side.
+"""Private names of torch that a second compilation needs: what a Dynamo graph knows of its arguments, and a step on the side.
 
 Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
 """
@@ -6,11 +6,15 @@ Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensor
 
 
 def argument_sources(module: fx.GraphModule) -> list[str]:
@@ -52,7 +56,42 @@ def own_tracing_context() -> Iterator[None]:
     Both would write what they find out (which saved tensors the backward may overwrite) into the context that Dynamo made,
     and the first one's backward, which Inductor compiles later, would read what the second one wrote.
     """
-    from torch._guards import TracingContext, tracing
-
     with tracing(copy.copy(TracingContext.try_get())):
         yield
+
+
+# -- compiling later ------------------------------------------------------------------------------------------------------
+
+
+def traced_inputs(module: fx.GraphModule) -> list[Any] | None:
+    """What Dynamo traced a graph's arguments as: fake tensors and sizes; None where there is anything else."""
+    found = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+    is_light = all(v is not None and (isinstance(v, FakeTensor) or not isinstance(v, torch.Tensor)) for v in found)
+    return found if is_light else None
+
+
+def guards_of(inputs: Sequence[Any]) -> int:
+    """How many facts about symbolic sizes were assumed so far; what is assumed later, Dynamo does not check."""
+    mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
+    return 0 if mode is None or mode.shape_env is None else len(mode.shape_env.guards)
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """The state of torch that a graph is traced under, beside what is in the graph: autocast, by kind of device."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Ambient:
+        """As it is in this thread."""
+        kinds = ("cpu", "cuda")
+        return cls(tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds))
+
+    def enter(self, stack: ExitStack) -> None:
+        """Make it so until `stack` ends; gradients are on, and no compilation is under way."""
+        for kind, enabled, dtype in self.autocast:
+            if enabled != torch.is_autocast_enabled(kind) or enabled:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(tracing(None))

@@ -12,7 +12,8 @@ from torch import fx
 from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat._torch_version import version_problem
-from compile_remat.backend import STRICT_OPTIONS, RematPartitioner, find_error, settings_for, sources_hash
+from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
+from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, PlannerWarning, RematError
 from compile_remat.partitioner import Planned, Settings, plan_joint

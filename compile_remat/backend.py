@@ -15,38 +15,19 @@ from typing import Any, TypeVar
 import torch
 from torch import fx
 
-from compile_remat import _torch, capacity, side_files
-from compile_remat._torch_inductor import (
-    PARTITIONER_OPTION,
-    CustomPartitionerFn,
-    Observer,
-    compile_eager,
-    compile_plain,
-    compile_with_partitioner,
-    get_hash_for_files,
-)
+from compile_remat import _torch, capacity
+from compile_remat._torch_inductor import PARTITIONER_OPTION, CustomPartitionerFn, compile_plain, get_hash_for_files
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
-from compile_remat.check import compile_checked
+from compile_remat.compilation import Compilation
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, load_device
-from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, warn
+from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
-from compile_remat.passes import Status
-from compile_remat.report import Report, record, recording, write
-from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
+from compile_remat.retry import Retrying
 
 LOG = logging.getLogger("compile_remat")
 E = TypeVar("E", bound=BaseException)
-
-STRICT_OPTIONS = {"allow_buffer_reuse": False}
-"""With it, Inductor's wrapper keeps a dead buffer for a later one of its size where its own estimate of the peak, which is
-too high, seems to allow it: 3 MiB more than planned on a GPT at its floor."""
-
-
-ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
-"""Under `fallback_random` numbers come from eager mode's generator in the order of the calls, and torch 2.11 moves these
-calls where that lowers its estimate of the peak; plain torch.compile then draws other numbers than eager mode, too."""
 
 
 def remat(
@@ -93,7 +74,7 @@ def compile_graph(
     if not reason:
         try:
             partitioner = make(settings, sources_hash(), sizes=sizes, guarded=settings.has_limit(gm))
-            return _enter(gm, example_inputs, config, patches, partitioner)
+            return _compile(gm, example_inputs, config, patches, partitioner)
         except Exception as error:
             ours, failed = find_error(error, RematError), find_error(error, PlannerFailed)
             if ours is not None:
@@ -102,98 +83,30 @@ def compile_graph(
                 raise
             reason = str(failed)
     warn_of_fallback(reason)
-    return _enter(gm, example_inputs, config, patches, make(settings, sources_hash(), reason, sizes=sizes))
+    return _compile(gm, example_inputs, config, patches, make(settings, sources_hash(), reason, sizes=sizes))
 
 
-def _enter(
+def _compile(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     config: RematConfig,
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
-    # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
-    strict = partitioner.guarded or _torch.calls_regions(gm)
-    ordered = patches.get("fallback_random", _torch.draws_as_eager_mode())
-    options = {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **patches}
-
-    def enter(chosen: CustomPartitionerFn, observer: Observer | None = None) -> Callable[..., Any]:
-        if config.compiler == "eager":
-            return compile_eager(gm, example_inputs, chosen)
-        guarded = partitioner.guarded
-        return compile_with_partitioner(gm, example_inputs, chosen, options, guarded=guarded, observer=observer)
-
-    def path_of(chosen: RematPartitioner) -> Path | None:
-        if config.compiler == "eager" or config.check:  # a check takes nothing from a cache
-            return None
-        return side_files.path_of(gm, example_inputs, chosen.uuid(), options)
-
-    with recording() as reports:
-        if config.check:
-            compiled = compile_checked(gm, example_inputs, partitioner, enter, config.report_dir)
-        elif config.compiler == "eager" or not partitioner.guarded:
-            compiled = enter(partitioner)
-            _keep(path_of(partitioner), reports)
-        else:
-            compiled = compile_within(partitioner, enter, path_of)
-    if config.report_dir is not None:
-        for report in reports:
-            write(report, config.report_dir)
-    return compiled
-
-
-def _keep(side_file: Path | None, reports: Sequence[Report]) -> None:
-    """Store what was planned; where torch's cache had the graphs, so that nothing was, record what was stored then."""
-    if side_file is None:
-        return
-    if reports:
-        side_files.store(side_file, reports)
-        return
-    for report in side_files.recall(side_file):
-        record(report)
-        LOG.info("%s", report)
-        if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
-            warn(report.message)
-
-
-TIGHTENINGS = 2
-"""So often a graph is planned and compiled again where Inductor's code needs more than the budget."""
-
-
-def compile_within(
-    partitioner: RematPartitioner,
-    enter: Callable[[CustomPartitionerFn, Observer | None], Callable[..., Any]],
-    path_of: Callable[[RematPartitioner], Path | None],
-) -> Callable[..., Any]:
-    """Compile, compare the peak of the final code with the budget, and where it is above, plan for less and compile again.
-
-    Raises:
-        BudgetError: The code of the lowest plan needs more than the budget.
-    """
-    side_file = path_of(partitioner)
-    for _ in range(TIGHTENINGS):  # where an earlier process ended
-        bytes_then = None if side_file is None else side_files.recall_tightened(side_file)
-        if bytes_then is None:
-            break
-        partitioner = partitioner.tightened(bytes_then)
-        side_file = path_of(partitioner)
-    for left in reversed(range(TIGHTENINGS + 1)):
-        with recording() as reports:
-            emissions = Emissions()
-            compiled = enter(partitioner, emissions)
-            reports[:] = with_scheduled_peak(reports, emissions)
-            tightened_bytes = bytes_to_plan_for(reports, partitioner.settings) if left else None
-            if tightened_bytes is None:
-                reports[:] = settle(reports, partitioner.settings)
-                _keep(side_file, reports)
-                return compiled
-            if side_file is not None:
-                side_files.store(side_file, reports, tightened_bytes)
-            LOG.info("%s", reports[0])
-            reports.clear()
-        partitioner = partitioner.tightened(tightened_bytes)
-        side_file = path_of(partitioner)
-    raise AssertionError("the last round returns")
+    compilation = Compilation(gm, example_inputs, config, patches)
+    compiled, reports = compilation.run(partitioner)
+    peaks = [report.predicted_peak_bytes for report in reports if report.predicted_peak_bytes is not None]
+    later = compilation.later() if config.oom_retry and not config.check else None
+    if later is None or not peaks:
+        return compiled
+    return Retrying(
+        compiled,
+        functools.partial(later.lower, partitioner),
+        peak_bytes=max(peaks),
+        written=compilation.written,
+        retries=config.oom_retry,
+        device=_place_of(example_inputs),
+    )
 
 
 class RematPartitioner(CustomPartitionerFn):
@@ -234,9 +147,10 @@ class RematPartitioner(CustomPartitionerFn):
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         return split(gm, joint_inputs, self.settings, **keywords)
 
-    def tightened(self, planning_bytes: int) -> RematPartitioner:
+    def tightened(self, planning_bytes: int, *, guarded: bool | None = None) -> RematPartitioner:
         """One that plans for fewer bytes than the budget."""
         other = copy.copy(self)
+        other.guarded = self.guarded if guarded is None else guarded
         other.settings = replace(self.settings, tightened_bytes=planning_bytes)
         return other
 

@@ -49,6 +49,18 @@ def _switch(raw: object) -> bool:
     return text in ("1", "true")
 
 
+def _up_to(most: int) -> Callable[[object], int]:
+    """A parser for a whole number from 0."""
+
+    def parse(raw: object) -> int:
+        text = str(raw).strip()
+        if isinstance(raw, bool) or not text.isdecimal() or int(text) > most:
+            raise ConfigError(f"{raw!r} is not a choice. Allowed: {', '.join(map(str, range(most + 1)))}.")
+        return int(text)
+
+    return parse
+
+
 def _device(raw: object) -> str:
     """A name of the device table in its normal spelling, or the absolute path of a JSON file; it need not exist."""
     text = os.fspath(raw).strip() if isinstance(raw, (str, os.PathLike)) else ""
@@ -93,6 +105,7 @@ class RematConfig:
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
         check: compare the first step of each graph with the plan that recomputes nothing.
+        oom_retry: how often a graph that runs out of memory is planned again, 0 to 3 (default 1).
         report_dir: a folder for one report per compiled graph, or None.
         plan_dir: a folder of plans, written where absent and replayed where present, or None.
         log: level of the logger `compile_remat`: `warning` (default), `info` or `debug`.
@@ -106,6 +119,7 @@ class RematConfig:
     compiler: str = _row(_choice("inductor", "eager"), "inductor")
     mode: str | None = _row(_mode, None)
     check: bool = _row(_switch, False, in_key=False)
+    oom_retry: int = _row(_up_to(3), 1, in_key=False)
     report_dir: str | None = _row(_folder, None, in_key=False)
     plan_dir: str | None = _row(_folder, None)
     log: str = _row(_choice("warning", "info", "debug"), "warning", in_key=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:
@@ -42,13 +42,26 @@ def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, opt
     return Path(_torch_cache.inductor_cache_folder()) / "remat" / f"{name}.json"
 
 
-def store(path: Path, reports: Sequence[Report], tightened_bytes: int | None = None) -> None:
+def store(
+    path: Path,
+    reports: Sequence[Report],
+    tightened_bytes: int | None = None,
+    *,
+    written: Collection[int] | None = None,
+) -> None:
     """Keep the reports of a compilation, or that it was given up for one that plans for `tightened_bytes`.
+
+    `written` are the positions of the inputs that the graph writes into, where these are known.
 
     A folder that cannot be written costs a report, not the training run.
     """
     entries = [json.loads(report.to_json()) for report in reports]
-    document = {"schema": SCHEMA, "reports": entries, "tightened_bytes": tightened_bytes}
+    document = {
+        "schema": SCHEMA,
+        "reports": entries,
+        "tightened_bytes": tightened_bytes,
+        "written": None if written is None else sorted(written),
+    }
     try:
         write_atomically(path, json.dumps(document, indent=1))
     except OSError as error:
@@ -69,6 +82,12 @@ def recall_tightened(path: Path) -> int | None:
     """The bytes that an earlier process planned for in the end, where its first plan turned out too large."""
     found = _read(path).get("tightened_bytes")
     return found if isinstance(found, int) else None
+
+
+def recall_written(path: Path) -> frozenset[int] | None:
+    """Positions of the inputs that the graph writes into; None where they are not known."""
+    found = _read(path).get("written")
+    return frozenset(found) if isinstance(found, list) else None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import compile_remat
-from compile_remat import _torch, backend, partitioner
+from compile_remat import _torch, backend, compilation, partitioner
 from compile_remat.backend import RematPartitioner, remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
@@ -331,7 +331,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **keywords: Any) -> tuple[RematPart
         return gm.forward
 
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "compile_with_partitioner", record)
+        patch.setattr(compilation, "compile_with_partitioner", record)
         model, x = small()
         torch.compiler.reset()
         torch.compile(model, backend=remat, **keywords)(x)

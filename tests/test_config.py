@@ -172,6 +172,7 @@ def test_defaults() -> None:
         "compiler": "inductor",
         "mode": "None",
         "check": "False",
+        "oom_retry": "1",
         "report_dir": "None",
         "plan_dir": "None",
         "log": "warning",
@@ -333,6 +334,7 @@ def test_key_text() -> None:
         ("plan_dir", "plans", True),
         ("report_dir", "reports", False),
         ("check", "1", False),
+        ("oom_retry", "2", False),
         ("log", "debug", False),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import compile_remat
-from compile_remat import backend
+from compile_remat import compilation
 from compile_remat._torch_inductor import GuardedChoices, compile_with_partitioner
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
@@ -68,7 +68,7 @@ def test_recomputed_siblings_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None
     def without_guard(*args: Any, **kwargs: Any) -> Any:
         return compile_with_partitioner(*args, **{**kwargs, "guarded": False})
 
-    monkeypatch.setattr(backend, "compile_with_partitioner", without_guard)
+    monkeypatch.setattr(compilation, "compile_with_partitioner", without_guard)
     unguarded = measured(compiled())
     assert report.num_recomputed >= READERS
     assert guarded <= 1.05 * report.predicted_peak_bytes

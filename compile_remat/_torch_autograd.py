@@ -1,0 +1,82 @@
+"""A compiled graph's node in autograd: found among what a call returned, and its backward intercepted.
+
+Private names of torch, same in 2.11, 2.13 and 2.15.  AOTAutograd makes one `torch.autograd.Function` class for each graph
+that it compiles; what is set here is set on that class, so other graphs and other backends are not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+Backward = Callable[..., Any]
+
+SEARCH_LIMIT = 10_000
+"""Nodes looked at: between an output and its graph's node stand a few views."""
+
+
+def sequence_number() -> int:
+    """The number that the next node of this thread's autograd graph gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def compiled_node(outputs: Iterable[object], since: int) -> Any | None:
+    """The node of the compiled graph that made `outputs`; None where nothing of them can be differentiated.
+
+    Args:
+        since: `sequence_number` before the call; older nodes belong to other graphs.
+    """
+    stack = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+    seen = set[Any]()
+    while stack and len(seen) < SEARCH_LIMIT:
+        node = stack.pop()
+        if node in seen or node._sequence_nr() < since:
+            continue
+        seen.add(node)
+        if hasattr(getattr(type(node), "_forward_cls", None), "compiled_fw"):
+            return node
+        stack.extend(n for n, _ in node.next_functions if n is not None)
+    return None
+
+
+def intercept(node: Any, handle: Callable[[Any, Backward, tuple[Any, ...]], Any]) -> None:
+    """From now on, the backward of all calls of this node's graph is ``handle(node, original, arguments)``."""
+    owner = type(node)._forward_cls
+    if "remat_original" in vars(owner):
+        return
+    original = owner.backward
+    owner.remat_original = original
+    owner.backward = staticmethod(lambda ctx, *args: handle(ctx, original, args))
+
+
+def keeps_its_graph() -> bool:
+    """Within a backward: whether it was asked to ``retain_graph``."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def written_inputs(num_inputs: int) -> frozenset[int] | None:
+    """Positions of the inputs that the graph just compiled writes into; None where they cannot be told apart."""
+    from torch._guards import TracingContext
+
+    return _written(getattr(TracingContext.try_get(), "fw_metadata", None), num_inputs)
+
+
+def written_by(node: Any, num_inputs: int) -> frozenset[int] | None:
+    """The same for the graph of a node."""
+    return _written(getattr(type(node)._forward_cls, "metadata", None), num_inputs)
+
+
+def _written(metadata: Any, num_inputs: int) -> frozenset[int] | None:
+    infos = getattr(metadata, "input_info", None)
+    if infos is None or len(infos) != num_inputs:
+        return None
+    return frozenset(k for k, info in enumerate(infos) if info.mutates_data or info.mutates_metadata)
+
+
+def keeping_version(tensor: torch.Tensor) -> Any:
+    """A context in which writing into a tensor does not count as a new version of it."""
+    from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+    return _unsafe_preserve_version_counter(tensor)

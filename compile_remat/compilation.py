@@ -1,0 +1,209 @@
+"""One Dynamo graph on its way through Inductor: as often as its promise takes, and once more when memory ran out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from compile_remat import _torch, side_files
+from compile_remat._torch_autograd import written_inputs
+from compile_remat._torch_inductor import CustomPartitionerFn, Observer, compile_eager, compile_with_partitioner
+from compile_remat._torch_trial import Ambient, guards_of, traced_inputs
+from compile_remat.check import compile_checked
+from compile_remat.config import RematConfig
+from compile_remat.errors import warn
+from compile_remat.passes import Status
+from compile_remat.report import Report, record, recording, write
+from compile_remat.retry import CannotRetry, Lower
+from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
+from compile_remat.units import format_bytes
+
+if TYPE_CHECKING:
+    from compile_remat.backend import RematPartitioner
+
+LOG = logging.getLogger("compile_remat")
+Compiled = Callable[..., Any]
+
+STRICT_OPTIONS = {"allow_buffer_reuse": False}
+"""With it, Inductor's wrapper keeps a dead buffer for a later one of its size where its own estimate of the peak, which is
+too high, seems to allow it: 3 MiB more than planned on a GPT at its floor."""
+
+ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
+"""Under `fallback_random` numbers come from eager mode's generator in the order of the calls, and torch 2.11 moves these
+calls where that lowers its estimate of the peak; plain torch.compile then draws other numbers than eager mode, too."""
+
+TIGHTENINGS = 2
+"""So often a graph is planned and compiled again where Inductor's code needs more than the budget."""
+
+
+class Compilation:
+    """A Dynamo graph with the settings that it is compiled under.
+
+    Args:
+        gm: The graph.
+        example_inputs: What it will be called with first.
+        patches: Inductor's options, as the user gave them.
+
+    Attributes:
+        written: Positions of the inputs that the graph writes into, once it is compiled; None where they are not known.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, patches: Mapping[str, Any]
+    ) -> None:
+        self.gm, self.example_inputs = gm, example_inputs
+        self.config, self.patches = config, patches
+        self.written: frozenset[int] | None = None
+
+    def run(self, partitioner: RematPartitioner) -> tuple[Compiled, list[Report]]:
+        """Compile inside the partitioner's budget; returns what to call, and the reports, which are recorded as well.
+
+        Raises:
+            BudgetError: No plan fits, or the code of the lowest one does not.
+        """
+        with recording() as reports:
+            if self.config.check:
+                enter = self._enter_with(partitioner)
+                folder = self.config.report_dir
+                compiled = compile_checked(self.gm, self.example_inputs, partitioner, enter, folder)
+            elif self.config.compiler == "eager" or not partitioner.guarded:
+                compiled = self._enter(partitioner)
+                self._keep(self._side_file(partitioner), reports)
+            else:
+                compiled = self._enter_within(partitioner)
+        self._write(reports)
+        return compiled, reports
+
+    def _enter(self, partitioner: RematPartitioner, observer: Observer | None = None) -> Compiled:
+        return self._enter_with(partitioner)(partitioner, observer)
+
+    def _enter_with(self, guide: RematPartitioner) -> Callable[..., Compiled]:
+        """``enter(partitioner, observer)`` under the options that go with `guide`."""
+        options = self._options(guide)
+
+        def enter(chosen: CustomPartitionerFn, observer: Observer | None = None) -> Compiled:
+            if self.config.compiler == "eager":
+                return compile_eager(self.gm, self.example_inputs, chosen)
+            return compile_with_partitioner(
+                self.gm, self.example_inputs, chosen, options, guarded=guide.guarded, observer=observer
+            )
+
+        return enter
+
+    def _options(self, partitioner: RematPartitioner) -> dict[str, Any]:
+        # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
+        strict = partitioner.guarded or _torch.calls_regions(self.gm)
+        ordered = self.patches.get("fallback_random", _torch.draws_as_eager_mode())
+        return {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **self.patches}
+
+    def _side_file(self, partitioner: RematPartitioner) -> Path | None:
+        if self.config.compiler == "eager" or self.config.check:  # a check takes nothing from a cache
+            return None
+        return side_files.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
+
+    def _write(self, reports: Sequence[Report]) -> None:
+        if self.config.report_dir is not None:
+            for report in reports:
+                write(report, self.config.report_dir)
+
+    def _keep(self, side_file: Path | None, reports: Sequence[Report]) -> None:
+        """Store what was planned; where torch's cache had the graphs, so that nothing was, take up what was stored then."""
+        self.written = written_inputs(len(self.example_inputs))
+        if side_file is None:
+            return
+        if reports:
+            side_files.store(side_file, reports, written=self.written)
+            return
+        self.written = side_files.recall_written(side_file)
+        for report in side_files.recall(side_file):
+            record(report)
+            LOG.info("%s", report)
+            if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
+                warn(report.message)
+
+    # -- inside a budget ----------------------------------------------------------------------------------------------
+
+    def _enter_within(self, partitioner: RematPartitioner) -> Compiled:
+        """Compile, compare the peak of the final code with the budget; where it is above, plan for less and compile again.
+
+        Raises:
+            BudgetError: The code of the lowest plan needs more than the budget.
+        """
+        side_file = self._side_file(partitioner)
+        for _ in range(TIGHTENINGS):  # where an earlier process ended
+            bytes_then = None if side_file is None else side_files.recall_tightened(side_file)
+            if bytes_then is None:
+                break
+            partitioner = partitioner.tightened(bytes_then)
+            side_file = self._side_file(partitioner)
+        for left in reversed(range(TIGHTENINGS + 1)):
+            with recording() as reports:
+                emissions = Emissions()
+                compiled = self._enter(partitioner, emissions)
+                reports[:] = with_scheduled_peak(reports, emissions)
+                tightened_bytes = bytes_to_plan_for(reports, partitioner.settings) if left else None
+                if tightened_bytes is None:
+                    reports[:] = settle(reports, partitioner.settings)
+                    self._keep(side_file, reports)
+                    return compiled
+                if side_file is not None:
+                    side_files.store(side_file, reports, tightened_bytes)
+                LOG.info("%s", reports[0])
+                reports.clear()
+            partitioner = partitioner.tightened(tightened_bytes)
+            side_file = self._side_file(partitioner)
+        raise AssertionError("the last round returns")
+
+    # -- out of memory ------------------------------------------------------------------------------------------------
+
+    def later(self) -> Later | None:
+        """What is needed to compile once more when the example inputs are gone; None where that cannot be held."""
+        traced = traced_inputs(self.gm)
+        if traced is None or len(traced) != len(self.example_inputs):
+            return None
+        return Later(Compilation(self.gm, traced, self.config, self.patches), Ambient.now())
+
+
+@dataclass(frozen=True)
+class Later:
+    """A compilation that can run at any time, in any thread: on fake inputs, under the settings of the first one."""
+
+    compilation: Compilation
+    ambient: Ambient
+
+    def lower(self, partitioner: RematPartitioner, peak_bytes: int, target_bytes: int) -> Lower | None:
+        """Compile a plan for at most `target_bytes`, or the lowest; None where its peak is not below `peak_bytes`.
+
+        Raises:
+            CannotRetry: The compilation failed.
+        """
+        guards = guards_of(self.compilation.example_inputs)
+        with ExitStack() as stack:
+            self.ambient.enter(stack)
+            reports = stack.enter_context(recording())
+            lower = self._lower(partitioner.tightened(target_bytes, guarded=True), reports, peak_bytes)
+            if lower is None or guards_of(self.compilation.example_inputs) != guards:
+                reports.clear()
+                return None
+        self.compilation._write(reports)
+        return lower
+
+    def _lower(self, partitioner: RematPartitioner, reports: list[Report], peak_bytes: int) -> Lower | None:
+        try:
+            compiled = self.compilation._enter(partitioner)
+            self.compilation._keep(self.compilation._side_file(partitioner), reports)
+        except Exception as error:
+            LOG.warning("planning again after running out of memory failed", exc_info=True)
+            raise CannotRetry(f"planning again failed ({type(error).__name__}: {error})") from None
+        planned = [r.predicted_peak_bytes for r in reports if r.predicted_peak_bytes is not None]
+        if not planned or max(planned) >= peak_bytes:
+            return None
+        text = f"planned again after running out of memory with a predicted peak of {format_bytes(peak_bytes)}"
+        reports[:] = [replace(r, message=f"{r.message}; {text}" if r.message else text) for r in reports]
+        return Lower(compiled, max(planned))
