@@ -13,9 +13,8 @@ if (_ROOT / "pyproject.toml").is_file():
 
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "PlanMismatchError", "PlannerWarning",
-    "RematConfig", "RematError", "Report", "SettingWarning", "TagConflictError", "explain", "install", "pareto", "partition",
-    "plan", "reports",
-    "reset_reports", "uninstall",
+    "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "TagConflictError", "explain", "install",
+    "pareto", "partition", "plan", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

@@ -12,10 +12,10 @@ from torch import fx
 from compile_remat import _torch
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat._torch_version import version_problem
-from compile_remat.backend import RematPartitioner, find_error, settings_for, sources_hash
+from compile_remat.backend import RematPartitioner, settings_for, sources_hash
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
-from compile_remat.errors import CheckWarning, PlannerWarning, RematError
+from compile_remat.errors import CheckWarning, PlannerWarning, RematError, find_error
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report, write_to

@@ -10,24 +10,27 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import fx
 
 from compile_remat import _torch, capacity
+from compile_remat._torch_dynamo import company
 from compile_remat._torch_inductor import PARTITIONER_OPTION, CustomPartitionerFn, compile_plain, get_hash_for_files
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
-from compile_remat.compilation import Compilation
+from compile_remat.choice import Share
+from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, load_device
-from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError
+from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, find_error
+from compile_remat.ledger import Ledger, Member
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
+from compile_remat.report import Report
 from compile_remat.retry import Retrying
 
 LOG = logging.getLogger("compile_remat")
-E = TypeVar("E", bound=BaseException)
 
 
 def remat(
@@ -86,6 +89,31 @@ def compile_graph(
     return _compile(gm, example_inputs, config, patches, make(settings, sources_hash(), reason, sizes=sizes))
 
 
+_LEDGERS: dict[tuple[str, str], Ledger] = {}
+"""One budget for all graphs of a device: by device and budget, as the user gave it."""
+
+
+def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence[Any]) -> Ledger | None:
+    """Whom this graph shares its budget with; None where there is no budget to share."""
+    has_budget = settings.is_given or settings.from_auto
+    if not has_budget or settings.budget.kind == "max" or config.check:
+        return None
+    key = str(_place_of(example_inputs)), str(config.memory_budget)
+    ledger = _LEDGERS.setdefault(key, Ledger(settings.budget, may_miss=settings.from_auto))
+    if not ledger.held_bytes():
+        ledger.budget = settings.budget  # `auto` has looked again
+    return ledger
+
+
+def _share_of(gm: fx.GraphModule, config: RematConfig, ledger: Ledger, example_inputs: Sequence[Any]) -> Share | None:
+    """What this graph may take in its first step; None where it is alone as far as one can see."""
+    others_bytes = ledger.held_bytes()
+    instances = config.instances or 0
+    if instances < 2 and not others_bytes and (instances or not company(gm)):
+        return None
+    return Share(None, others_bytes, instances, capacity.trainable_bytes(example_inputs))
+
+
 def _compile(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -94,18 +122,43 @@ def _compile(
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
     compilation = Compilation(gm, example_inputs, config, patches)
+    later = None if config.check else compilation.later()
+    ledger = None if later is None else _ledger_of(config, partitioner.settings, example_inputs)
+    if ledger is not None:
+        settings = replace(partitioner.settings, budget=ledger.budget)
+        partitioner = partitioner.under(replace(settings, share=_share_of(gm, config, ledger, example_inputs)))
     compiled, reports = compilation.run(partitioner)
-    peaks = [report.predicted_peak_bytes for report in reports if report.predicted_peak_bytes is not None]
-    later = compilation.later() if config.oom_retry and not config.check else None
-    if later is None or not peaks:
+    if later is None or not reports or reports[-1].plan is None:
+        return compiled
+    retrying = functools.partial(_retrying, later, compilation, partitioner, _place_of(example_inputs))
+    if ledger is None:
+        return retrying(compiled, reports[-1])
+
+    def again(share: Share, note: str) -> tuple[Callable[..., Any], Report] | None:
+        found = later.again(partitioner.under(replace(partitioner.settings, share=share)), note)
+        return None if found is None else (retrying(*found), found[1])
+
+    return Member(ledger, retrying(compiled, reports[-1]), reports[-1], again)
+
+
+def _retrying(
+    later: Later,
+    compilation: Compilation,
+    partitioner: RematPartitioner,
+    place: torch.device,
+    compiled: Callable[..., Any],
+    report: Report,
+) -> Callable[..., Any]:
+    """The compiled graph, made to survive running out of memory where that is asked for."""
+    if not compilation.config.oom_retry or report.plan is None:
         return compiled
     return Retrying(
         compiled,
         functools.partial(later.lower, partitioner),
-        peak_bytes=max(peaks),
+        peak_bytes=report.plan.peak_bytes,
         written=compilation.written,
-        retries=config.oom_retry,
-        device=_place_of(example_inputs),
+        retries=compilation.config.oom_retry,
+        device=place,
     )
 
 
@@ -149,9 +202,14 @@ class RematPartitioner(CustomPartitionerFn):
 
     def tightened(self, planning_bytes: int, *, guarded: bool | None = None) -> RematPartitioner:
         """One that plans for fewer bytes than the budget."""
-        other = copy.copy(self)
+        other = self.under(replace(self.settings, tightened_bytes=planning_bytes, share=None))
         other.guarded = self.guarded if guarded is None else guarded
-        other.settings = replace(self.settings, tightened_bytes=planning_bytes)
+        return other
+
+    def under(self, settings: Settings) -> RematPartitioner:
+        """One with other settings."""
+        other = copy.copy(self)
+        other.settings = settings
         return other
 
     def uuid(self) -> object:
@@ -231,18 +289,6 @@ def _raiser(error: RematError) -> Callable[..., Any]:
         raise error
 
     return fail
-
-
-def find_error(error: BaseException | None, kind: type[E]) -> E | None:
-    """The first exception of that kind in the chain: torch wraps what a partitioner raises."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        if isinstance(error, kind):
-            return error
-        seen.add(id(error))
-        inner = getattr(error, "inner_exception", None)
-        error = inner or error.__cause__ or error.__context__
-    return None
 
 
 @functools.cache

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from compile_remat import _torch
 from compile_remat.budget import MemoryBudget
-from compile_remat.errors import BudgetError, ConfigError, LiveTensor, SettingWarning, TagConflictError, warn
-from compile_remat.passes import Plan, Planner, Problem, Value
+from compile_remat.errors import (
+    BudgetError,
+    ConfigError,
+    LiveTensor,
+    SettingWarning,
+    SharedBudgetError,
+    TagConflictError,
+    warn,
+)
+from compile_remat.passes import Offer, Plan, Planner, Problem, Value, offers
 from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
 from compile_remat.passes.solver import FLOOR_GAIN
 from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
+from compile_remat.together import Turn, divide, step_peak_bytes
 from compile_remat.units import format_bytes
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
@@ -97,11 +106,29 @@ def _warn_ignored(budget: str, name: str) -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan, the lowest peak where it was worked out, and what went otherwise than asked."""
+    """A plan, the lowest peak where it was worked out, what went otherwise than asked, and what else there was."""
 
     plan: Plan
     floor_bytes: int | None = None
     message: str = ""
+    offers: tuple[Offer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a graph may take of a budget that it does not have alone.
+
+    Attributes:
+        saved: The plan to run, by the values that it saves; None where it is to be chosen, with offers for a later choice.
+        others_bytes: What graphs before it in the step hold.
+        instances: How often it runs in a step; 0 where that is not known, and the plan that holds least is taken.
+        gradient_bytes: The parameter gradients that each of these runs makes.
+    """
+
+    saved: tuple[str, ...] | None = None
+    others_bytes: int = 0
+    instances: int = 0
+    gradient_bytes: int = 0
 
 
 def bytes_of(planner: Planner, asked: Asked) -> int | None:
@@ -176,6 +203,51 @@ def _lapsed_text(lapsed: frozenset[str]) -> str:
     names = " and ".join(sorted(tag.upper() for tag in lapsed))
     own = " (which torch.utils.checkpoint stands for)" if PREFER_RECOMPUTE in lapsed else ""
     return f"set aside: {names}{own}; with every tag obeyed the peak would be higher"
+
+
+def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
+    """The plan that a share names, or one for a graph that runs beside others.
+
+    Raises:
+        SharedBudgetError: Nothing fits beside what the others hold.
+    """
+    if share.saved is not None:
+        lenient = Planner(obeying(planner.problem, MUST))  # the plan may have set aside what the user prefers
+        return Choice(_keyed(lenient.plan_of(lenient.mask_of(share.saved), None), planner))
+    turns = [Turn(0, share.gradient_bytes)] * max(1, share.instances)
+    found: list[tuple[int, Choice]] = []
+    for planned, lapsed in _planners(planner):
+        offered = offers(planned)
+        limit_bytes = _limit_of(asked, offered, turns)
+        left_bytes = None if limit_bytes is None else limit_bytes - share.others_bytes
+        if share.instances:
+            (best,) = divide(turns, [offered], left_bytes).chosen
+        else:
+            fitting = [k for k, o in enumerate(offered) if left_bytes is None or o.peak_bytes <= left_bytes]
+            best = min(
+                fitting or range(len(offered)),
+                key=lambda k: (offered[k].held_bytes * bool(fitting), offered[k].peak_bytes),
+            )
+        plan = _keyed(planned.plan_of(planned.mask_of(offered[best].saved), None), planner)
+        peak_bytes = share.others_bytes + step_peak_bytes(turns, [offered[best]])
+        found.append((peak_bytes, Choice(plan, message=_lapsed_text(lapsed), offers=offered)))
+        if limit_bytes is None or peak_bytes <= limit_bytes:
+            return found[-1][1]
+    peak_bytes, choice = min(found, key=lambda f: f[0])
+    assert limit_bytes is not None
+    if not asked.source:
+        largest = tuple(live_tensor(b) for b in choice.plan.largest)
+        raise SharedBudgetError(limit_bytes, peak_bytes, largest, share.others_bytes, len(turns))
+    text = f"{asked.source} allows {format_bytes(limit_bytes)}, and the graphs of this step need {format_bytes(peak_bytes)}"
+    warn(text)
+    return replace(choice, message=f"{choice.message}; {text}" if choice.message else text)
+
+
+def _limit_of(asked: Asked, offered: Sequence[Offer], turns: Sequence[Turn]) -> int | None:
+    """The budget of a step in bytes; a fraction of one is known only with the number of runs."""
+    if asked.budget.kind == "fraction" and len(turns) > 1:
+        return int(float(asked.budget.value or 0) * step_peak_bytes(turns, [min(offered, key=lambda o: o.time_ns)]))
+    return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None
 
 
 # -- what stands in the way -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from compile_remat._torch_inductor import CustomPartitionerFn, Observer, compile
 from compile_remat._torch_trial import Ambient, guards_of, traced_inputs
 from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig
-from compile_remat.errors import warn
+from compile_remat.errors import RematError, find_error, warn
 from compile_remat.passes import Status
 from compile_remat.report import Report, record, recording, write
 from compile_remat.retry import CannotRetry, Lower
@@ -193,6 +193,34 @@ class Later:
                 return None
         self.compilation._write(reports)
         return lower
+
+    def again(self, partitioner: RematPartitioner, note: str) -> tuple[Compiled, Report] | None:
+        """Compile another plan; None where that fails, so that the one that runs goes on running.
+
+        Raises:
+            RematError: No plan is what the partitioner asks for.
+        """
+        guards = guards_of(self.compilation.example_inputs)
+        with ExitStack() as stack:
+            self.ambient.enter(stack)
+            reports = stack.enter_context(recording())
+            try:
+                compiled, own = self.compilation.run(partitioner)
+            except Exception as error:
+                ours = find_error(error, RematError)
+                if ours is not None:
+                    raise ours from None
+                warn(
+                    f"another plan does not compile ({type(error).__name__}: {error}); the one that ran goes on running"
+                )
+                LOG.warning("a plan does not compile", exc_info=True)
+                return None
+            if not own or own[0].plan is None or guards_of(self.compilation.example_inputs) != guards:
+                reports.clear()
+                return None
+            reports[:] = [replace(r, message="; ".join(filter(None, (r.message, note)))) for r in own]
+        self.compilation._write(reports)
+        return compiled, reports[0]
 
     def _lower(self, partitioner: RematPartitioner, reports: list[Report], peak_bytes: int) -> Lower | None:
         try:

@@ -49,6 +49,16 @@ def _switch(raw: object) -> bool:
     return text in ("1", "true")
 
 
+def _instances(raw: object) -> int | None:
+    """`learn`, which becomes None, or a whole number from 1."""
+    text = str(raw).strip().lower()
+    if raw is None or text in ("learn", "none"):
+        return None
+    if isinstance(raw, bool) or not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: learn, or a whole number from 1.")
+    return int(text)
+
+
 def _up_to(most: int) -> Callable[[object], int]:
     """A parser for a whole number from 0."""
 
@@ -101,6 +111,7 @@ class RematConfig:
         device: `detect` (default), a name of the device table, or a JSON file of measured figures.
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
         optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
+        instances: how often a compiled graph runs in a step; None (`learn`, the default) finds out.
         cost_model: `roofline` (default) or `unit` (every operator costs 1).
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
@@ -115,6 +126,7 @@ class RematConfig:
     device: str = _row(_device, "detect")
     reserve: Reserve = _row(Reserve.parse, Reserve("percent", 5))
     optimizer_state: OptimizerState = _row(OptimizerState.parse, OptimizerState("adamw"))
+    instances: int | None = _row(_instances, None)
     cost_model: str = _row(_choice("roofline", "unit", later=("profile",)), "roofline")
     compiler: str = _row(_choice("inductor", "eager"), "inductor")
     mode: str | None = _row(_mode, None)

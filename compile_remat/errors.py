@@ -6,8 +6,11 @@ copy and a trip through a worker process. Where the advice depends on the situat
 
 import warnings
 from dataclasses import dataclass
+from typing import TypeVar
 
 from compile_remat.units import MIB, exact_size, format_bytes
+
+E = TypeVar("E", bound=BaseException)
 
 _SHOWN = 5
 _SHOWN_OPS = 20
@@ -71,15 +74,15 @@ class BudgetError(RematError):
 
     def __str__(self) -> str:
         shown = sorted(self.largest, key=lambda t: (-t.nbytes, t.name))[:_SHOWN]
-        lines = [
-            f"no plan fits memory_budget = {_both(self.budget_bytes)}: "
-            f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."
-        ]
+        lines = [f"no plan fits memory_budget = {_both(self.budget_bytes)}: {self._problem()}"]
         if shown:
             lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
             lines.extend(f"  {tensor}" for tensor in shown)
         lines.append(self._advice())
         return "\n".join(lines)
+
+    def _problem(self) -> str:
+        return f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."
 
     def _advice(self) -> str:
         enough = exact_size(-(-self.floor_bytes // MIB) * MIB)
@@ -88,6 +91,35 @@ class BudgetError(RematError):
             "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
             "graph cannot be recomputed."
         )
+
+
+class SharedBudgetError(BudgetError):
+    """No choice of plans fits the budget that several graphs of a step share.
+
+    `floor_bytes` is the lowest peak that was found for the step, or for one graph beside the others; then `others_bytes` is what
+    the graphs before it hold.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        floor_bytes: int,
+        largest: tuple[LiveTensor, ...] = (),
+        others_bytes: int = 0,
+        num_runs: int = 1,
+    ) -> None:
+        super().__init__(budget_bytes, floor_bytes, largest)
+        self.args = (budget_bytes, floor_bytes, largest, others_bytes, num_runs)
+        self.others_bytes = others_bytes
+        self.num_runs = num_runs
+
+    def _problem(self) -> str:
+        if self.others_bytes:
+            return (
+                f"other graphs of the same step hold {_both(self.others_bytes)} at least, and with the lowest plan of this one "
+                f"the step comes to {_both(self.floor_bytes)}."
+            )
+        return f"the lowest peak found for a step that runs compiled graphs {self.num_runs} times is {_both(self.floor_bytes)}."
 
 
 class TagConflictError(BudgetError):
@@ -172,6 +204,18 @@ class CheckError(RematError):
             'Until then, train with plain torch.compile, or try another memory_budget with check="1".'
         )
         return "\n".join(lines)
+
+
+def find_error(error: BaseException | None, kind: type[E]) -> E | None:
+    """The first exception of that kind in the chain: torch wraps what a partitioner raises."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, kind):
+            return error
+        seen.add(id(error))
+        inner = getattr(error, "inner_exception", None)
+        error = inner or error.__cause__ or error.__context__
+    return None
 
 
 def _both(nbytes: int) -> str:

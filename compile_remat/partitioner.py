@@ -20,7 +20,7 @@ from torch import fx
 from compile_remat import _torch, _torch_cache
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
-from compile_remat.choice import Asked, Choice, asked_of, bytes_of, choose
+from compile_remat.choice import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared
 from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.files import write_atomically
@@ -45,6 +45,7 @@ class Settings:
         device: Figures that the cost model prices with.
         tf32: Kinds of operators that torch lets run in TF32: they are priced so.
         plan_dir: Where plans are pinned.
+        share: What the graph may take of a budget that other graphs of the step live in, too; None where it is alone.
         tightened_bytes: What to plan for instead of the budget, because Inductor's code for a plan needed more than it predicted.
     """
 
@@ -57,6 +58,7 @@ class Settings:
     is_given: bool = True
     torch_ratio: float = 1.0
     tightened_bytes: int | None = None
+    share: Share | None = None
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -117,16 +119,22 @@ def plan_joint(
     problem = build_problem(joint, cost=cost, reference=reference)
     planner = Planner(problem)
     budget_bytes = bytes_of(planner, asked)
-    tightened = settings.tightened_bytes
-    stored = _stored_plan(planner, settings, budget_bytes) if tightened is None else None
-    choice = stored or (choose(planner, asked) if tightened is None else _choose_tightened(planner, asked, tightened))
+    stored, choice = None, None
+    if settings.tightened_bytes is not None:
+        choice = _choose_tightened(planner, asked, settings.tightened_bytes)
+    elif settings.share is not None:
+        choice, budget_bytes = choose_shared(planner, settings.share, asked), None
+    else:
+        stored = _stored_plan(planner, settings, budget_bytes)
+        choice = stored or choose(planner, asked)
     plan = replace(choice.plan, budget_bytes=budget_bytes)
-    if stored is None:
+    if stored is None and settings.share is None:
         _store_plan(plan, settings)
     seconds = time.perf_counter() - start
     report = Report(
         plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
+    report = replace(report, offers=choice.offers)
     return Planned(joint, cost, problem, plan, report)
 
 

@@ -15,6 +15,7 @@ from compile_remat.errors import PlanMismatchError as PlanMismatchError
 from compile_remat.errors import PlannerWarning as PlannerWarning
 from compile_remat.errors import RematError as RematError
 from compile_remat.errors import SettingWarning as SettingWarning
+from compile_remat.errors import SharedBudgetError as SharedBudgetError
 from compile_remat.errors import TagConflictError as TagConflictError
 from compile_remat.partitioner import partition as partition
 from compile_remat.report import Report as Report

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_remat.files import write_atomically
-from compile_remat.passes import Plan, Status
+from compile_remat.passes import Offer, Plan, Status
 from compile_remat.units import format_bytes
 
 LOG = logging.getLogger("compile_remat")
@@ -38,6 +38,7 @@ class Report:
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
         message: What went otherwise than asked, in a sentence; empty where nothing did.
         from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
+        offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
             to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
@@ -54,6 +55,7 @@ class Report:
     from_cache: bool = False
     check: str = ""
     scheduled_peak_bytes: int | None = None
+    offers: tuple[Offer, ...] = ()
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -123,10 +125,11 @@ class Report:
     def from_json(text: str) -> Report:
         """Read what `to_json` wrote; ValueError or TypeError where it is no report of this version."""
         data: Any = json.loads(text)
-        if not isinstance(data, dict) or "plan" not in data:
+        if not isinstance(data, dict) or not {"plan", "offers"} <= data.keys():
             raise ValueError("not a report")
         plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
-        return Report(**{**data, "plan": plan})
+        offers = tuple(Offer(**{**offer, "saved": tuple(offer["saved"])}) for offer in data["offers"])
+        return Report(**{**data, "plan": plan, "offers": offers})
 
 
 def reports() -> list[Report]:

@@ -4,6 +4,8 @@ from compile_remat.passes.build import build_problem as build_problem
 from compile_remat.passes.extraction import extract as extract
 from compile_remat.passes.liveness import Timeline as Timeline
 from compile_remat.passes.liveness import timeline as timeline
+from compile_remat.passes.offers import Offer as Offer
+from compile_remat.passes.offers import offers as offers
 from compile_remat.passes.plan import LiveBuffer as LiveBuffer
 from compile_remat.passes.plan import Plan as Plan
 from compile_remat.passes.plan import Status as Status
@@ -16,6 +18,7 @@ from compile_remat.passes.solver import solve as solve
 
 __all__ = [
     "LiveBuffer",
+    "Offer",
     "Origin",
     "Plan",
     "Planner",
@@ -26,6 +29,7 @@ __all__ = [
     "Value",
     "build_problem",
     "extract",
+    "offers",
     "solve",
     "timeline",
 ]

@@ -45,6 +45,7 @@ class Plan:
         peak_bytes: Predicted region peak: the most bytes live at once in forward and backward.
         forward_peak_bytes: The same, of the forward alone.
         saved_bytes: Bytes handed from forward to backward, outputs not counted.
+        output_bytes: Bytes of the outputs.
         step_time_ns: Estimated time of forward and backward with nothing recomputed.
         recompute_time_ns: Estimated time of the recomputed values.
         extra_time_ns: Estimated time beyond the fastest plan of any size: recompute and the traffic of saving.
@@ -66,7 +67,13 @@ class Plan:
     extra_time_ns: int
     bound_time_ns: int
     largest: tuple[LiveBuffer, ...] = ()
+    output_bytes: int = 0
     simulations: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What lies there from the end of the forward to the backward."""
+        return self.saved_bytes + self.output_bytes
 
     @property
     def gap(self) -> float:

@@ -137,6 +137,7 @@ class Planner:
             peak_bytes=seen.peak_bytes,
             forward_peak_bytes=seen.forward_peak_bytes,
             saved_bytes=int(batch.saved_bytes[0]),
+            output_bytes=self.simulator.output_bytes,
             step_time_ns=self.problem.step_time_ns,
             recompute_time_ns=int(self.simulator.time_ns @ batch.recomputed[:, 0]),
             extra_time_ns=extra,

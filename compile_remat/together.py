@@ -1,0 +1,129 @@
+"""Several graphs under one budget: which plan each of them gets.
+
+A step runs graphs forward in some order, some of them several times, and backward in the reverse order.  While one
+runs, what the earlier ones hold lies beside it, and in the backward the gradients of the later ones.  Choosing one plan for
+each graph so that no moment needs more than the budget, in the least time, is a small integer programme (HiGHS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from compile_remat.passes import Offer
+
+MOST_PLACES = 256
+"""Of a longer step only so many places, evenly spread, are looked at beside the first and the last."""
+
+
+ROUNDINGS = 3
+"""Tries to meet a budget exactly."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One run of a graph in a step.
+
+    Attributes:
+        graph: Index of the graph.
+        gradient_bytes: Parameter gradients that its backward makes, and that no later graph has made before.
+    """
+
+    graph: int
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A plan for each graph, as indices into its offers, and the most bytes that a step then has live at once."""
+
+    chosen: tuple[int, ...]
+    peak_bytes: int
+    time_ns: int
+
+
+def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[Offer]) -> int:
+    """The most bytes live at once in a step in which graph g runs under ``plans[g]``."""
+    held, later = 0, sum(turn.gradient_bytes for turn in turns)
+    peak = 0
+    for turn in turns:
+        plan = plans[turn.graph]
+        later -= turn.gradient_bytes
+        peak = max(peak, held + plan.peak_bytes + later)
+        held += plan.held_bytes
+    return peak
+
+
+def divide(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], budget_bytes: int | None) -> Shared:
+    """The fastest choice whose step stays within the budget; the one of lowest peak where none does, or without a budget.
+
+    Args:
+        turns: The step, in the order of the forwards.
+        offers: For each graph what it can run under.
+    """
+    lowest = _solve(turns, offers, None)
+    limit_bytes = lowest.peak_bytes if budget_bytes is None else max(budget_bytes, lowest.peak_bytes)
+    aim_bytes = limit_bytes
+    for _ in range(ROUNDINGS):
+        found = _solve(turns, offers, aim_bytes)
+        if found.peak_bytes <= limit_bytes:
+            return found
+        aim_bytes -= found.peak_bytes - limit_bytes  # HiGHS meets its limits up to a tolerance
+    return lowest
+
+
+def _solve(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], budget_bytes: int | None) -> Shared:
+    """Least time within a budget, or the least peak where it is None."""
+    first = np.concatenate([[0], np.cumsum([len(o) for o in offers])])
+    num_choices = int(first[-1])
+    flat = [offer for graph in offers for offer in graph]
+    unit = max(1, max(o.peak_bytes for o in flat))  # bytes are scaled so that HiGHS sees figures near 1
+    counts = np.bincount([turn.graph for turn in turns], minlength=len(offers))
+    rows = _rows(turns, offers, first)
+    live = np.array([row for row, _ in rows]) / unit
+    beside = np.array([later for _, later in rows]) / unit
+    one_each = np.zeros((len(offers), num_choices + 1))
+    for g in range(len(offers)):
+        one_each[g, first[g] : first[g + 1]] = 1
+    peak_column = -np.ones((len(rows), 1)) if budget_bytes is None else np.zeros((len(rows), 1))
+    limit = (0 if budget_bytes is None else budget_bytes / unit) - beside
+    times = np.array([o.time_ns * int(counts[g]) for g, graph in enumerate(offers) for o in graph], dtype=float)
+    scale = max(1.0, times.max(initial=0.0))
+    objective = np.append(times / scale if budget_bytes is not None else np.zeros(num_choices), budget_bytes is None)
+    # Without a solution there is nothing to return: the caller has asked whether one exists.
+    result = milp(
+        objective,
+        integrality=np.append(np.ones(num_choices), 0),
+        bounds=Bounds(0, np.append(np.ones(num_choices), np.inf)),
+        constraints=[
+            LinearConstraint(csr_array(np.hstack([live, peak_column])), -np.inf, limit + 1e-9),
+            LinearConstraint(csr_array(one_each), 1, 1),
+        ],
+    )
+    if result.x is None:
+        raise RuntimeError(f"HiGHS found no choice of plans: {result.message}")
+    chosen = tuple(int(np.argmax(result.x[first[g] : first[g + 1]])) for g in range(len(offers)))
+    plans = [offers[g][k] for g, k in enumerate(chosen)]
+    time_ns = sum(plans[turn.graph].time_ns for turn in turns)
+    return Shared(chosen, step_peak_bytes(turns, plans), time_ns)
+
+
+def _rows(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], first: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    """For each place in the step, live bytes as a sum over choices, and the gradients beside them."""
+    held = np.zeros(int(first[-1]))
+    later = sum(turn.gradient_bytes for turn in turns)
+    rows = []
+    for turn in turns:
+        own = slice(int(first[turn.graph]), int(first[turn.graph + 1]))
+        later -= turn.gradient_bytes
+        row = held.copy()
+        row[own] += [o.peak_bytes for o in offers[turn.graph]]
+        rows.append((row, later))
+        held[own] += [o.held_bytes for o in offers[turn.graph]]
+    if len(rows) > MOST_PLACES:
+        rows = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, MOST_PLACES).astype(int))]
+    return rows

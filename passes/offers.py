@@ -1,0 +1,72 @@
+"""Plans of one graph to choose from where it shares a budget with others.
+
+Alone, a graph needs its peak.  Beside others it is also in their way: what it saves, and what it returns, lies there from
+the end of its forward to its backward, while others run.  So here a plan has three sizes, and none is left out that is
+best for some mixture of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from compile_remat.passes.simulate import Bools
+from compile_remat.passes.solver import Planner
+
+SHARES = (0.75, 0.5, 0.25, 0.1)
+"""Budgets tried, as parts of the way from the lowest peak to that of the fastest plan."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one plan costs the others, and what it costs itself.
+
+    Attributes:
+        saved: Names of the values that it saves.
+        held_bytes: What lies there between its forward and its backward: what is saved, and the outputs.
+        forward_peak_bytes: The most bytes live at once in its forward.
+        peak_bytes: The same of forward and backward.
+        time_ns: Estimated time beyond the fastest plan.
+    """
+
+    saved: tuple[str, ...]
+    held_bytes: int
+    forward_peak_bytes: int
+    peak_bytes: int
+    time_ns: int
+
+
+def offers(planner: Planner) -> tuple[Offer, ...]:
+    """Plans of which none is better than another in time and every size, fastest first."""
+    lowest, fastest = planner.lowest(), planner.fastest()
+    span = fastest.peak_bytes - lowest.peak_bytes
+    plans = [lowest, fastest, *(planner.within(lowest.peak_bytes + int(span * share)) for share in SHARES)]
+    masks = [*planner.levels, *(planner.mask_of(plan.saved) for plan in plans)]
+    found = {offer.saved: offer for offer in _described(planner, np.stack(masks, axis=1))}
+    ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))
+    kept: list[Offer] = []
+    for offer in ordered:
+        if not any(all(a <= b for a, b in zip(_sizes(k), _sizes(offer), strict=True)) for k in kept):
+            kept.append(offer)
+    return tuple(kept)
+
+
+def _sizes(offer: Offer) -> tuple[int, int, int]:
+    return offer.held_bytes, offer.peak_bytes, offer.forward_peak_bytes
+
+
+def _described(planner: Planner, masks: Bools) -> list[Offer]:
+    simulator = planner.simulator
+    batch = simulator.run(masks)
+    names = [value.name for value in planner.problem.values]
+    return [
+        Offer(
+            saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, p])),
+            held_bytes=int(batch.saved_bytes[p]) + simulator.output_bytes,
+            forward_peak_bytes=int(batch.forward_peak[p]),
+            peak_bytes=int(batch.peak[p]),
+            time_ns=int(batch.time_ns[p]) - planner.fastest_time_ns,
+        )
+        for p in range(masks.shape[1])
+    ]
