@@ -61,5 +61,15 @@ def _others_waiting(wrapper: Any) -> bool:
     if wrapper is None:
         return False
     wrapper.__dict__[_CALLED] = True
-    made = [o for o in gc.get_objects() if type(o) is torch._TorchCompileWrapper]
-    return any(o.compiler_fn is wrapper.compiler_fn and _CALLED not in o.__dict__ for o in made)
+
+    def is_waiting(made: Any) -> bool:
+        return (
+            type(made) is torch._TorchCompileWrapper
+            and made.compiler_fn is wrapper.compiler_fn
+            and not vars(made).get(_CALLED)
+        )
+
+    if not any(map(is_waiting, gc.get_objects())):
+        return False
+    gc.collect()  # it may be garbage
+    return any(map(is_waiting, gc.get_objects()))

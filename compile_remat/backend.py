@@ -111,7 +111,8 @@ def _share_of(gm: fx.GraphModule, config: RematConfig, ledger: Ledger, example_i
     instances = config.instances or 0
     if instances < 2 and not others_bytes and (instances or not company(gm)):
         return None
-    return Share(None, others_bytes, instances, capacity.trainable_bytes(example_inputs))
+    gradient_bytes = capacity.trainable_bytes(example_inputs)
+    return Share(None, others_bytes, instances, gradient_bytes, may_miss=ledger.is_provisional)
 
 
 def _compile(
@@ -134,11 +135,11 @@ def _compile(
     if ledger is None:
         return retrying(compiled, reports[-1])
 
-    def again(share: Share, note: str) -> tuple[Callable[..., Any], Report] | None:
-        found = later.again(partitioner.under(replace(partitioner.settings, share=share)), note)
+    def again(share: Share) -> tuple[Callable[..., Any], Report] | None:
+        found = later.again(partitioner.under(replace(partitioner.settings, share=share)))
         return None if found is None else (retrying(*found), found[1])
 
-    return Member(ledger, retrying(compiled, reports[-1]), reports[-1], again)
+    return Member(ledger, retrying(compiled, reports[-1]), reports[-1], again, later.publish)
 
 
 def _retrying(

@@ -123,12 +123,14 @@ class Share:
         others_bytes: What graphs before it in the step hold.
         instances: How often it runs in a step; 0 where that is not known, and the plan that holds least is taken.
         gradient_bytes: The parameter gradients that each of these runs makes.
+        may_miss: Whether the others hold more than they will when the step is known, so that nothing is final yet.
     """
 
     saved: tuple[str, ...] | None = None
     others_bytes: int = 0
     instances: int = 0
     gradient_bytes: int = 0
+    may_miss: bool = False
 
 
 def bytes_of(planner: Planner, asked: Asked) -> int | None:
@@ -223,7 +225,11 @@ def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
         if share.instances:
             (best,) = divide(turns, [offered], left_bytes).chosen
         else:
-            fitting = [k for k, o in enumerate(offered) if left_bytes is None or o.peak_bytes <= left_bytes]
+            fitting = [
+                k
+                for k, o in enumerate(offered)
+                if left_bytes is None or o.peak_bytes + o.kept_output_bytes <= left_bytes
+            ]
             best = min(
                 fitting or range(len(offered)),
                 key=lambda k: (offered[k].held_bytes * bool(fitting), offered[k].peak_bytes),
@@ -235,10 +241,15 @@ def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
-    if not asked.source:
+    if not asked.source and not share.may_miss:
         largest = tuple(live_tensor(b) for b in choice.plan.largest)
         raise SharedBudgetError(limit_bytes, peak_bytes, largest, share.others_bytes, len(turns))
-    text = f"{asked.source} allows {format_bytes(limit_bytes)}, and the graphs of this step need {format_bytes(peak_bytes)}"
+    text = (
+        f"{asked.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
+        f"{format_bytes(peak_bytes)}"
+    )
+    if share.may_miss:
+        text += ", because the first ones were planned as if they were alone; from the next step on they are planned together"
     warn(text)
     return replace(choice, message=f"{choice.message}; {text}" if choice.message else text)
 

@@ -61,8 +61,11 @@ class Compilation:
         self.config, self.patches = config, patches
         self.written: frozenset[int] | None = None
 
-    def run(self, partitioner: RematPartitioner) -> tuple[Compiled, list[Report]]:
+    def run(self, partitioner: RematPartitioner, *, is_trial: bool = False) -> tuple[Compiled, list[Report]]:
         """Compile inside the partitioner's budget; returns what to call, and the reports, which are recorded as well.
+
+        Args:
+            is_trial: No report is written to `report_dir` yet.
 
         Raises:
             BudgetError: No plan fits, or the code of the lowest one does not.
@@ -77,7 +80,8 @@ class Compilation:
                 self._keep(self._side_file(partitioner), reports)
             else:
                 compiled = self._enter_within(partitioner)
-        self._write(reports)
+        if not is_trial:
+            self._write(reports)
         return compiled, reports
 
     def _enter(self, partitioner: RematPartitioner, observer: Observer | None = None) -> Compiled:
@@ -194,8 +198,13 @@ class Later:
         self.compilation._write(reports)
         return lower
 
-    def again(self, partitioner: RematPartitioner, note: str) -> tuple[Compiled, Report] | None:
-        """Compile another plan; None where that fails, so that the one that runs goes on running.
+    def publish(self, report: Report) -> None:
+        """Record a report of `again`, once it is decided that its plan runs."""
+        record(report)
+        self.compilation._write([report])
+
+    def again(self, partitioner: RematPartitioner) -> tuple[Compiled, Report] | None:
+        """Compile another plan, without recording it; None where that fails, so that the one that runs goes on running.
 
         Raises:
             RematError: No plan is what the partitioner asks for.
@@ -205,7 +214,8 @@ class Later:
             self.ambient.enter(stack)
             reports = stack.enter_context(recording())
             try:
-                compiled, own = self.compilation.run(partitioner)
+                compiled, own = self.compilation.run(partitioner, is_trial=True)
+                own = list(own)
             except Exception as error:
                 ours = find_error(error, RematError)
                 if ours is not None:
@@ -215,12 +225,11 @@ class Later:
                 )
                 LOG.warning("a plan does not compile", exc_info=True)
                 return None
-            if not own or own[0].plan is None or guards_of(self.compilation.example_inputs) != guards:
+            finally:
                 reports.clear()
-                return None
-            reports[:] = [replace(r, message="; ".join(filter(None, (r.message, note)))) for r in own]
-        self.compilation._write(reports)
-        return compiled, reports[0]
+        if not own or own[-1].plan is None or guards_of(self.compilation.example_inputs) != guards:
+            return None
+        return compiled, own[-1]
 
     def _lower(self, partitioner: RematPartitioner, reports: list[Report], peak_bytes: int) -> Lower | None:
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,9 @@ from compile_remat.units import format_bytes
 
 Compiled = Callable[..., Any]
 
+ROUNDS = 4
+"""So often plans are chosen for one kind of step, each time knowing more of the code that Inductor makes of them."""
+
 CHANGES = 6
 """So often the graphs of one budget get other plans, whatever happens; then they keep those that they have."""
 
@@ -38,6 +41,7 @@ class Instance:
     def __init__(self, member: Member) -> None:
         self.ledger = member.ledger
         self.held_bytes = member.held_bytes
+        self.is_shared = bool(member.offers)
         self.is_open = True
 
     def close(self, *_: object) -> None:
@@ -77,6 +81,11 @@ class Ledger:
         self.open = [r for r in self.open if (i := r()) is not None and i.is_open]
         return sum(i.held_bytes for r in self.open if (i := r()) is not None)
 
+    @property
+    def is_provisional(self) -> bool:
+        """Whether a forward that waits for its backward runs under a plan for a graph that is alone."""
+        return any(not i.is_shared for r in self.open if (i := r()) is not None)
+
     def begin(self, member: Member, args: Sequence[Any]) -> Instance:
         """A forward is about to run: close the last step where that is over, and make room.
 
@@ -90,8 +99,8 @@ class Ledger:
             self.step, self.backwards = [], 0
         elif not member.offers and self.budget.kind == "bytes":
             if held_bytes + member.peak_bytes > int(self.budget.value or 0):
-                member.wanted = Share(others_bytes=held_bytes)
-        member.adopt()
+                member.wanted = Share(others_bytes=held_bytes, may_miss=self.is_provisional)
+        member.adopt_wanted()
         self.step.append(Run(weakref.ref(member), _parameters(args)))
         instance = Instance(member)
         self.open.append(weakref.ref(instance))
@@ -109,33 +118,53 @@ class Ledger:
         if any(member.wanted is not None for member in members):
             self.changes += 1
             return  # each tells its offers in the next step
-        key = [(id(m), p) for m, p in runs], [m.excess_bytes.copy() for m in members], self.budget
-        if key == self.learned:
-            return
-        self.learned = key
-        found, limit_bytes = self._choose(members, _turns(members, runs))
-        changed = False
+        key = [(id(m), p) for m, p in runs], self.budget
+        if key != self.learned:
+            self.learned = key
+            self.changes += 1
+            self._settle(members, _turns(members, runs))
+
+    def _settle(self, members: Sequence[Member], turns: Sequence[Turn]) -> None:
+        """Choose and compile, and choose again while the code of what was chosen needs more than was predicted.
+
+        Raises:
+            SharedBudgetError: The graphs of the step cannot stay inside the budget.
+        """
+        before = [member.saved for member in members]
+        for _ in range(ROUNDS):
+            found, limit_bytes = self._choose(members, turns)
+            known = [len(member.excess_bytes) for member in members]
+            for g, member in enumerate(members):
+                member.take(member.offers[found.chosen[g]])
+            if [len(member.excess_bytes) for member in members] == known:
+                break
         for g, member in enumerate(members):
-            count = sum(m is member for m, _ in runs)
-            note = _text(count, len(members), found, limit_bytes)
-            changed |= member.take(member.offers[found.chosen[g]], note)
-        self.changes += changed
+            if member.saved != before[g]:
+                count = sum(turn.graph == g for turn in turns)
+                text = _text(count, len(members), found, limit_bytes)
+                member.publish(replace(member.report, message="; ".join(filter(None, (member.report.message, text)))))
 
     def _choose(self, members: Sequence[Member], turns: Sequence[Turn]) -> tuple[Shared, int | None]:
-        offers = [member.corrected_offers() for member in members]
-        limit_bytes = int(self.budget.value or 0) if self.budget.kind == "bytes" else None
-        if self.budget.kind == "fraction":
-            fastest = [min(own, key=lambda offer: offer.time_ns) for own in offers]
-            limit_bytes = int(float(self.budget.value or 0) * step_peak_bytes(turns, fastest))
-        found = divide(turns, offers, limit_bytes)
-        if limit_bytes is not None and found.peak_bytes > limit_bytes:
-            if not self.may_miss:
-                raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(turns))
-            warn(
-                f"{len(turns)} runs of compiled graphs need {format_bytes(found.peak_bytes)} in a step, which is more than "
-                f"{format_bytes(limit_bytes)}; these are their lowest plans"
-            )
+        limit_bytes = self._limit_bytes(members, turns)
+        for known_only in (False, True):
+            found = divide(turns, [m.corrected_offers(known_only=known_only) for m in members], limit_bytes)
+            if limit_bytes is None or found.peak_bytes <= limit_bytes:
+                return found, limit_bytes
+        assert limit_bytes is not None
+        if not self.may_miss:
+            raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(turns))
+        warn(
+            f"{len(turns)} runs of compiled graphs need {format_bytes(found.peak_bytes)} in a step, which is more than "
+            f"{format_bytes(limit_bytes)}; these are their lowest plans"
+        )
         return found, limit_bytes
+
+    def _limit_bytes(self, members: Sequence[Member], turns: Sequence[Turn]) -> int | None:
+        """The budget of the step; None where the lowest is asked for."""
+        if self.budget.kind == "fraction":
+            fastest = [min(member.offers, key=lambda offer: offer.time_ns) for member in members]
+            return int(float(self.budget.value or 0) * step_peak_bytes(turns, fastest))
+        return int(self.budget.value or 0) if self.budget.kind == "bytes" else None
 
 
 def _turns(members: Sequence[Member], runs: Sequence[tuple[Member, tuple[tuple[int, int], ...]]]) -> list[Turn]:
@@ -156,7 +185,8 @@ class Member:
     Args:
         compiled: What runs.
         report: Its plan, which is not None; with offers where it was planned for company.
-        again: Compiles it under another share; None where that is not possible.
+        again: Compiles it under another share; None where that fails.
+        publish: Takes the report of a plan that runs from now on.
     """
 
     def __init__(
@@ -164,48 +194,47 @@ class Member:
         ledger: Ledger,
         compiled: Compiled,
         report: Report,
-        again: Callable[[Share, str], tuple[Compiled, Report] | None] | None,
+        again: Callable[[Share], tuple[Compiled, Report] | None],
+        publish: Callable[[Report], None],
     ) -> None:
         self.ledger = ledger
-        self.again = again
+        self.again, self.publish = again, publish
         self.offers: tuple[Offer, ...] = ()
         self.excess_bytes: dict[tuple[str, ...], int] = {}
+        self.made: dict[tuple[str, ...], tuple[Compiled, Report]] = {}
         self.wanted: Share | None = None
-        self.note = ""
         self._take_up(compiled, report)
 
     def _take_up(self, compiled: Compiled, report: Report) -> None:
         plan = report.plan
         assert plan is not None
-        self.compiled, self.saved = compiled, plan.saved
+        self.compiled, self.report, self.saved = compiled, report, plan.saved
+        self.made[plan.saved] = compiled, report
         self.held_bytes, self.peak_bytes = plan.held_bytes, plan.peak_bytes
         self.offers = report.offers or self.offers
         if report.scheduled_peak_bytes is not None:
             self.excess_bytes[plan.saved] = max(0, report.scheduled_peak_bytes - plan.peak_bytes)
 
-    def corrected_offers(self) -> list[Offer]:
-        """The offers, with what Inductor's code needs beyond them where that is known."""
-        return [
-            Offer(
-                o.saved, o.held_bytes, o.forward_peak_bytes, o.peak_bytes + self.excess_bytes.get(o.saved, 0), o.time_ns
-            )
-            for o in self.offers
-        ]
+    def corrected_offers(self, *, known_only: bool) -> list[Offer]:
+        """The offers, with what Inductor's code needs beyond them; unless `known_only`, a guess where that is not known."""
+        guess = 0 if known_only else max(self.excess_bytes.values(), default=0)
+        return [replace(o, peak_bytes=o.peak_bytes + self.excess_bytes.get(o.saved, guess)) for o in self.offers]
 
-    def take(self, plan: Offer, note: str) -> bool:
-        """Run under this plan from the next call on; returns whether it is another one."""
-        self.note = note
-        self.wanted = None if plan.saved == self.saved else Share(saved=plan.saved)
-        return self.wanted is not None
-
-    def adopt(self) -> None:
-        """Compile the plan that is wanted, if any."""
-        wanted, self.wanted = self.wanted, None
-        if wanted is None or self.again is None:
+    def take(self, plan: Offer) -> None:
+        """Run under this plan from now on; `publish` it when it is settled."""
+        if plan.saved == self.saved:
             return
-        found = self.again(wanted, self.note)
+        known = self.made.get(plan.saved) or self.again(Share(saved=plan.saved))
+        if known is not None:
+            self._take_up(*known)
+
+    def adopt_wanted(self) -> None:
+        """Compile what is wanted, if anything."""
+        wanted, self.wanted = self.wanted, None
+        found = None if wanted is None else self.again(wanted)
         if found is not None:
             self._take_up(*found)
+            self.publish(self.report)
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph; its backward tells the ledger when it has ended."""

@@ -1,7 +1,8 @@
 """Several graphs under one budget: which plan each of them gets.
 
 A step runs graphs forward in some order, some of them several times, and backward in the reverse order.  While one
-runs, what the earlier ones hold lies beside it, and in the backward the gradients of the later ones.  Choosing one plan for
+runs, what the earlier ones hold lies beside it, and in the backward the gradients of the later ones and the gradient that
+comes in.  Choosing one plan for
 each graph so that no moment needs more than the budget, in the least time, is a small integer programme (HiGHS).
 """
 
@@ -50,10 +51,10 @@ def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[Offer]) -> int:
     """The most bytes live at once in a step in which graph g runs under ``plans[g]``."""
     held, later = 0, sum(turn.gradient_bytes for turn in turns)
     peak = 0
-    for turn in turns:
+    for k, turn in enumerate(turns):
         plan = plans[turn.graph]
         later -= turn.gradient_bytes
-        peak = max(peak, held + plan.peak_bytes + later)
+        peak = max(peak, held + plan.peak_bytes + later + plan.kept_output_bytes * (k < len(turns) - 1))
         held += plan.held_bytes
     return peak
 
@@ -117,11 +118,11 @@ def _rows(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], first: np.nd
     held = np.zeros(int(first[-1]))
     later = sum(turn.gradient_bytes for turn in turns)
     rows = []
-    for turn in turns:
+    for k, turn in enumerate(turns):
         own = slice(int(first[turn.graph]), int(first[turn.graph + 1]))
         later -= turn.gradient_bytes
         row = held.copy()
-        row[own] += [o.peak_bytes for o in offers[turn.graph]]
+        row[own] += [o.peak_bytes + o.kept_output_bytes * (k < len(turns) - 1) for o in offers[turn.graph]]
         rows.append((row, later))
         held[own] += [o.held_bytes for o in offers[turn.graph]]
     if len(rows) > MOST_PLACES:

@@ -28,6 +28,8 @@ class Offer:
         forward_peak_bytes: The most bytes live at once in its forward.
         peak_bytes: The same of forward and backward.
         time_ns: Estimated time beyond the fastest plan.
+        kept_output_bytes: Outputs that its own backward reads.  They lie there beside the gradients that come in; of the others
+            the graph that read them has let go by then.
     """
 
     saved: tuple[str, ...]
@@ -35,6 +37,7 @@ class Offer:
     forward_peak_bytes: int
     peak_bytes: int
     time_ns: int
+    kept_output_bytes: int = 0
 
 
 def offers(planner: Planner) -> tuple[Offer, ...]:
@@ -52,14 +55,15 @@ def offers(planner: Planner) -> tuple[Offer, ...]:
     return tuple(kept)
 
 
-def _sizes(offer: Offer) -> tuple[int, int, int]:
-    return offer.held_bytes, offer.peak_bytes, offer.forward_peak_bytes
+def _sizes(offer: Offer) -> tuple[int, int, int, int]:
+    return offer.held_bytes, offer.peak_bytes, offer.forward_peak_bytes, offer.kept_output_bytes
 
 
 def _described(planner: Planner, masks: Bools) -> list[Offer]:
     simulator = planner.simulator
     batch = simulator.run(masks)
     names = [value.name for value in planner.problem.values]
+    output_nbytes = simulator.nbytes - simulator.saved_nbytes
     return [
         Offer(
             saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, p])),
@@ -67,6 +71,7 @@ def _described(planner: Planner, masks: Bools) -> list[Offer]:
             forward_peak_bytes=int(batch.forward_peak[p]),
             peak_bytes=int(batch.peak[p]),
             time_ns=int(batch.time_ns[p]) - planner.fastest_time_ns,
+            kept_output_bytes=int(output_nbytes @ batch.used[:, p]),
         )
         for p in range(masks.shape[1])
     ]

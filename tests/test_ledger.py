@@ -1,0 +1,228 @@
+"""Several compiled graphs in one step, under one budget: from the first step on, and as the allocator sees it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import compile_remat
+from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig, SharedBudgetError
+from compile_remat.backend import remat
+from compile_remat.measure import peak_bytes
+
+WIDTH, ROWS = 64, 1024
+X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
+EAGER_BYTES = 64
+"""What a step allocates beside its compiled graphs: the loss and its gradient."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    yield
+    torch.compiler.reset()
+
+
+class Block(nn.Module):
+    """Worth recomputing: five values of the input's size between two matmuls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.sin(torch.tanh(self.first(x))) * torch.cos(x)
+        return torch.tanh(self.second(x).exp().sin())
+
+
+class Model(nn.Module):
+    """Blocks in a row; the loss is compiled apart so that nothing large is allocated outside of compiled graphs."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(depth)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def mean_square(x: Tensor) -> Tensor:
+    return x.square().mean()
+
+
+def pieces(model: Model, ends: list[int]) -> Callable[[Tensor], Tensor]:
+    """One function with a graph break behind each of `ends`."""
+
+    def part(first: int, last: int, x: Tensor) -> Tensor:
+        for block in model.blocks[first:last]:
+            x = block(x)
+        return x
+
+    def function(x: Tensor) -> Tensor:
+        x = part(0, ends[0], x)
+        torch._dynamo.graph_break()
+        x = part(ends[0], ends[1], x)
+        torch._dynamo.graph_break()
+        x = part(ends[1], ends[2], x)
+        torch._dynamo.graph_break()
+        return mean_square(part(ends[2], len(model.blocks), x))
+
+    return function
+
+
+def by_block(options: dict[str, Any] | None) -> tuple[Model, Callable[[Tensor], Tensor]]:
+    model = Model(12)
+    for block in model.blocks:
+        block.compile(**options or {})
+    loss = torch.compile(mean_square, **options or {})
+    return model, lambda x: loss(model(x))
+
+
+def broken(options: dict[str, Any] | None) -> tuple[Model, Callable[[Tensor], Tensor]]:
+    model = Model(8)
+    return model, torch.compile(pieces(model, [2, 4, 6]), **options or {})
+
+
+def apart(options: dict[str, Any] | None) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    encoder, decoder = Model(3), Model(5)
+    first = torch.compile(encoder, **options or {})
+    second = torch.compile(lambda x: mean_square(decoder(x)), **options or {})
+    return nn.ModuleList([encoder, decoder]), lambda x: second(first(x))
+
+
+CASES = {"by block": by_block, "three graph breaks": broken, "apart": apart}
+
+
+class Steps:
+    """A model that trains; each step gives its gradients and its peak."""
+
+    def __init__(self, case: str, budget: object = None, **options: Any) -> None:
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        wrap = (
+            {"backend": "inductor"}
+            if budget is None
+            else {"backend": remat, "options": {"memory_budget": budget, **options}}
+        )
+        self.model, self.call = CASES[case](wrap)
+
+    def step(self) -> tuple[list[Tensor], int]:
+        gradients: list[Tensor] = []
+
+        def run() -> None:
+            self.call(X).backward()
+            for p in self.model.parameters():
+                assert p.grad is not None
+                gradients.append(p.grad)
+                p.grad = None
+
+        gc.collect()
+        return gradients, peak_bytes(run, "cpu").peak_bytes
+
+
+@pytest.mark.parametrize("share", [0.6, 0.4])
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_step_stays_inside_from_the_first_on(case: str, share: float) -> None:
+    plain = Steps(case)
+    plain.step()
+    expected, default_bytes = plain.step()
+    budget_bytes = max(int(share * default_bytes), 1 << 20)
+    steps = Steps(case, budget_bytes)
+    seen = [steps.step() for _ in range(4)]
+    for gradients, peak in seen:
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+        assert peak <= budget_bytes + EAGER_BYTES
+    assert seen[1][1] > seen[0][1]  # the first knows nothing of the others, so it is lean
+    assert seen[-1][1] == seen[-2][1] > 0.6 * budget_bytes
+    last = compile_remat.reports()[-1]
+    assert "in a step" in last.message
+    assert last.status != "FALLBACK"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_min_and_a_fraction(case: str) -> None:
+    plain = Steps(case)
+    plain.step()
+    expected, default_bytes = plain.step()
+    peaks = {}
+    for budget in ("min", 0.5):
+        steps = Steps(case, budget)
+        for _ in range(3):
+            gradients, peaks[budget] = steps.step()
+        torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
+    assert (
+        peaks["min"] < peaks[0.5] <= 0.5 * default_bytes * 1.1
+    )  # of the fastest plans' step, which torch's default is near
+
+
+def test_below_what_the_step_needs_is_an_error() -> None:
+    with pytest.raises(SharedBudgetError) as caught:
+        steps = Steps("by block", 2 << 20)
+        for _ in range(3):
+            steps.step()
+    assert isinstance(caught.value, BudgetError)
+    assert caught.value.floor_bytes > caught.value.budget_bytes
+
+
+def test_how_often_a_block_runs_may_be_given() -> None:
+    steps = Steps("by block", 10 << 20, instances=12)
+    peaks = [steps.step()[1] for _ in range(3)]
+    assert all(peak <= (10 << 20) + EAGER_BYTES for peak in peaks)
+    lean = Steps("by block", "min")
+    assert peaks[0] > lean.step()[1]  # no lean first step
+
+
+def test_one_graph_alone_is_planned_once() -> None:
+    model = Model(6)
+    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 0.6})
+    for _ in range(3):
+        call(X).backward()
+    (report,) = compile_remat.reports()
+    assert report.offers == () and report.message == ""
+
+
+def test_a_model_that_turns_out_to_run_twice() -> None:
+    """Nothing says beforehand that two forwards of one graph wait for one backward."""
+    model = Model(4)
+    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 4 << 20})
+
+    def step() -> None:
+        (call(X) + call(X + 1)).backward()
+
+    with pytest.warns(PlannerWarning, match="planned as if they were alone"):
+        step()
+    seen = []
+    for _ in range(4):
+        gc.collect()
+        seen.append(peak_bytes(step, "cpu").peak_bytes - 2 * X.nbytes)
+    assert seen[-1] <= 4 << 20
+    assert any(
+        "runs 2 times in a step" in r.message or "runs once in a step" in r.message for r in compile_remat.reports()
+    )
+
+
+def test_forwards_without_a_backward_leave_nothing_behind() -> None:
+    model = Model(4)
+    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 4 << 20})
+    for _ in range(3):
+        call(X)
+    call(X).backward()
+    call(X).backward()
+    assert len(compile_remat.reports()) == 1
+
+
+def test_values_of_instances() -> None:
+    assert [RematConfig(instances=v).instances for v in ("learn", None, 3, "12")] == [None, None, 3, 12]
+    for wrong in (0, -1, "often", True, 1.5):
+        with pytest.raises(ConfigError, match="Allowed: learn"):
+            RematConfig(instances=wrong)  # type: ignore[arg-type]
