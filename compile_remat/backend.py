@@ -17,7 +17,13 @@ from torch import fx
 
 from compile_remat import _torch, capacity
 from compile_remat._torch_dynamo import company
-from compile_remat._torch_inductor import PARTITIONER_OPTION, CustomPartitionerFn, compile_plain, get_hash_for_files
+from compile_remat._torch_inductor import (
+    PARTITIONER_OPTION,
+    CustomPartitionerFn,
+    compile_plain,
+    get_hash_for_files,
+    keep_matmuls_in_place,
+)
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Share
@@ -199,7 +205,10 @@ class RematPartitioner(CustomPartitionerFn):
         }
         if self.fallback:
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
-        return split(gm, joint_inputs, self.settings, **keywords)
+        forward, backward = split(gm, joint_inputs, self.settings, **keywords)
+        if self.guarded and kwargs.get("compiler") == "inductor":
+            keep_matmuls_in_place(backward)
+        return forward, backward
 
     def tightened(self, planning_bytes: int, *, guarded: bool | None = None) -> RematPartitioner:
         """One that plans for fewer bytes than the budget."""

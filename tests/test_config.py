@@ -168,6 +168,7 @@ def test_defaults() -> None:
         "device": "detect",
         "reserve": "5%",
         "optimizer_state": "adamw",
+        "instances": "None",
         "cost_model": "roofline",
         "compiler": "inductor",
         "mode": "None",
@@ -316,7 +317,7 @@ def test_config_is_a_frozen_value() -> None:
 
 def test_key_text() -> None:
     assert RematConfig().key() == (
-        "compiler='inductor';cost_model='roofline';device='detect';memory_budget='auto';mode='None';"
+        "compiler='inductor';cost_model='roofline';device='detect';instances='None';memory_budget='auto';mode='None';"
         "optimizer_state='adamw';plan_dir='None';reserve='5%'"
     )
 
@@ -329,6 +330,7 @@ def test_key_text() -> None:
         ("reserve", "6%", True),
         ("optimizer_state", "sgd", True),
         ("cost_model", "unit", True),
+        ("instances", 12, True),
         ("compiler", "eager", True),
         ("mode", "default", True),
         ("plan_dir", "plans", True),

@@ -16,6 +16,7 @@ from compile_remat.errors import (
     PlannerWarning,
     RematError,
     SettingWarning,
+    SharedBudgetError,
     TagConflictError,
 )
 from compile_remat.names import closest, did_you_mean
@@ -41,6 +42,8 @@ def make(budget: int = 10 * MIB, floor: int = 44 * MIB + 1, count: int = 7) -> B
         (PlanMismatchError("a"), RuntimeError),
         (make(), RuntimeError),
         (CONFLICT, BudgetError),
+        (SharedBudgetError(10 * MIB, 44 * MIB, (TENSOR,), 3 * MIB), BudgetError),
+        (SharedBudgetError(10 * MIB, 44 * MIB, num_runs=12), BudgetError),
     ],
 )
 @pytest.mark.parametrize("trip", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy])
@@ -51,6 +54,14 @@ def test_family_and_round_trip(error: RematError, also: type[Exception], trip) -
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert vars(back) == vars(error)
+
+
+def test_a_shared_budget_names_what_the_others_hold_or_how_much_runs() -> None:
+    beside = str(SharedBudgetError(10 * MIB, 44 * MIB, (TENSOR,), 3 * MIB))
+    assert "other graphs of the same step hold 3.0 MiB" in beside
+    assert "the step comes to 44.0 MiB" in beside and "addmm_3" in beside
+    whole = str(SharedBudgetError(10 * MIB, 44 * MIB, num_runs=12))
+    assert "runs compiled graphs 12 times is 44.0 MiB" in whole and '"44MiB"' in whole
 
 
 @pytest.mark.parametrize("warning", [PlannerWarning, SettingWarning])

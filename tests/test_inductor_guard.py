@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import compile_remat
-from compile_remat import compilation
-from compile_remat._torch_inductor import GuardedChoices, compile_with_partitioner
+from compile_remat import backend, compilation
+from compile_remat._torch_inductor import GuardedChoices, compile_with_partitioner, keep_matmuls_in_place
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
 
@@ -94,3 +96,87 @@ def test_plain_inductor_keeps_its_own_choices(monkeypatch: pytest.MonkeyPatch) -
         *inputs
     ).backward()  # `max` is Inductor as it is
     assert len(asked) == used
+
+
+# -- matmuls stay where they stand ------------------------------------------------------------------------------------
+
+
+class Tied(torch.nn.Module):
+    """The first thing that the backward computes for the tied weight is added to the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(512, 64)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)])
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return torch.nn.functional.cross_entropy(x @ self.table.weight.T, tokens)
+
+
+def tied_peak() -> tuple[int, list[torch.Tensor | None]]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, tokens = Tied(), torch.randint(0, 512, (4096,))
+    call = torch.compile(model, backend=remat, options={"memory_budget": "min"})
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        call(tokens).backward()
+
+    step()
+    return peak_bytes(step, "cpu").peak_bytes, [p.grad for p in model.parameters()]
+
+
+def test_the_gradient_of_a_tied_weight_is_made_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded, actual = tied_peak()
+    (report,) = compile_remat.reports()
+    monkeypatch.setattr(backend, "keep_matmuls_in_place", lambda module: 0)
+    unguarded, expected = tied_peak()
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
+    assert report.predicted_peak_bytes is not None
+    assert guarded <= 1.03 * report.predicted_peak_bytes
+    assert unguarded > guarded + MIB // 2
+
+
+def traced(function: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule:
+    with FakeTensorMode() as mode:
+        return make_fx(function)(*(mode.from_tensor(a) for a in args))
+
+
+def far(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    early = a @ b
+    return torch.add(early, c @ c @ c, alpha=2)
+
+
+def test_an_addition_far_from_its_matmul_is_hidden_from_the_pattern() -> None:
+    a, b, c = torch.randn(4, 3), torch.randn(3, 4), torch.randn(4, 4)
+    module = traced(far, a, b, c)
+    expected = far(a, b, c)
+    assert keep_matmuls_in_place(module) == 1
+    module.graph.lint()
+    assert [n.target.__name__ for n in module.graph.nodes if n.op == "call_function"] == [
+        "mm.default", "mm.default", "mm.default", "unsqueeze.default", "unsqueeze.default", "add.Tensor", "squeeze.dim",
+    ]  # fmt: skip
+    assert all("val" in n.meta for n in module.graph.nodes if n.op == "call_function")
+    torch.testing.assert_close(module(a, b, c), expected)
+    assert keep_matmuls_in_place(module) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, c: (a @ b) + c,  # nothing lies between
+        lambda a, b, c: (a @ b) + (c @ c)[0],  # a row for every row
+        lambda a, b, c: ((m := a @ b), m + c @ c @ c),  # the product is wanted by itself
+        lambda a, b, c: (a @ b + 1) + c @ c,
+    ],
+    ids=["near", "broadcast", "used twice", "no product"],
+)
+def test_other_additions_stay(function: Callable[..., Any]) -> None:
+    module = traced(function, torch.randn(4, 3), torch.randn(3, 4), torch.randn(4, 4))
+    before = str(module.graph)
+    assert keep_matmuls_in_place(module) == 0
+    assert str(module.graph) == before

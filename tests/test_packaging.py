@@ -48,6 +48,7 @@ def test_public_names() -> None:
         "RematError",
         "Report",
         "SettingWarning",
+        "SharedBudgetError",
         "TagConflictError",
         "explain",
         "install",

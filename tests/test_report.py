@@ -8,7 +8,7 @@ import pytest
 from expecttest import assert_expected_inline
 
 import compile_remat
-from compile_remat.passes import LiveBuffer, Plan, Status
+from compile_remat.passes import LiveBuffer, Offer, Plan, Status
 from compile_remat.report import Report, record, recording, write, write_to
 
 MIB = 1 << 20
@@ -60,8 +60,12 @@ def test_the_text_is_ascii_and_leaves_out_what_is_not_known() -> None:
     assert "note" not in str(bare)
 
 
+OFFER_FIGURES = {"held_bytes": 3, "forward_peak_bytes": 4, "peak_bytes": 5, "time_ns": 6, "kept_output_bytes": 1}
+
+
 def test_json_holds_everything() -> None:
-    data = json.loads(REPORT.to_json())
+    report = dataclasses.replace(REPORT, offers=(Offer(("mm",), **OFFER_FIGURES),))
+    data = json.loads(report.to_json())
     assert {name: data[name] for name in data if name != "plan"} == {
         "graph_key": "0123456789abcdef",
         "budget": "8MiB",
@@ -72,9 +76,10 @@ def test_json_holds_everything() -> None:
         "from_cache": False,
         "check": "",
         "scheduled_peak_bytes": None,
+        "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
-    assert Report.from_json(REPORT.to_json()) == REPORT
+    assert Report.from_json(report.to_json()) == report
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}}', '{"plan": null, "colour": 1}'])
