@@ -25,11 +25,11 @@ from compile_remat._torch_inductor import (
     keep_matmuls_in_place,
 )
 from compile_remat._torch_version import version_problem
-from compile_remat.budget import MemoryBudget
+from compile_remat.budget import MemoryBudget, OptimizerState
 from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
-from compile_remat.cost_models import Device, detect, load_device
+from compile_remat.cost_models import detect, load_device
 from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, find_error
 from compile_remat.ledger import Ledger, Member
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
@@ -108,6 +108,9 @@ def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence
     ledger = _LEDGERS.setdefault(key, Ledger(settings.budget, may_miss=settings.from_auto))
     if not ledger.held_bytes():
         ledger.budget = settings.budget  # `auto` has looked again
+        if settings.from_auto and config.optimizer_state.kind != "none":
+            without_state = replace(config, optimizer_state=OptimizerState("none"))
+            ledger.look = functools.partial(_auto, without_state, _place_of(example_inputs), 0)
     return ledger
 
 
@@ -141,8 +144,9 @@ def _compile(
     if ledger is None:
         return retrying(compiled, reports[-1])
 
-    def again(share: Share) -> tuple[Callable[..., Any], Report] | None:
-        found = later.again(partitioner.under(replace(partitioner.settings, share=share)))
+    def again(share: Share | None) -> tuple[Callable[..., Any], Report] | None:
+        settings = replace(partitioner.settings, share=share, budget=ledger.budget)
+        found = later.again(partitioner.under(settings))
         return None if found is None else (retrying(*found), found[1])
 
     return Member(ledger, retrying(compiled, reports[-1]), reports[-1], again, later.publish)
@@ -165,6 +169,7 @@ def _retrying(
         peak_bytes=report.plan.peak_bytes,
         written=compilation.written,
         retries=compilation.config.oom_retry,
+        available=functools.partial(capacity.free_bytes, place, compilation.config.capacity),
         device=place,
     )
 
@@ -268,7 +273,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     device = detect(place) if config.device == "detect" else load_device(config.device)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
-        budget = _auto(config, device, place, example_inputs)
+        budget = _auto(config, place, capacity.trainable_bytes(example_inputs))
     return Settings(
         budget,
         device,
@@ -280,11 +285,12 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     )
 
 
-def _auto(config: RematConfig, device: Device, place: torch.device, example_inputs: Sequence[Any]) -> MemoryBudget:
-    free = capacity.read(place)
+def _auto(config: RematConfig, place: torch.device, trainable_bytes: int) -> MemoryBudget:
+    free = capacity.read(place, config.capacity)
     if free is None:
         return MemoryBudget("max")
-    budget_bytes = capacity.auto_budget_bytes(free, config.reserve, config.optimizer_state, example_inputs)
+    budget_bytes = capacity.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
+    budget_bytes = capacity.smallest_of_all_ranks(budget_bytes, place)
     LOG.info("%s", capacity.describe(free, budget_bytes))
     return MemoryBudget("bytes", budget_bytes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compile_remat.budget import OptimizerState, Reserve
+from compile_remat.budget import Reserve
 from compile_remat.units import format_bytes
 
 GRAIN = 64
@@ -41,20 +42,39 @@ class Free:
         return min(self.free + self.reserved, self.process_limit) - self.allocated
 
 
-def read(device: torch.device) -> Free | None:
-    """The device's memory now; None where torch does not know it (CPU)."""
+def read(device: torch.device, capacity_bytes: int | None = None) -> Free | None:
+    """The device's memory now; None where it is not known: on a CPU without a given capacity, and on other devices.
+
+    Args:
+        capacity_bytes: What this process may hold, where the user says so.  Without it a GPU's own capacity counts.  On a CPU
+            the process holds what is resident: tensors and everything else.
+    """
+    if device.type == "cpu" and capacity_bytes is not None:
+        resident, free = resident_bytes(), host_free_bytes()
+        if resident is None or free is None:
+            return None
+        return Free(free, resident, resident, capacity_bytes, capacity_bytes)
     if device.type != "cuda":
         return None
     free, capacity = torch.cuda.mem_get_info(device)
-    fraction = torch.cuda.get_per_process_memory_fraction(device)
+    limit = int(capacity * torch.cuda.get_per_process_memory_fraction(device))
     reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    return Free(free, reserved, allocated, capacity, int(capacity * fraction))
+    if capacity_bytes is not None:
+        limit, capacity = min(limit, capacity_bytes), min(capacity, capacity_bytes)
+    return Free(free, reserved, allocated, capacity, limit)
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """What this process can still allocate on an accelerator; None where torch does not know."""
-    memory = read(device)
+def free_bytes(device: torch.device, capacity_bytes: int | None = None) -> int | None:
+    """What this process can still allocate there; None where that is not known."""
+    memory = read(device, capacity_bytes)
     return None if memory is None else memory.available
+
+
+def resident_bytes(table: Path = Path("/proc/self/statm")) -> int | None:
+    """What this process holds of the host's memory; None where the system does not say."""
+    if not table.exists():
+        return None
+    return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def host_free_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
@@ -65,14 +85,25 @@ def host_free_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def auto_budget_bytes(
-    memory: Free, reserve: Reserve, optimizer_state: OptimizerState, example_inputs: Sequence[Any]
-) -> int:
+def auto_budget_bytes(memory: Free, reserve: Reserve, state_bytes: int) -> int:
     """Bytes left for the region peak: what is free, less the reserve and the optimizer's state still to come."""
-    left = memory.available - reserve.of(memory.capacity)
-    left -= optimizer_state.of(trainable_bytes(example_inputs))
+    left = memory.available - reserve.of(memory.capacity) - state_bytes
     grain = max(1, memory.capacity // GRAIN)
     return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning
+
+
+def smallest_of_all_ranks(nbytes: int, device: torch.device) -> int:
+    """The smallest figure of all ranks of the default process group, so that all of them make the same plan.
+
+    A collective: every rank that compiles this graph takes part.  Without a group of several ranks it is `nbytes`.
+    """
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return nbytes
+    place = device if distributed.get_backend() == "nccl" else torch.device("cpu")
+    smallest = torch.tensor([nbytes], dtype=torch.int64, device=place)
+    distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
+    return int(smallest.item())
 
 
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:

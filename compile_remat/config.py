@@ -59,6 +59,18 @@ def _instances(raw: object) -> int | None:
     return int(text)
 
 
+def _capacity(raw: object) -> int | None:
+    """A size, or None for what the device says."""
+    if raw is None or str(raw).strip().lower() == "none":
+        return None
+    budget = MemoryBudget.parse(raw)
+    if budget.kind != "bytes":
+        raise ConfigError(
+            f'{raw!r} is not a size. Allowed: a size with its unit ("64GiB"), an int of at least 1 MiB, or none.'
+        )
+    return int(budget.value or 0)
+
+
 def _up_to(most: int) -> Callable[[object], int]:
     """A parser for a whole number from 0."""
 
@@ -109,6 +121,7 @@ class RematConfig:
         memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default, unless torch's own
             `activation_memory_budget` is set).
         device: `detect` (default), a name of the device table, or a JSON file of measured figures.
+        capacity: bytes that this process may hold on the device, or None for what the device says; a CPU says nothing.
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
         optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
         instances: how often a compiled graph runs in a step; None (`learn`, the default) finds out.
@@ -124,6 +137,7 @@ class RematConfig:
 
     memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto", is_given=False))
     device: str = _row(_device, "detect")
+    capacity: int | None = _row(_capacity, None)
     reserve: Reserve = _row(Reserve.parse, Reserve("percent", 5))
     optimizer_state: OptimizerState = _row(OptimizerState.parse, OptimizerState("adamw"))
     instances: int | None = _row(_instances, None)

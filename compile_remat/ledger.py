@@ -74,6 +74,7 @@ class Ledger:
         self.step: list[Run] = []
         self.backwards = 0
         self.changes = 0
+        self.look: Callable[[], MemoryBudget] | None = None  # what `auto` comes to when the optimizer has its state
         self.learned: object = None
 
     def held_bytes(self) -> int:
@@ -95,6 +96,7 @@ class Ledger:
         held_bytes = self.held_bytes()
         if not self.open:
             if self.backwards:
+                self._look_again(member)
                 self._learn()
             self.step, self.backwards = [], 0
         elif not member.offers and self.budget.kind == "bytes":
@@ -105,6 +107,18 @@ class Ledger:
         instance = Instance(member)
         self.open.append(weakref.ref(instance))
         return instance
+
+    def _look_again(self, member: Member) -> None:
+        """The second step begins, and the optimizer has its state: where less is free than was thought, plan once more."""
+        look, self.look = self.look, None
+        seen = None if look is None else look()
+        if seen is None or seen.kind != "bytes" or int(seen.value or 0) >= int(self.budget.value or 0):
+            return
+        is_alone = len(self.step) == 1 and not member.offers
+        if not is_alone:
+            self.budget = seen  # `_learn` chooses anew
+        elif member.peak_bytes > int(seen.value or 0):
+            self.budget, member.is_too_large = seen, True
 
     def _learn(self) -> None:
         """The step is over: choose for all of its graphs at once, where one of them was not alone in it."""
@@ -185,7 +199,7 @@ class Member:
     Args:
         compiled: What runs.
         report: Its plan, which is not None; with offers where it was planned for company.
-        again: Compiles it under another share; None where that fails.
+        again: Compiles it under another share, or alone under the ledger's budget as it is now; None where that fails.
         publish: Takes the report of a plan that runs from now on.
     """
 
@@ -194,7 +208,7 @@ class Member:
         ledger: Ledger,
         compiled: Compiled,
         report: Report,
-        again: Callable[[Share], tuple[Compiled, Report] | None],
+        again: Callable[[Share | None], tuple[Compiled, Report] | None],
         publish: Callable[[Report], None],
     ) -> None:
         self.ledger = ledger
@@ -203,6 +217,7 @@ class Member:
         self.excess_bytes: dict[tuple[str, ...], int] = {}
         self.made: dict[tuple[str, ...], tuple[Compiled, Report]] = {}
         self.wanted: Share | None = None
+        self.is_too_large = False
         self._take_up(compiled, report)
 
     def _take_up(self, compiled: Compiled, report: Report) -> None:
@@ -231,7 +246,8 @@ class Member:
     def adopt_wanted(self) -> None:
         """Compile what is wanted, if anything."""
         wanted, self.wanted = self.wanted, None
-        found = None if wanted is None else self.again(wanted)
+        is_wanted, self.is_too_large = wanted is not None or self.is_too_large, False
+        found = self.again(wanted) if is_wanted else None
         if found is not None:
             self._take_up(*found)
             self.publish(self.report)

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from compile_remat import capacity
 from compile_remat._torch_autograd import (
     Backward,
     compiled_node,
@@ -122,6 +121,7 @@ class Retrying:
         written: Positions of the arguments that the graph writes into; None where they are not known.
         retries: How often a graph may be planned again in all.
         device: Where it runs.
+        available: What can be allocated there now, in bytes; None where that is not known.
     """
 
     def __init__(
@@ -133,12 +133,14 @@ class Retrying:
         written: frozenset[int] | None,
         retries: int,
         device: torch.device,
+        available: Callable[[], int | None],
     ) -> None:
         self.compiled = compiled
         self.lower = lower
         self.peak_bytes = peak_bytes
         self.written = written
         self.retries = retries
+        self.available = available
         self.device = device
         self.devices = () if device.type == "cpu" else (device,)
 
@@ -252,7 +254,7 @@ class Retrying:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        available_bytes = capacity.free_bytes(self.device)
+        available_bytes = self.available()
         target_bytes = int(LESS * self.peak_bytes)
         if available_bytes is not None:
             target_bytes = min(target_bytes, int(USABLE * available_bytes))

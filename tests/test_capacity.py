@@ -1,15 +1,19 @@
 """What `auto` stands for, on a made-up device and on a real one."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import compile_remat
-from compile_remat import capacity
-from compile_remat.backend import settings_for
+from compile_remat import ConfigError, capacity
+from compile_remat.backend import remat, settings_for
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.capacity import Free, auto_budget_bytes, trainable_bytes
+from compile_remat.capacity import Free, auto_budget_bytes, smallest_of_all_ranks, trainable_bytes
 from compile_remat.config import RematConfig
 
 GIB = 1 << 30
@@ -26,7 +30,8 @@ PARAMETERS = [
 
 
 def auto(memory: Free = FREE, reserve: object = 0, state: object = "none") -> float:
-    budget = auto_budget_bytes(memory, Reserve.parse(reserve), OptimizerState.parse(state), PARAMETERS)
+    state_bytes = OptimizerState.parse(state).of(trainable_bytes(PARAMETERS))
+    budget = auto_budget_bytes(memory, Reserve.parse(reserve), state_bytes)
     return budget / GIB
 
 
@@ -71,13 +76,14 @@ def test_the_log_line_adds_up() -> None:
 
 def test_cpu_has_no_capacity_so_auto_is_max() -> None:
     assert capacity.read(torch.device("cpu")) is None
+    assert capacity.read(torch.device("meta"), GIB) is None
     settings = settings_for(RematConfig(), [torch.empty(4)])
     assert settings.budget == MemoryBudget("max")
     assert settings.from_auto
 
 
 def test_auto_becomes_bytes_where_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "read", lambda device: FREE)
+    monkeypatch.setattr(capacity, "read", lambda device, given: FREE)
     settings = settings_for(RematConfig(reserve="0", optimizer_state="none"), [torch.empty(4)])
     assert settings.budget == MemoryBudget("bytes", 52 * GIB)
     explicit = settings_for(RematConfig(memory_budget="3GiB"), [torch.empty(4)])
@@ -86,7 +92,7 @@ def test_auto_becomes_bytes_where_memory_is_known(monkeypatch: pytest.MonkeyPatc
 
 def test_auto_below_the_floor_warns_and_takes_the_lowest_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = Free(free=0, reserved=0, allocated=0, capacity=64, process_limit=64)
-    monkeypatch.setattr(capacity, "read", lambda device: tiny)
+    monkeypatch.setattr(capacity, "read", lambda device, given: tiny)
     x = torch.randn(64, 64, requires_grad=True)
 
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -96,6 +102,107 @@ def test_auto_below_the_floor_warns_and_takes_the_lowest_plan(monkeypatch: pytes
         report = compile_remat.explain(twice, x)
     assert report.message and report.floor_bytes == report.predicted_peak_bytes
     assert report.predicted_peak_bytes == compile_remat.explain(twice, x, memory_budget="min").predicted_peak_bytes
+
+
+def test_a_cpu_with_a_given_capacity_counts_what_is_resident() -> None:
+    held = torch.ones(64 << 20, dtype=torch.uint8)
+    memory = capacity.read(torch.device("cpu"), 10 * GIB)
+    assert memory is not None
+    assert memory.allocated == memory.reserved > held.nbytes
+    assert memory.capacity == memory.process_limit == 10 * GIB
+    assert memory.available <= 10 * GIB - memory.allocated
+
+
+def test_no_figures_from_the_system_are_no_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert capacity.resident_bytes(tmp_path / "absent") is None
+    assert capacity.host_free_bytes(tmp_path / "absent") is None
+    monkeypatch.setattr(capacity, "resident_bytes", lambda: None)
+    assert capacity.read(torch.device("cpu"), GIB) is None
+
+
+def test_the_setting_makes_auto_a_budget_on_a_cpu() -> None:
+    resident = capacity.resident_bytes()
+    assert resident is not None
+    given = resident + GIB
+    settings = settings_for(RematConfig(capacity=given, reserve="25%", optimizer_state="256MiB"), [torch.empty(4)])
+    expected = GIB - given * 0.25 - GIB / 4
+    assert settings.from_auto and settings.budget.kind == "bytes"
+    assert abs(float(settings.budget.value or 0) - max(1, expected)) <= given / 64 + 0.02 * GIB
+
+
+@pytest.mark.parametrize(("raw", "value"), [("64GiB", 64 * GIB), (GIB, GIB), ("none", None), (None, None)])
+def test_values_of_capacity(raw: object, value: int | None) -> None:
+    assert RematConfig(capacity=raw).capacity == value  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raw", ["max", "0.5", 12, "lots", True])
+def test_what_is_no_capacity(raw: object) -> None:
+    with pytest.raises(ConfigError, match="capacity"):
+        RematConfig(capacity=raw)  # type: ignore[arg-type]
+
+
+RANK = """
+import sys, torch
+from compile_remat.capacity import smallest_of_all_ranks
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+print(smallest_of_all_ranks([700, 500][int(sys.argv[2])], torch.device("cpu")))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_all_ranks_take_the_smallest_figure(tmp_path: Path) -> None:
+    assert smallest_of_all_ranks(700, torch.device("cpu")) == 700  # alone
+    environ = {**os.environ, "PYTHONPATH": str(Path(compile_remat.__file__).resolve().parent.parent)}
+    command = [sys.executable, "-c", RANK, str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environ, cwd=tmp_path)
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["500"], ["500"]]
+
+
+class Deep(torch.nn.Module):
+    """Its default peak is some 5 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(8)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.sin(torch.tanh(layer(x)))
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(("then", "plans"), [(64 << 20, 1), (3 << 20, 2)], ids=["enough is left", "too little is left"])
+def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
+    monkeypatch: pytest.MonkeyPatch, then: int, plans: int
+) -> None:
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    levels = [64 << 20, then, 1 << 20]
+    seen: list[int] = []
+
+    def read(device: torch.device, given: int | None = None) -> Free:
+        seen.append(levels[min(len(seen), 2)])
+        return Free(free=seen[-1], reserved=0, allocated=0, capacity=64 << 20, process_limit=64 << 20)
+
+    monkeypatch.setattr(capacity, "read", read)
+    model, x = Deep(), torch.randn(1024, 64)
+    options = {"memory_budget": "auto", "reserve": 0, "optimizer_state": "adamw", "compiler": "eager"}
+    call = torch.compile(model, backend=remat, options=options)
+    losses = []
+    for _ in range(4):
+        loss = call(x)
+        loss.backward()
+        losses.append(loss.item())
+    assert losses == [losses[0]] * 4
+    reports = compile_remat.reports()
+    assert len(reports) == plans
+    assert len(seen) == 2  # at the compilation and when the second step began
+    if plans == 2:
+        assert reports[0].predicted_peak_bytes > then >= reports[1].predicted_peak_bytes  # type: ignore[operator]
+        assert reports[1].budget_bytes == then
 
 
 @pytest.mark.gpu

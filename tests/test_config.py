@@ -166,6 +166,7 @@ def test_defaults() -> None:
     assert {row.name: str(getattr(defaults, row.name)) for row in dataclasses.fields(defaults)} == {
         "memory_budget": "auto",
         "device": "detect",
+        "capacity": "None",
         "reserve": "5%",
         "optimizer_state": "adamw",
         "instances": "None",
@@ -317,7 +318,7 @@ def test_config_is_a_frozen_value() -> None:
 
 def test_key_text() -> None:
     assert RematConfig().key() == (
-        "compiler='inductor';cost_model='roofline';device='detect';instances='None';memory_budget='auto';mode='None';"
+        "capacity='None';compiler='inductor';cost_model='roofline';device='detect';instances='None';memory_budget='auto';mode='None';"
         "optimizer_state='adamw';plan_dir='None';reserve='5%'"
     )
 
@@ -331,6 +332,7 @@ def test_key_text() -> None:
         ("optimizer_state", "sgd", True),
         ("cost_model", "unit", True),
         ("instances", 12, True),
+        ("capacity", "64GiB", True),
         ("compiler", "eager", True),
         ("mode", "default", True),
         ("plan_dir", "plans", True),
