@@ -8,11 +8,12 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.eval_frame import OptimizedModule, cached_backends
 
 _CALLED = "_remat_was_called"
 
@@ -57,19 +58,22 @@ def _frames() -> Iterator[Any]:
 
 
 def _others_waiting(wrapper: Any) -> bool:
-    """Whether torch.compile was called elsewhere for our backend, and what it made was not run yet."""
+    """Whether torch.compile was called elsewhere for our backend, and what it made is still there and was not run yet."""
     if wrapper is None:
         return False
     wrapper.__dict__[_CALLED] = True
-
-    def is_waiting(made: Any) -> bool:
-        return (
-            type(made) is torch._TorchCompileWrapper
-            and made.compiler_fn is wrapper.compiler_fn
-            and not vars(made).get(_CALLED)
-        )
-
-    if not any(map(is_waiting, gc.get_objects())):
+    waiting = [w for w in list(cached_backends.values()) if _is_waiting(w, wrapper.compiler_fn)]
+    if not waiting:
         return False
-    gc.collect()  # it may be garbage
-    return any(map(is_waiting, gc.get_objects()))
+    gc.collect()
+    return any(_has_owner(made) for made in waiting)
+
+
+def _is_waiting(made: Any, compiler_fn: Any) -> bool:
+    return type(made) is torch._TorchCompileWrapper and made.compiler_fn is compiler_fn and _CALLED not in vars(made)
+
+
+def _has_owner(made: Any) -> bool:
+    """Whether anything but Dynamo's table, which keeps all that there ever were, and a running function refers to it."""
+    mine = (FrameType, list)
+    return any(owner is not cached_backends and not isinstance(owner, mine) for owner in gc.get_referrers(made))

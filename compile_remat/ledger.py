@@ -32,7 +32,7 @@ ROUNDS = 4
 """So often plans are chosen for one kind of step, each time knowing more of the code that Inductor makes of them."""
 
 CHANGES = 6
-"""So often the graphs of one budget get other plans, whatever happens; then they keep those that they have."""
+"""So often a graph gets another plan because its steps change; then it keeps what it has."""
 
 
 class Instance:
@@ -73,7 +73,6 @@ class Ledger:
         self.open: list[weakref.ref[Instance]] = []
         self.step: list[Run] = []
         self.backwards = 0
-        self.changes = 0
         self.look: Callable[[], MemoryBudget] | None = None  # what `auto` comes to when the optimizer has its state
         self.learned: object = None
 
@@ -99,7 +98,7 @@ class Ledger:
                 self._look_again(member)
                 self._learn()
             self.step, self.backwards = [], 0
-        elif not member.offers and self.budget.kind == "bytes":
+        elif not member.offers and self.budget.kind == "bytes" and member.changes < CHANGES:
             if held_bytes + member.peak_bytes > int(self.budget.value or 0):
                 member.wanted = Share(others_bytes=held_bytes, may_miss=self.is_provisional)
         member.adopt_wanted()
@@ -123,19 +122,19 @@ class Ledger:
     def _learn(self) -> None:
         """The step is over: choose for all of its graphs at once, where one of them was not alone in it."""
         runs = [(member, run.parameters) for run in self.step if (member := run.member()) is not None]
-        if len(runs) < 2 or len(runs) < len(self.step) or self.changes >= CHANGES:
+        if len(runs) < 2 or len(runs) < len(self.step):
             return
         members = list(dict.fromkeys(member for member, _ in runs))
+        if max(member.changes for member in members) >= CHANGES:
+            return
         for member in members:
             if not member.offers:
                 member.wanted = Share()
         if any(member.wanted is not None for member in members):
-            self.changes += 1
             return  # each tells its offers in the next step
         key = [(id(m), p) for m, p in runs], self.budget
         if key != self.learned:
             self.learned = key
-            self.changes += 1
             self._settle(members, _turns(members, runs))
 
     def _settle(self, members: Sequence[Member], turns: Sequence[Turn]) -> None:
@@ -154,6 +153,7 @@ class Ledger:
                 break
         for g, member in enumerate(members):
             if member.saved != before[g]:
+                member.changes += 1
                 count = sum(turn.graph == g for turn in turns)
                 text = _text(count, len(members), found, limit_bytes)
                 member.publish(replace(member.report, message="; ".join(filter(None, (member.report.message, text)))))
@@ -218,6 +218,7 @@ class Member:
         self.made: dict[tuple[str, ...], tuple[Compiled, Report]] = {}
         self.wanted: Share | None = None
         self.is_too_large = False
+        self.changes = 0
         self._take_up(compiled, report)
 
     def _take_up(self, compiled: Compiled, report: Report) -> None:
@@ -247,6 +248,7 @@ class Member:
         """Compile what is wanted, if anything."""
         wanted, self.wanted = self.wanted, None
         is_wanted, self.is_too_large = wanted is not None or self.is_too_large, False
+        self.changes += is_wanted
         found = self.again(wanted) if is_wanted else None
         if found is not None:
             self._take_up(*found)

@@ -71,14 +71,14 @@ class Before:
     Attributes:
         inputs: A weak reference and the version after the forward for each tensor, the value itself for anything else.
         written: Copies of what the forward writes into, by position.
-        random: The states of the generators.
+        random: The states of the generators, in no tensor: a plan counts each byte of those.
         problem: Why the forward cannot run again; empty where it can.
     """
 
     inputs: tuple[Any, ...]
     versions: tuple[int, ...]
     written: dict[int, torch.Tensor]
-    random: dict[str, torch.Tensor]
+    random: dict[str, bytes]
     problem: str = ""
 
     def arguments(self) -> list[Any]:
@@ -183,7 +183,7 @@ class Retrying:
                 )
             else:
                 copies = {k: t.detach().clone() for k, t in tensors.items()}
-        return Before((), (), copies, read_random_state(self.devices), problem)
+        return Before((), (), copies, _read_random(self.devices), problem)
 
     def _call_again(self, args: Sequence[Any], before: Before, failure: torch.OutOfMemoryError) -> Any:
         while True:
@@ -196,7 +196,7 @@ class Retrying:
             for k, copy in before.written.items():
                 with torch.no_grad(), keeping_version(args[k]):
                     args[k].copy_(copy)
-            write_random_state(before.random)
+            _write_random(before.random)
             outputs, again = attempt(self.compiled, args)
             if again is None:
                 return outputs
@@ -226,16 +226,16 @@ class Retrying:
             if again is None:
                 return result
 
-    def _whole(self, inputs: list[Any], gradients: list[Any], random: dict[str, torch.Tensor]) -> Any:
+    def _whole(self, inputs: list[Any], gradients: list[Any], random: dict[str, bytes]) -> Any:
         """Forward and backward, without autograd's engine: nothing is accumulated but by whoever called us."""
-        now = read_random_state(self.devices)
-        write_random_state(random)
+        now = _read_random(self.devices)
+        _write_random(random)
         try:
             since = sequence_number()
             with torch.enable_grad():
                 node = compiled_node(self.compiled(*inputs), since)
         finally:
-            write_random_state(now)
+            _write_random(now)
         if node is None:
             raise RuntimeError("the forward that was run again has no backward")
         inputs.clear()
@@ -289,6 +289,14 @@ def explained(failure: torch.OutOfMemoryError, why: str) -> torch.OutOfMemoryErr
     """The original error with a note on why the step did not run again."""
     failure.add_note(f"compile_remat: the step was not run again: {why}.")
     return failure
+
+
+def _read_random(devices: Sequence[torch.device]) -> dict[str, bytes]:
+    return {place: state.numpy().tobytes() for place, state in read_random_state(devices).items()}
+
+
+def _write_random(states: dict[str, bytes]) -> None:
+    write_random_state({place: torch.frombuffer(bytearray(s), dtype=torch.uint8) for place, s in states.items()})
 
 
 def _after(before: Before, args: Sequence[Any]) -> Before:

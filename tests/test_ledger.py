@@ -130,6 +130,7 @@ class Steps:
         return gradients, peak_bytes(run, "cpu").peak_bytes
 
 
+@pytest.mark.company
 @pytest.mark.parametrize("share", [0.6, 0.4])
 @pytest.mark.parametrize("case", CASES)
 def test_the_whole_step_stays_inside_from_the_first_on(case: str, share: float) -> None:
@@ -142,13 +143,15 @@ def test_the_whole_step_stays_inside_from_the_first_on(case: str, share: float) 
     for gradients, peak in seen:
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
         assert peak <= budget_bytes + EAGER_BYTES
-    assert seen[1][1] > seen[0][1]  # the first knows nothing of the others, so it is lean
+    if case != "apart":  # there, the last graph of the first step takes all that the other one left
+        assert seen[1][1] > seen[0][1]  # the first knows nothing of the others, so it is lean
     assert seen[-1][1] == seen[-2][1] > 0.6 * budget_bytes
     last = compile_remat.reports()[-1]
     assert "in a step" in last.message
     assert last.status != "FALLBACK"
 
 
+@pytest.mark.company
 @pytest.mark.parametrize("case", CASES)
 def test_min_and_a_fraction(case: str) -> None:
     plain = Steps(case)
