@@ -16,7 +16,7 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
@@ -202,8 +202,14 @@ def _never(node: fx.Node) -> bool:
     return False
 
 
-def extract_modules(joint: Joint, saved: Iterable[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward modules that hand over just `saved` (what the backward does not use is dropped)."""
+def extract_modules(
+    joint: Joint, saved: Iterable[fx.Node], rewrite: Callable[[fx.GraphModule], None] | None = None
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Forward and backward modules that hand over just `saved` (what the backward does not use is dropped).
+
+    Args:
+        rewrite: Changes the backward module in place, before it is put in the order in which it runs.
+    """
     nodes = list(saved)
     is_assertion = getattr(P, "_is_assert_only_symbool", _never)
     symbols = [n for n in nodes if is_sym_node(n) and not is_assertion(n)]
@@ -221,6 +227,8 @@ def extract_modules(joint: Joint, saved: Iterable[fx.Node]) -> tuple[fx.GraphMod
     )
     if joint.has_recomputable_ops and joint.has_recomputable_rng_ops:
         forward, backward = P.functionalize_rng_ops(joint.module, forward, backward, len(symbols))
+    if rewrite is not None:
+        rewrite(backward)
     backward = P.reordering_to_mimic_autograd_engine(backward)
     forward = P.raise_getitems(forward)
     backward = P.raise_getitems(backward)

@@ -175,9 +175,11 @@ def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None)
         )
     try:
         lenient = Planner(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
-        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes)
+        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, stored.again)
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
+    except ValueError as error:
+        raise PlanMismatchError(f"{path} does not fit this graph: {error}.") from None
     plan = replace(plan, problem_key=key, status=Status.REPLAYED)
     if budget_bytes is None or plan.is_feasible:
         return Choice(plan)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Collection, Sequence
 
 from torch import fx
 
 from compile_remat import _torch
+from compile_remat.cost_models import OpKind, describe
+from compile_remat.passes.nested import SUFFIX
 from compile_remat.passes.plan import Plan
 from compile_remat.passes.symbols import handed_over
 
@@ -21,8 +24,8 @@ def extract(
     """Split the joint graph as the plan says.
 
     The forward returns its outputs, then what the plan saves; the backward takes that and the tangents, and computes the
-    rest again just before its first reader.  Graph inputs and symbolic sizes are handed over as the backward needs
-    them: they are alive anyway.
+    rest again just before its first reader, or twice where the plan says so.  Graph inputs and symbolic sizes are
+    handed over as the backward needs them: they are alive anyway.
 
     Raises:
         ValueError: The plan names a value that the graph does not have.
@@ -38,4 +41,36 @@ def extract(
     saved = [nodes[name] for name in plan.saved]
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
     forward_only = [n for n in _torch.forward_only(joint) if n not in saved]
-    return _torch.extract_modules(joint, [*joint.info.inputs, *handed_over(joint), *saved, *forward_only])
+    handed = [*joint.info.inputs, *handed_over(joint), *saved, *forward_only]
+    return _torch.extract_modules(joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again)))
+
+
+def _copy(backward: fx.GraphModule, joint: _torch.Joint, names: Collection[str]) -> None:
+    """Give the named values a copy each, right behind them, that copies and the steps of the backward read: `with_copies`."""
+    steps = {n.name for n in joint.info.tangents_closure}
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in list(backward.graph.nodes) if names else ():
+        if node.op == "output" or node.name in steps:
+            for source in node.all_input_nodes:
+                if source in copies:
+                    node.replace_input_with(source, copies[source])
+        elif node.name in names or (not copies.keys().isdisjoint(node.all_input_nodes) and _stands_for_another(node)):
+            with backward.graph.inserting_after(node):
+                copy = backward.graph.create_node(
+                    node.op,
+                    node.target,
+                    fx.map_arg(node.args, lambda n: copies.get(n, n)),
+                    fx.map_arg(node.kwargs, lambda n: copies.get(n, n)),
+                    node.name + SUFFIX,
+                )
+            copy.meta = dict(node.meta)
+            copies[node] = copy
+    backward.recompile()
+
+
+def _stands_for_another(node: fx.Node) -> bool:
+    """Whether the node is no value of its own: a view, a part of one, a size."""
+    kind = describe(node).kind
+    return kind in (OpKind.VIEW, OpKind.SYMBOL) or (
+        kind is OpKind.ITEM and _stands_for_another(node.all_input_nodes[0])
+    )

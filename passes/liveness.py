@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compile_remat.passes.nested import candidate
 from compile_remat.passes.plan import LiveBuffer, Plan
 from compile_remat.passes.problem import Problem
 from compile_remat.passes.simulate import NEVER, Batch, Bools, Simulator
@@ -41,7 +42,8 @@ def timeline(problem: Problem, plan: Plan) -> Timeline:
         raise ValueError(f"the plan saves {tuples[0]!r}, which cannot be saved")
     saved = np.zeros(len(problem.values), dtype=bool)
     saved[[index[name] for name in plan.saved]] = True
-    return timeline_of(Simulator(problem), saved)
+    found = candidate(problem, saved, plan.again)
+    return timeline_of(found.simulator, found.saved)
 
 
 def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:

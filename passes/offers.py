@@ -42,9 +42,9 @@ class Offer:
 
 def offers(planner: Planner) -> tuple[Offer, ...]:
     """Plans of which none is better than another in time and every size, fastest first."""
-    lowest, fastest = planner.lowest(), planner.fastest()
+    lowest, fastest = planner.lowest(once=True), planner.fastest()
     span = fastest.peak_bytes - lowest.peak_bytes
-    plans = [lowest, fastest, *(planner.within(lowest.peak_bytes + int(span * share)) for share in SHARES)]
+    plans = [lowest, fastest, *(planner.within(lowest.peak_bytes + int(span * share), once=True) for share in SHARES)]
     masks = [*planner.levels, *(planner.mask_of(plan.saved) for plan in plans)]
     found = {offer.saved: offer for offer in _described(planner, np.stack(masks, axis=1))}
     ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))

@@ -39,6 +39,9 @@ Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+POOL_SHARE = 256
+"""Values smaller than the largest by more than this factor are left to the cut and not flipped one by one."""
+
 NEVER = np.int32(1 << 30)
 """Start of a value that the backward does not compute."""
 
@@ -105,6 +108,16 @@ class Simulator:
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self.step_in_place_sources = self._step_sources(values, steps)
         self._forward_base(values)
+
+    def pool(self, pinned: Bools, among: Bools | None = None) -> Ints:
+        """Values that a search may save one by one, in forward order: the backward may need them, and they are large."""
+        reachable = self.run(pinned[:, None])
+        worth = (reachable.used | reachable.recomputed)[:, 0]
+        worth &= self.nbytes >= self.nbytes.max(initial=0) / POOL_SHARE
+        if among is not None:
+            worth &= among
+        order = np.argsort(self.position, kind="stable")
+        return np.array([v for v in order if worth[v] and self.problem.values[v].is_saveable], dtype=np.int64)
 
     # -- what no plan changes -----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ gives the same plan in every process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -19,16 +19,14 @@ from compile_remat.passes.min_cut import (
     lower_bound_ns,
     pinned_indices,
 )
+from compile_remat.passes.nested import Candidate, Nested, candidate, original
 from compile_remat.passes.plan import Plan, Status
 from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem import Problem
-from compile_remat.passes.simulate import Bools, Ints, Simulator
+from compile_remat.passes.simulate import Bools, Simulator
 from compile_remat.passes.spans import Spans
 
 MAX_LEVELS = 9
-POOL_SHARE = 256
-"""Values smaller than the largest by more than this factor are left to the cut and not flipped one by one."""
-
 POLISH_ROUNDS = 3
 
 TARGETS = (1.0, 0.985, 0.95, 0.9)
@@ -96,8 +94,13 @@ class Planner:
         """The plan that saves the problem's `reference` and what must be saved, whatever its peak."""
         return self.plan_of(self._mask(self.problem.reference) | self.pinned, budget_bytes)
 
-    def within(self, budget_bytes: int) -> Plan:
-        """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE."""
+    def within(self, budget_bytes: int, *, once: bool = False) -> Plan:
+        """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE.
+
+        Args:
+            once: Whether no value may be recomputed more than once.  Such plans come first in any case: the others take
+                more time.
+        """
         quick = self._mask(self.hull[0].saved) | self.pinned
         if self._peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
@@ -106,22 +109,36 @@ class Planner:
             feasible = [m for m in masks if self._peak(m) <= budget_bytes]
             if feasible:
                 return self.plan_of(min(feasible, key=self._time), budget_bytes)
+        found = [] if once else [c for c in (self._nested.within(budget_bytes), self._lowest_nested) if c is not None]
         fitting = [m for m in self._floors if self._peak(m) <= budget_bytes]
-        if not fitting:
-            return self.plan_of(min(self._floors, key=self._peak), budget_bytes)
-        lowest = min(fitting, key=self._time)
-        faster = self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
-        return self.plan_of(faster if self._peak(faster) <= budget_bytes else lowest, budget_bytes)
+        if fitting:
+            lowest = min(fitting, key=self._time)
+            found += [self._once(m) for m in (self._polish(lowest, budget_bytes, rounds=POLISH_ROUNDS), lowest)]
+        else:
+            found.append(self._once(min(self._floors, key=self._peak)))
+        best = [c for c in found if c.peak_bytes <= budget_bytes]
+        return self._plan_of(
+            min(best, key=lambda c: c.time_ns) if best else min(found, key=lambda c: c.peak_bytes), budget_bytes
+        )
 
-    def lowest(self) -> Plan:
-        """The plan of lowest peak found (`min`)."""
-        return self.plan_of(self._floors[0], None)
+    def lowest(self, *, once: bool = False) -> Plan:
+        """The plan of lowest peak found (`min`); `once` as in `within`."""
+        nested = None if once else self._lowest_nested
+        return self.plan_of(self._floors[0], None) if nested is None else self._plan_of(nested, None)
 
-    def plan_of(self, mask: Bools, budget_bytes: int | None) -> Plan:
-        """Describe the plan that saves the values in `mask`."""
-        batch = self.simulator.run(mask[:, None])
-        names = [v.name for v in self.problem.values]
-        seen = timeline_of(self.simulator, mask)
+    def plan_of(self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = ()) -> Plan:
+        """Describe the plan that saves the values in `mask` and computes those in `again` twice in the backward."""
+        if again:
+            return self._plan_of(candidate(self.problem, mask, again), budget_bytes)
+        return self._plan_of(self._once(mask), budget_bytes)
+
+    def _once(self, mask: Bools) -> Candidate:
+        return Candidate(mask, (), self.simulator, self.simulator.run(mask[:, None]))
+
+    def _plan_of(self, found: Candidate, budget_bytes: int | None) -> Plan:
+        simulator, batch = found.simulator, found.batch
+        names = [original(v.name, found.again) for v in simulator.problem.values]
+        seen = timeline_of(simulator, found.saved)
         extra = int(batch.time_ns[0]) - self.fastest_time_ns
         bound = self._bound(seen.peak_bytes if budget_bytes is None else budget_bytes, extra)
         if budget_bytes is not None and seen.peak_bytes > budget_bytes:
@@ -133,17 +150,18 @@ class Planner:
             status=status,
             budget_bytes=budget_bytes,
             saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, 0])),
-            recomputed=tuple(names[v] for v in np.flatnonzero(batch.recomputed[:, 0])),
+            recomputed=tuple(dict.fromkeys(names[v] for v in np.flatnonzero(batch.recomputed[:, 0]))),
+            again=found.again,
             peak_bytes=seen.peak_bytes,
             forward_peak_bytes=seen.forward_peak_bytes,
             saved_bytes=int(batch.saved_bytes[0]),
-            output_bytes=self.simulator.output_bytes,
+            output_bytes=simulator.output_bytes,
             step_time_ns=self.problem.step_time_ns,
-            recompute_time_ns=int(self.simulator.time_ns @ batch.recomputed[:, 0]),
+            recompute_time_ns=int(simulator.time_ns @ batch.recomputed[:, 0]),
             extra_time_ns=extra,
             bound_time_ns=bound,
             largest=seen.largest,
-            simulations=self.simulations,
+            simulations=self.simulations + (self._nested.simulations if found.again else 0),
         )
 
     def mask_of(self, names: Iterable[str]) -> Bools:
@@ -201,6 +219,17 @@ class Planner:
         near = self._peak(best) / FLOOR_GAIN
         return sorted(floors, key=lambda m: (self._peak(m) > near, self._time(m)))
 
+    @cached_property
+    def _nested(self) -> Nested:
+        """Plans that recompute some values more than once."""
+        return Nested(self.simulator, self.levels[-1], self.pinned, self._polisher.weight)
+
+    @cached_property
+    def _lowest_nested(self) -> Candidate | None:
+        """The plan of lowest peak among those, where it is below that of all others."""
+        lowest = min(self._peak(m) for m in self._floors)
+        return self._nested.lowest(self._unavoidable_bytes(), int(lowest * FLOOR_GAIN))
+
     def _unavoidable_bytes(self) -> int:
         """Live at the end of every backward: gradients and outputs."""
         simulator = self.simulator
@@ -221,22 +250,15 @@ class Planner:
     def _polisher(self) -> Polisher:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
         peak = max(1, self._peak(self.levels[0]))
-        return Polisher(self.simulator, self._pool(), self.pinned, EXCESS_WEIGHT * max(1, forward_ns) / peak)
+        return Polisher(
+            self.simulator, self.simulator.pool(self.pinned), self.pinned, EXCESS_WEIGHT * max(1, forward_ns) / peak
+        )
 
     def _polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
         before = self._polisher.simulations
         result = self._polisher.run(mask, budget_bytes, rounds, weight_factor)
         self.simulations += self._polisher.simulations - before
         return result
-
-    def _pool(self) -> Ints:
-        simulator = self.simulator
-        reachable = simulator.run(self.pinned[:, None])
-        worth = (reachable.used | reachable.recomputed)[:, 0]
-        least = simulator.nbytes.max(initial=0) / POOL_SHARE
-        order = np.argsort(simulator.position, kind="stable")
-        keep = [v for v in order if worth[v] and self.problem.values[v].is_saveable and simulator.nbytes[v] >= least]
-        return np.array(keep, dtype=np.int64)
 
     # -- small things -------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -103,7 +103,7 @@ class Spans:
             )
             for offset in range(0, span, -(-span // OFFSETS)):
                 chosen = list(range(offset, len(self.cuts), span))
-                fronts = self._union(chosen)
+                fronts = self.union(chosen)
                 for level in levels:
                     tilings.append((chosen, level))
                     columns.append(fronts | self.levels[level])
@@ -112,7 +112,8 @@ class Spans:
             self._read(batch, tilings)
         return len(columns)
 
-    def _union(self, chosen: Sequence[int]) -> Bools:
+    def union(self, chosen: Sequence[int]) -> Bools:
+        """What must be saved, and the frontiers of the chosen cuts."""
         mask = self.pinned.copy()
         for k in chosen:
             mask |= self.frontiers[k]
@@ -183,7 +184,7 @@ class Spans:
         best: Bools | None = None
         best_peak = None
         for _ in range(rounds):
-            path = self._shortest(budget_bytes)
+            path = self.shortest(budget_bytes)
             if path is None:
                 return best
             mask = self._mask(path)
@@ -193,31 +194,59 @@ class Spans:
                 best, best_peak = mask, peak
             if peak <= budget_bytes:
                 return mask
-            if not self._correct(batch, path):
+            if not self.correct(batch, path, batch):
                 return best
         return best
 
     def _mask(self, path: Sequence[Option]) -> Bools:
-        mask = self._union([o.first - 1 for o in path if o.first > 0])
+        mask = self.union([o.first - 1 for o in path if o.first > 0])
         position = self.simulator.position
         for option in path:
             inside = (position > self.bounds[option.first]) & (position <= self.bounds[option.last])
             mask |= self.levels[option.level] & inside
         return np.asarray(mask)
 
-    def _correct(self, batch: Batch, path: Sequence[Option]) -> bool:
-        charges, _ = self._prefixes(batch)
+    def correct(self, batch: Batch, path: Sequence[Option], base: Batch) -> bool:
+        """Raise the sizes of options that were worse beside these neighbours; whether any was.
+
+        Args:
+            batch: The plan of the path.
+            base: What it saves, over the values of this problem.
+        """
+        charges, _ = self._prefixes(base)
         changed = False
         for o in path:
             peak = self._local_peak(batch, 0, o.first, o.last)
             local = 0 if peak is None else peak - int(charges[o.first, 0])
-            if local > o.local_peak_bytes:
-                key = (o.first, o.last, o.level)
-                self.options[key] = Option(*key, o.charge_bytes, o.time_ns, local)
+            charge = int(charges[o.last, 0] - charges[o.first, 0])
+            if local > o.local_peak_bytes or charge > o.charge_bytes:
+                local, charge = max(local, o.local_peak_bytes), max(charge, o.charge_bytes)
+                self.options[o.first, o.last, o.level] = replace(o, local_peak_bytes=local, charge_bytes=charge)
                 changed = True
         return changed
 
-    def _shortest(self, budget_bytes: int) -> list[Option] | None:
+    def charge_whole_frontiers(self) -> int:
+        """Charge each span for its exit as if all behind it ran again; returns how many plans that took.
+
+        How much of a frontier is needed depends on what follows, and a programme that minimises finds each place where
+        too little was charged.
+        """
+        if not len(self.cuts):
+            return 0
+        batch = self.simulator.run(np.stack([self.union([k]) for k in range(len(self.cuts))], axis=1))
+        charges, _ = self._prefixes(batch)
+        for key, o in self.options.items():
+            if o.last <= len(self.cuts):
+                whole = int(charges[o.last, o.last - 1] - charges[o.first, o.last - 1])
+                self.options[key] = replace(o, charge_bytes=max(o.charge_bytes, whole))
+        return len(self.cuts)
+
+    def times_until(self, batch: Batch) -> Ints:
+        """Time that the batch's first plan spends on the values at or before each bound, ns."""
+        return np.asarray(self._prefixes(batch)[1][:, 0])
+
+    def shortest(self, budget_bytes: int) -> list[Option] | None:
+        """The fastest row of options whose predicted peak fits; None if there is none."""
         into: dict[int, list[Option]] = defaultdict(list)
         for key in sorted(self.options):
             into[key[1]].append(self.options[key])

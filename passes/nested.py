@@ -1,0 +1,304 @@
+"""Values computed a third time: below what one recomputation of each value can reach.
+
+A *nested* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints, and
+between two of those everything is computed once more when the gradients get there.  In the joint graph that is a
+second copy of each value that runs twice: the first run computes the originals, the copies read the inner checkpoints and each
+other, and the backward steps read the copies.  What is known of liveness, cuts and extraction holds for the graph with copies
+as for any other.
+
+Which spans are nested, and where, comes from the dynamic programme of `spans` with more options: for each pair of cuts the
+best places of one to six inner checkpoints, with time and local peak put together from the simulated spans between
+them.  What it finds is simulated on the graph with copies, options that turn out worse are corrected, and the result is
+polished there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on spans of any graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from compile_remat.passes.polish import Polisher
+from compile_remat.passes.problem import FREE, ITEM, RECOMPUTE, Problem, Value
+from compile_remat.passes.simulate import Batch, Bools, Simulator
+from compile_remat.passes.spans import Option, Spans
+
+SUFFIX = "__again"
+
+CUTS = 100
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
+"""Of spans that run once more, in cuts: whole ones, and those between inner checkpoints."""
+
+NESTED_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
+MOST_INNER = 6
+"""Inner checkpoints of one nested span, in cuts."""
+
+ROUNDS = 16
+"""So often options are corrected for one budget."""
+
+POLISH_ROUNDS = 6
+POLISH_WEIGHT = 10.0
+FLOOR_BISECTIONS = 6
+
+
+def may_run_again(value: Value) -> bool:
+    """Whether a third run gives the same numbers for certain: random and custom operators have a pin or a tag."""
+    return value.pin == FREE and not value.tag
+
+
+def original(name: str, names: Collection[str]) -> str:
+    """The value that a name stands for in a problem with copies of the values in `names`."""
+    base = name.removesuffix(SUFFIX)
+    return base if base in names else name
+
+
+def with_copies(problem: Problem, names: Collection[str]) -> Problem:
+    """The problem in which the named values have a copy each, right behind them, that the backward reads in their stead.
+
+    A copy reads copies where there are any.  It cannot be saved.
+    """
+    values, wanted = problem.values, frozenset(names)
+    is_copied = np.array([v.name in wanted for v in values], dtype=bool)
+    own = np.arange(len(values)) + np.cumsum(is_copied) - is_copied
+    order = np.argsort([v.position for v in values], kind="stable")
+    position = np.empty(len(values), dtype=np.int64)
+    position[order] = np.arange(len(values)) + np.cumsum(is_copied[order]) - is_copied[order]
+    read_copy = (own + is_copied).tolist()
+    read_own, places = own.tolist(), position.tolist()
+    unread = _unread_by_copies(values, is_copied)
+    made: list[Value] = []
+    for v, value in enumerate(values):
+        made.append(replace(value, reads=tuple(read_own[r] for r in value.reads), position=places[v]))
+        if is_copied[v]:
+            made.append(
+                replace(
+                    value,
+                    name=value.name + SUFFIX,
+                    reads=tuple(read_copy[r] for r in value.reads),
+                    position=places[v] + 1,
+                    pin=RECOMPUTE,
+                    in_forward=False,
+                    is_output=False,
+                    transient_bytes=value.transient_bytes + unread.get(v, 0),
+                )
+            )
+    steps = tuple(replace(s, reads=tuple(read_copy[r] for r in s.reads)) for s in problem.steps)
+    return replace(problem, values=tuple(made), steps=steps, reference=tuple(read_own[v] for v in problem.reference))
+
+
+def _unread_by_copies(values: Sequence[Value], is_copied: Bools) -> dict[int, int]:
+    """Bytes of the parts that a copy of a kernel with several outputs makes for nobody."""
+    found: dict[int, int] = {}
+    for v, value in enumerate(values):
+        if value.kernel == ITEM and value.reads and not is_copied[v]:
+            found[value.reads[0]] = found.get(value.reads[0], 0) + value.nbytes
+    return found
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan some of whose values are computed three times.
+
+    Attributes:
+        saved: Mask over the values of the problem with copies, [values].
+        again: Names of the values with a copy.
+        simulator: Of that problem.
+        batch: What the plan does there.
+    """
+
+    saved: Bools
+    again: tuple[str, ...]
+    simulator: Simulator
+    batch: Batch
+
+    @property
+    def peak_bytes(self) -> int:
+        return int(self.batch.peak[0])
+
+    @property
+    def time_ns(self) -> int:
+        return int(self.batch.time_ns[0])
+
+
+def candidate(problem: Problem, saved: Bools, again: Collection[str]) -> Candidate:
+    """The plan that saves the values in the mask `saved`, [values], and computes those in `again` twice in the backward.
+
+    Raises:
+        ValueError: A value of `again` is not in the problem, or may not be computed so often.
+    """
+    known = {v.name for v in problem.values if may_run_again(v)}
+    if wrong := sorted(set(again) - known):
+        raise ValueError(f"{wrong[0]!r} cannot be computed more than twice")
+    is_copied = _has_copy(problem, again)
+    simulator = Simulator(with_copies(problem, again))
+    wide = _widened(saved, is_copied)
+    names = tuple(v.name for v in problem.values if v.name in frozenset(again))
+    return Candidate(wide, names, simulator, simulator.run(wide[:, None]))
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Spans in a row whose ends but the last are inner checkpoints.
+
+    Attributes:
+        peak_bytes: The local peak: everything but what is saved before.
+        kept_bytes: The checkpoints.
+        time_ns: To compute what lies between them once more.
+        lengths: In cuts.
+    """
+
+    peak_bytes: int
+    kept_bytes: int
+    time_ns: int
+    lengths: tuple[int, ...]
+
+    def __add__(self, option: Option) -> _Chain:
+        return _Chain(
+            max(self.peak_bytes, self.kept_bytes + option.local_peak_bytes),
+            self.kept_bytes + option.charge_bytes,
+            self.time_ns + option.time_ns,
+            (*self.lengths, option.last - option.first),
+        )
+
+
+class Nested:
+    """Nested spans of one problem; what several budgets share is worked out once.
+
+    Args:
+        level: What a span saves inside besides its entry: little.
+        pinned: What must be saved.
+        weight: Price of a byte above the budget, ns, as in `Polisher`.
+    """
+
+    def __init__(self, simulator: Simulator, level: Bools, pinned: Bools, weight: float) -> None:
+        self.simulator, self.level, self.pinned, self.weight = simulator, level, pinned, weight
+        self.spans = Spans(simulator, [level], pinned, CUTS)
+        self.simulations = self.spans.build(LENGTHS) + self.spans.charge_whole_frontiers()
+        self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
+        self._add_nested()
+
+    def within(self, budget_bytes: int) -> Candidate | None:
+        """The fastest plan found within the budget; None if there is none."""
+        found = self._spaced(budget_bytes)
+        if found is None:
+            return None
+        polished = self._polished(found, budget_bytes)
+        fitting = [c for c in (found, polished) if c.peak_bytes <= budget_bytes]
+        return min(fitting, key=lambda c: c.time_ns, default=None)
+
+    def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
+        """The plan of lowest peak found between the two; None if there is none below `high_bytes`."""
+        best = None
+        for _ in range(FLOOR_BISECTIONS):
+            target = (low_bytes + high_bytes) // 2
+            found = self.within(target)
+            if found is None:
+                low_bytes = target
+            else:
+                best, high_bytes = found, found.peak_bytes
+        return best
+
+    # -- options ------------------------------------------------------------------------------------------------------
+
+    def _add_nested(self) -> None:
+        """For each pair of cuts and number of inner checkpoints, the chain of least peak, where more of them lower it."""
+        options, count = self.spans.options, len(self.spans.bounds) - 1
+        single = {(a, length): options.get((a, a + length, 0)) for length in LENGTHS for a in range(count - length + 1)}
+        full_ns = self.spans.times_until(self.simulator.run(self.pinned[:, None]))
+        chains = {key: _Chain(0, 0, 0, ()) + option for key, option in single.items() if option is not None}
+        lowest = {key: chain.peak_bytes for key, chain in chains.items()}
+        for level in range(1, MOST_INNER + 1):
+            chains = _longer(chains, single, count)
+            for (first, length), chain in sorted(chains.items()):
+                if length not in NESTED_LENGTHS or chain.peak_bytes >= lowest.get(
+                    (first, length), chain.peak_bytes + 1
+                ):
+                    continue
+                lowest[first, length] = chain.peak_bytes
+                last = first + length
+                ends = tuple((first + np.cumsum(chain.lengths[:-1])).tolist())
+                end = options[ends[-1], last, 0]
+                time_ns = chain.time_ns + int(full_ns[ends[-1]] - full_ns[first])
+                self.inner[first, last, level] = ends
+                options[first, last, level] = Option(first, last, level, end.charge_bytes, time_ns, chain.peak_bytes)
+
+    # -- plans --------------------------------------------------------------------------------------------------------
+
+    def _spaced(self, budget_bytes: int) -> Candidate | None:
+        """What the dynamic programme finds; it may still exceed the budget."""
+        measured = self.spans.options
+        self.spans.options = dict(measured)
+        best: Candidate | None = None
+        try:
+            for _ in range(ROUNDS):
+                path = self.spans.shortest(budget_bytes)
+                if path is None:
+                    break
+                found, base = self._candidate(path)
+                if best is None or found.peak_bytes < best.peak_bytes:
+                    best = found
+                if found.peak_bytes <= budget_bytes or not self.spans.correct(found.batch, path, base):
+                    break
+        finally:
+            self.spans.options = measured
+        return best
+
+    def _candidate(self, path: Sequence[Option]) -> tuple[Candidate, Batch]:
+        """The plan of a path on the problem with copies, and what it saves on the one without."""
+        bounds, position = self.spans.bounds, self.simulator.position
+        saved = self.spans.union([o.first - 1 for o in path if o.first > 0]) | self.level
+        kept, twice = np.zeros_like(saved), np.zeros_like(saved)
+        for option in path:
+            ends = self.inner.get((option.first, option.last, option.level), ())
+            if ends:
+                twice |= (position > bounds[option.first]) & (position <= bounds[ends[-1]])
+                kept |= self.spans.union([end - 1 for end in ends])
+        base = self.simulator.run(saved[:, None])
+        twice &= base.recomputed[:, 0] & ~kept & self._may_run_again
+        self.simulations += 2
+        problem = self.simulator.problem
+        return candidate(problem, saved, [problem.values[v].name for v in np.flatnonzero(twice)]), base
+
+    @cached_property
+    def _may_run_again(self) -> Bools:
+        return np.array([may_run_again(v) for v in self.simulator.problem.values], dtype=bool)
+
+    def _polished(self, found: Candidate, budget_bytes: int) -> Candidate:
+        simulator, values = found.simulator, found.simulator.problem.values
+        copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
+        pinned = _widened(self.pinned, _has_copy(self.simulator.problem, found.again))
+        polisher = Polisher(simulator, simulator.pool(pinned, ~copied), pinned, self.weight)
+        mask = polisher.run(found.saved, budget_bytes, POLISH_ROUNDS, POLISH_WEIGHT)
+        self.simulations += polisher.simulations
+        return replace(found, saved=mask, batch=simulator.run(mask[:, None]))
+
+
+def _longer(
+    chains: dict[tuple[int, int], _Chain], single: dict[tuple[int, int], Option | None], count: int
+) -> dict[tuple[int, int], _Chain]:
+    """The chains of least peak with one more span at the end, by first bound and length."""
+    found: dict[tuple[int, int], _Chain] = {}
+    for (first, length), chain in chains.items():
+        for more in LENGTHS:
+            whole = length + more
+            option = single.get((first + length, more))
+            if option is None or whole > NESTED_LENGTHS[-1] or first + whole > count:
+                continue
+            known = found.get((first, whole))
+            if known is None or max(chain.peak_bytes, chain.kept_bytes + option.local_peak_bytes) < known.peak_bytes:
+                found[first, whole] = chain + option
+    return found
+
+
+def _has_copy(problem: Problem, names: Collection[str]) -> Bools:
+    wanted = frozenset(names)
+    return np.array([v.name in wanted for v in problem.values], dtype=bool)
+
+
+def _widened(mask: Bools, is_copied: Bools) -> Bools:
+    """A mask over the values as one over the values with copies."""
+    wide = np.zeros(len(mask) + int(is_copied.sum()), dtype=bool)
+    wide[np.arange(len(mask)) + np.cumsum(is_copied) - is_copied] = mask
+    return wide
