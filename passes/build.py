@@ -102,6 +102,9 @@ class _Builder:
         self.drafts: dict[fx.Node, _Draft] = {}
         self.roots: dict[fx.Node, tuple[fx.Node, ...]] = {}  # nodes whose memory a node stands for, inputs among them
         self.pins = Pins(joint)
+        self.is_past_tangents = (
+            False  # from the first node that a tangent reaches, even a view, torch walks in graph order
+        )
         self.handed_over = frozenset(handed_over(joint))
         regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
         found = dict.fromkeys(r for r in regions if r is not None)
@@ -112,6 +115,7 @@ class _Builder:
             if node.op in ("placeholder", "get_attr"):
                 self.roots[node] = (node,)
             elif node.op != "output":
+                self.is_past_tangents |= node in self.joint.info.tangents_closure
                 self._add(node, index)
         self._mark_outputs()
         self._mark_written_constants()
@@ -168,7 +172,7 @@ class _Builder:
         if in_backward:
             self.steps.append(draft)
         else:
-            draft.late_step = len(self.steps) if self.steps and not draft.in_forward else -1
+            draft.late_step = len(self.steps) if self.is_past_tangents and not draft.in_forward else -1
             self.values.append(draft)
 
     def _is_alias_item(self, node: fx.Node) -> bool:

@@ -65,6 +65,10 @@ def _copy(backward: fx.GraphModule, joint: _torch.Joint, names: Collection[str])
                 )
             copy.meta = dict(node.meta)
             copies[node] = copy
+    both = {*copies, *copies.values()}
+    for node in reversed(backward.graph.nodes):
+        if node in both and not node.users:
+            backward.graph.erase_node(node)
     backward.recompile()
 
 
