@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes.descent import Descent
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.min_cut import (
     Cut,
@@ -33,6 +34,9 @@ POLISH_ROUNDS = 3
 
 TARGETS = (1.0, 0.985, 0.95, 0.9)
 """Where the search ends a little above the budget, it aims lower: at these parts of it, one after the other."""
+
+CLOSE_GAP = 0.015
+"""A plan this close to its lower bound, as a part of the step, is good enough."""
 
 FLOOR_SHARES = (0.3, 0.9)
 """The search within a budget looks for the floor at these parts of the lowest peak so far."""
@@ -105,7 +109,8 @@ class Planner:
             masks = self._candidates(int(budget_bytes * share))
             feasible = [m for m in masks if self._peak(m) <= budget_bytes]
             if feasible:
-                return self.plan_of(min(feasible, key=self._time), budget_bytes)
+                best = min(feasible, key=self._time)
+                return self.plan_of(self._improved(best, budget_bytes), budget_bytes)
         fitting = [m for m in self._floors if self._peak(m) <= budget_bytes]
         if not fitting:
             return self.plan_of(min(self._floors, key=self._peak), budget_bytes)
@@ -168,10 +173,30 @@ class Planner:
             starts.append(spaced)
         found = [self._polish(start, budget_bytes, rounds=1) for start in starts]
         found.sort(key=lambda m: self._score(m, budget_bytes))
-        best = self._polish(found[0], budget_bytes, rounds=POLISH_ROUNDS)
+        best = self._finish(found[0], budget_bytes)
+        return [best, *found, *starts]
+
+    def _finish(self, start: Bools, budget_bytes: int) -> Bools:
+        """Polish to the end; what does not fit yet, once more with more weight on the budget."""
+        best = self._polish(start, budget_bytes, rounds=POLISH_ROUNDS)
         if self._peak(best) > budget_bytes:
             best = self._polish(best, budget_bytes, rounds=POLISH_ROUNDS, weight_factor=10.0)
-        return [best, *found, *starts]
+        return best
+
+    def _improved(self, mask: Bools, budget_bytes: int) -> Bools:
+        """A plan that fits, or a faster one from above where the bound leaves room for it."""
+        extra = self._time(mask) - self.fastest_time_ns
+        if extra - self._bound(budget_bytes, extra) <= CLOSE_GAP * self.problem.step_time_ns:
+            return mask
+        before = self._polisher.simulations
+        start = self._descent.start(budget_bytes)
+        self.simulations += self._polisher.simulations - before
+        other = self._finish(start, budget_bytes)
+        return other if self._peak(other) <= budget_bytes and self._time(other) < self._time(mask) else mask
+
+    @cached_property
+    def _descent(self) -> Descent:
+        return Descent(self._polisher, self.levels, self._peak(self.levels[0]))
 
     @cached_property
     def _floors(self) -> list[Bools]:
