@@ -11,6 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes.bounds import Moments
 from compile_remat.passes.descent import Descent
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.min_cut import (
@@ -36,7 +37,7 @@ TARGETS = (1.0, 0.985, 0.95, 0.9)
 """Where the search ends a little above the budget, it aims lower: at these parts of it, one after the other."""
 
 CLOSE_GAP = 0.015
-"""A plan this close to its lower bound, as a part of the step, is good enough."""
+"""A plan this close to its lower bound, as a part of the step, is good enough: no better plan and no better bound is sought."""
 
 FLOOR_SHARES = (0.3, 0.9)
 """The search within a budget looks for the floor at these parts of the lowest peak so far."""
@@ -269,14 +270,24 @@ class Planner:
         """Extra time that no plan within the budget can avoid.
 
         While the first kernel of the backward runs, all that is saved is alive, beside the outputs.  A first step that
-        reads no value is that kernel in every plan, and what it writes is alive too.
+        reads no value is that kernel in every plan, and what it writes is alive too.  Where that is not close to the
+        plan's own time, all other moments are asked as well.
         """
         simulator, first = self.simulator, self.problem.steps[0]
         fixed = simulator.output_bytes
         if not first.reads:
             fixed += int(simulator.step_bytes[0])
-        bound = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
-        return otherwise_ns if bound is None else max(0, bound - self.fastest_time_ns)
+        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
+        if least_ns is None:
+            return otherwise_ns
+        bound = max(0, least_ns - self.fastest_time_ns)
+        if otherwise_ns - bound <= CLOSE_GAP * self.problem.step_time_ns:
+            return bound
+        return max(bound, self._moments.least_time_ns(budget_bytes) - self.fastest_time_ns)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        return Moments(self.simulator)
 
     def _mask(self, indices: Iterable[int]) -> Bools:
         mask = np.zeros(len(self.problem.values), dtype=bool)
