@@ -11,7 +11,9 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes import kicks
 from compile_remat.passes.bounds import Moments
+from compile_remat.passes.crossover import cross
 from compile_remat.passes.descent import Descent
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.min_cut import (
@@ -185,14 +187,27 @@ class Planner:
         return best
 
     def _improved(self, mask: Bools, budget_bytes: int) -> Bools:
-        """A plan that fits, or a faster one from above where the bound leaves room for it."""
-        extra = self._time(mask) - self.fastest_time_ns
-        if extra - self._bound(budget_bytes, extra) <= CLOSE_GAP * self.problem.step_time_ns:
-            return mask
+        """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
         before = self._polisher.simulations
-        start = self._descent.start(budget_bytes)
-        self.simulations += self._polisher.simulations - before
-        other = self._finish(start, budget_bytes)
+        if self._is_open(mask, budget_bytes):
+            start = self._descent.start(budget_bytes)
+            self.simulations += self._polisher.simulations - before
+            mask = self._faster(mask, self._finish(start, budget_bytes), budget_bytes)
+        if self._is_open(mask, budget_bytes):
+            for weight_factor in (1.0, 10.0):
+                before = self._polisher.simulations
+                crossed = cross(self._polisher, mask, self.levels, budget_bytes, weight_factor)
+                self.simulations += self._polisher.simulations - before
+                mask = self._faster(mask, crossed, budget_bytes)
+        return mask
+
+    def _is_open(self, mask: Bools, budget_bytes: int) -> bool:
+        """Whether a plan within the budget may be faster by more than is worth leaving."""
+        extra = self._time(mask) - self.fastest_time_ns
+        return extra - self._bound(budget_bytes, extra) > CLOSE_GAP * self.problem.step_time_ns
+
+    def _faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
+        """The other plan if it fits and is faster than the one that fits."""
         return other if self._peak(other) <= budget_bytes and self._time(other) < self._time(mask) else mask
 
     @cached_property
@@ -220,6 +235,9 @@ class Planner:
         best = min([*pressed, *starts], key=self._peak)
         for share in PRESS_SHARES:
             best = self._press(best, share)
+        before = self._polisher.simulations
+        best = kicks.lower(self._polisher, best, POLISH_ROUNDS, weight_factor=10.0)
+        self.simulations += self._polisher.simulations - before
         floors = [best]
         for share in FLOOR_SHARES:
             floors.append(min(self._candidates(int(self._peak(best) * share)), key=self._peak))
