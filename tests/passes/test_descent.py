@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from compile_remat.passes import Planner, kicks
@@ -43,16 +42,17 @@ def test_a_long_move_never_scores_worse(seed: int) -> None:
 
 
 def test_a_kick_finds_what_flips_and_swaps_do_not() -> None:
-    """Measured: over 300 problems, the richest level's kicks end at the lowest peak of any plan in all but 6."""
-    missed = 0
-    for seed in range(300):
+    """Measured: of 100 problems polish alone misses the lowest peak of any plan in 12, with kicks in 2."""
+    missed = {"polished": 0, "kicked": 0}
+    for seed in range(100):
         problem = seeded_problem(seed)
-        planner = Planner(problem)
-        found = kicks.lower(planner._polisher, planner.levels[0], rounds=3, weight_factor=10.0)
-        assert planner._peak(found) <= planner._peak(planner.levels[0])
-        again = kicks.lower(planner._polisher, planner.levels[0], rounds=3, weight_factor=10.0)
-        assert (found == again).all()
-        missed += planner._peak(found) > all_plans(problem).lowest_peak
-        assert not np.any(planner.pinned & ~found)
-    print("MISSED", missed)
-    assert missed <= 15
+        planner, lowest = Planner(problem), all_plans(problem).lowest_peak
+        start = planner.levels[0]
+        polished = planner._polish(start, int(0.9 * planner._peak(start)), rounds=3, weight_factor=10.0)
+        kicked, again = (kicks.lower(planner._polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2))
+        assert (kicked == again).all()
+        assert planner._peak(kicked) <= planner._peak(polished)
+        assert not (planner.pinned & ~kicked).any()
+        missed["polished"] += planner._peak(polished) > lowest
+        missed["kicked"] += planner._peak(kicked) > lowest
+    assert missed["kicked"] <= missed["polished"] // 2, missed
