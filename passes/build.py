@@ -54,6 +54,9 @@ MASK_FACTOR = 8
 """Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
 
+NEVER_FUSED = -1
+"""Stands for the depth of a kernel that nothing is fused with."""
+
 NO_REGIONS: Mapping[int | None, int] = {}
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -225,15 +228,33 @@ class _Builder:
 
     def _mark_realised(self) -> None:
         """A realised value whose readers all lie in its own fused kernel is never allocated."""
-        readers: dict[int, list[_Draft]] = {}
-        for draft in (*self.values, *self.steps):
-            for source in draft.sources:
-                readers.setdefault(id(source), []).append(draft)
+        places = self._places_of_readers()
         for draft in (*self.values, *self.steps):
             if draft.concatenates:
                 draft.realised = True
             elif draft.realised:
-                draft.realised = any(r.kernel == EXTERN or r.depth != draft.depth for r in readers.get(id(draft), ()))
+                draft.realised = any(place != draft.depth for place in places[id(draft)])
+
+    def _places_of_readers(self) -> dict[int, set[int]]:
+        """Depths of the kernels that read each node, NEVER_FUSED for those that stay alone.
+
+        A reader that stays in registers is part of its own readers' kernels, which may run much later: the state of a
+        recurrent cell is read through two products by the next step's kernel.
+        """
+        drafts = sorted((*self.values, *self.steps), key=lambda d: d.joint_index)
+        places: dict[int, set[int]] = {id(draft): set() for draft in drafts}
+        for draft in reversed(drafts):
+            found = places[id(draft)]
+            if draft.kernel == EXTERN:
+                here = {NEVER_FUSED}
+            elif draft.kernel != POINTWISE or draft.realised or draft.is_output or not found or NEVER_FUSED in found:
+                here = {draft.depth}
+            else:
+                here = found
+            for source in draft.sources:
+                if isinstance(source, _Draft):
+                    places[id(source)] |= here
+        return places
 
     # -- results ------------------------------------------------------------------------------------------------------
 

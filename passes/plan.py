@@ -51,7 +51,7 @@ class Plan:
         recompute_time_ns: Estimated time of the recomputed values.
         extra_time_ns: Estimated time beyond the fastest plan of any size: recompute and the traffic of saving.
         bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or where none was given, within the plan's
-            own peak.
+            own peak; for a plan without `again`, of any other such plan.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
     """
 

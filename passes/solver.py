@@ -11,6 +11,10 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes import kicks
+from compile_remat.passes.bounds import Moments
+from compile_remat.passes.crossover import cross
+from compile_remat.passes.descent import Descent
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.min_cut import (
     Cut,
@@ -31,6 +35,9 @@ POLISH_ROUNDS = 3
 
 TARGETS = (1.0, 0.985, 0.95, 0.9)
 """Where the search ends a little above the budget, it aims lower: at these parts of it, one after the other."""
+
+CLOSE_GAP = 0.015
+"""A plan this close to its lower bound, as a part of the step, is good enough: no better plan and no better bound is sought."""
 
 FLOOR_SHARES = (0.3, 0.9)
 """The search within a budget looks for the floor at these parts of the lowest peak so far."""
@@ -108,7 +115,8 @@ class Planner:
             masks = self._candidates(int(budget_bytes * share))
             feasible = [m for m in masks if self._peak(m) <= budget_bytes]
             if feasible:
-                return self.plan_of(min(feasible, key=self._time), budget_bytes)
+                fastest = min(feasible, key=self._time)
+                return self.plan_of(self._improved(fastest, budget_bytes), budget_bytes)
         found = [] if once else [c for c in (self._nested.within(budget_bytes), self._lowest_nested) if c is not None]
         fitting = [m for m in self._floors if self._peak(m) <= budget_bytes]
         if fitting:
@@ -140,7 +148,8 @@ class Planner:
         names = [original(v.name, found.again) for v in simulator.problem.values]
         seen = timeline_of(simulator, found.saved)
         extra = int(batch.time_ns[0]) - self.fastest_time_ns
-        bound = self._bound(seen.peak_bytes if budget_bytes is None else budget_bytes, extra)
+        limit_bytes = seen.peak_bytes if budget_bytes is None else budget_bytes
+        bound = self._bound(limit_bytes, extra, once=not found.again)
         if budget_bytes is not None and seen.peak_bytes > budget_bytes:
             status = Status.INFEASIBLE
         else:
@@ -186,10 +195,43 @@ class Planner:
             starts.append(spaced)
         found = [self._polish(start, budget_bytes, rounds=1) for start in starts]
         found.sort(key=lambda m: self._score(m, budget_bytes))
-        best = self._polish(found[0], budget_bytes, rounds=POLISH_ROUNDS)
+        best = self._finish(found[0], budget_bytes)
+        return [best, *found, *starts]
+
+    def _finish(self, start: Bools, budget_bytes: int) -> Bools:
+        """Polish to the end; what does not fit yet, once more with more weight on the budget."""
+        best = self._polish(start, budget_bytes, rounds=POLISH_ROUNDS)
         if self._peak(best) > budget_bytes:
             best = self._polish(best, budget_bytes, rounds=POLISH_ROUNDS, weight_factor=10.0)
-        return [best, *found, *starts]
+        return best
+
+    def _improved(self, mask: Bools, budget_bytes: int) -> Bools:
+        """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
+        before = self._polisher.simulations
+        if self._is_open(mask, budget_bytes):
+            start = self._descent.start(budget_bytes)
+            self.simulations += self._polisher.simulations - before
+            mask = self._faster(mask, self._finish(start, budget_bytes), budget_bytes)
+        if self._is_open(mask, budget_bytes):
+            for weight_factor in (1.0, 10.0):
+                before = self._polisher.simulations
+                crossed = cross(self._polisher, mask, self.levels, budget_bytes, weight_factor)
+                self.simulations += self._polisher.simulations - before
+                mask = self._faster(mask, crossed, budget_bytes)
+        return mask
+
+    def _is_open(self, mask: Bools, budget_bytes: int) -> bool:
+        """Whether a plan within the budget may be faster by more than is worth leaving."""
+        extra = self._time(mask) - self.fastest_time_ns
+        return extra - self._bound(budget_bytes, extra) > CLOSE_GAP * self.problem.step_time_ns
+
+    def _faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
+        """The other plan if it fits and is faster than the one that fits."""
+        return other if self._peak(other) <= budget_bytes and self._time(other) < self._time(mask) else mask
+
+    @cached_property
+    def _descent(self) -> Descent:
+        return Descent(self._polisher, self.levels, self._peak(self.levels[0]))
 
     @cached_property
     def _floors(self) -> list[Bools]:
@@ -212,6 +254,9 @@ class Planner:
         best = min([*pressed, *starts], key=self._peak)
         for share in PRESS_SHARES:
             best = self._press(best, share)
+        before = self._polisher.simulations
+        best = kicks.lower(self._polisher, best, POLISH_ROUNDS, weight_factor=10.0)
+        self.simulations += self._polisher.simulations - before
         floors = [best]
         for share in FLOOR_SHARES:
             floors.append(min(self._candidates(int(self._peak(best) * share)), key=self._peak))
@@ -262,18 +307,28 @@ class Planner:
 
     # -- small things -------------------------------------------------------------------------------------------------
 
-    def _bound(self, budget_bytes: int, otherwise_ns: int) -> int:
-        """Extra time that no plan within the budget can avoid.
+    def _bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True) -> int:
+        """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
 
         While the first kernel of the backward runs, all that is saved is alive, beside the outputs.  A first step that
-        reads no value is that kernel in every plan, and what it writes is alive too.
+        reads no value is that kernel in every plan, and what it writes is alive too.  Where that is not close to the
+        plan's own time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
         """
         simulator, first = self.simulator, self.problem.steps[0]
         fixed = simulator.output_bytes
         if not first.reads:
             fixed += int(simulator.step_bytes[0])
-        bound = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
-        return otherwise_ns if bound is None else max(0, bound - self.fastest_time_ns)
+        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
+        if least_ns is None:
+            return otherwise_ns
+        bound = max(0, least_ns - self.fastest_time_ns)
+        if not once or otherwise_ns - bound <= CLOSE_GAP * self.problem.step_time_ns:
+            return bound
+        return max(bound, self._moments.least_time_ns(budget_bytes) - self.fastest_time_ns)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        return Moments(self.simulator)
 
     def _mask(self, indices: Iterable[int]) -> Bools:
         mask = np.zeros(len(self.problem.values), dtype=bool)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import harness, max_speed, models, promise, table_a
+from benchmarks import gap, harness, max_speed, models, promise, table_a
 from benchmarks.verdicts import MIB, Row, judge
 from compile_remat.measure import RatioInterval
 
@@ -196,3 +196,26 @@ def test_the_promise_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert rows[-1]["scheduled_peak_bytes"] > 0
     printed = capsys.readouterr().out
     assert "error of the prediction: median" in printed and "chain256+" in printed
+
+
+def test_the_gap_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "gap.json"
+    assert gap.main(["--model", "chain256", "--exact", "--toy", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["kind"] for row in rows] == ["gap"] * 3 + ["exact"] * gap.POINTS
+    assert all(row["bound"] <= row["exact"] <= row["extra"] for row in rows[3:])
+    printed = capsys.readouterr().out
+    assert "small copies, all plans simulated" in printed and "chain256" in printed
+
+
+def test_gap_verdicts() -> None:
+    full = gap.GapRow("gap", "unet", 60, 100, 50, 60, extra=0.05, bound=0.03, simulations=1, planning_s=0.1)
+    wide = replace(full, bound=0.01)
+    small = replace(full, kind="exact", exact=0.05, bound=0.0)
+    assert [row.verdict for row in gap.judge([full, small])] == ["ok", "ok"]
+    assert [row.verdict for row in gap.judge([wide])] == ["miss: gap above 3%"]
+    assert gap.judge([wide, small])[0].verdict == "ok: on the small copy the optimum lies 5.0% above the bound"
+    assert gap.judge([replace(small, exact=0.01)])[0].verdict == "miss: 4.0% above the optimum"
+    assert gap.judge([replace(small, peak_bytes=63)])[0].verdict == "miss: floor 5.00% above the lowest of all plans"
+    assert gap.judge([replace(full, budget_bytes=40)])[0].verdict == "below the floor"
+    assert gap.judge([replace(full, budget_bytes=55)])[0].verdict == "miss: no plan"

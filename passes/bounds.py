@@ -1,0 +1,199 @@
+"""A lower bound on the time of every plan within a budget, from many moments of the step at once.
+
+The cut's bound (`min_cut.lower_bound_ns`) knows one moment: the begin of the backward, when all that is saved is alive.
+Here a linear programme holds the budget at moments all over forward and backward, each with the buffers that live then in
+every plan: gradients and temporaries, values read both before and after, and of the saved ones those still to be read.
+
+Variables, each in [0, 1]: `a` available in the backward, `r` recomputed there, so `a - r` saved, and `late` for a saved value
+that some value recomputed after the moment will read.  Every plan is a point of the programme, so its minimum is a bound.
+The solver's answer is only trusted for its multipliers: any multipliers prove what they come to over the box of the variables
+(Neumaier and Shcherbina, Safe bounds in linear and mixed-integer linear programming, 2004), which is worked out here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_array
+
+from compile_remat.passes.problem import SAVE
+from compile_remat.passes.simulate import NEVER, Bools, Floats, Ints, Simulator
+
+BACKWARD_MOMENTS = 48
+FORWARD_MOMENTS = 32
+"""The backward (the forward) is split into so many runs of steps (values); the worst moment of each is held."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A place of forward or backward.
+
+    Attributes:
+        fixed_bytes: Live in every plan.
+        held: Values alive there if they are saved.
+        late: Pairs (value, reader): the value is alive there if it is saved and its reader recomputed.
+    """
+
+    fixed_bytes: int
+    held: Bools
+    late: tuple[tuple[int, int], ...] = ()
+
+
+class Moments:
+    """The programme of one problem; only the budget changes between bounds."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self.moments = [_at_the_begin(simulator), *_in_forward(simulator), *_in_backward(simulator)]
+        self._build()
+        self._known: dict[int, int] = {}
+
+    def least_time_ns(self, budget_bytes: int) -> int:
+        """Time (recomputed work and the traffic of saving) that no plan within the budget goes below."""
+        if budget_bytes not in self._known:
+            self._known[budget_bytes] = self._solve(budget_bytes)
+        return self._known[budget_bytes]
+
+    def _solve(self, budget_bytes: int) -> int:
+        limits = np.array([budget_bytes - m.fixed_bytes for m in self.moments], dtype=np.float64)
+        scale = max(1.0, float(budget_bytes))
+        right = np.concatenate([np.zeros(self.num_rules), limits / scale])
+        matrix = csr_array(
+            (self.weights / np.where(self.rows >= self.num_rules, scale, 1.0), (self.rows, self.columns))
+        )
+        unit = max(1.0, float(self.cost.max(initial=0.0)))
+        found = linprog(self.cost / unit, A_ub=matrix, b_ub=right, bounds=self.box, method="highs-ds")
+        if found.status != 0:
+            return 0  # proves nothing; below the lowest peak the programme has no point
+        multipliers = np.maximum(0.0, -found.ineqlin.marginals) * unit
+        return max(0, _proven_ns(multipliers, matrix, right, self.cost, self.box))
+
+    def _build(self) -> None:
+        simulator, values = self.simulator, self.simulator.problem.values
+        n = len(values)
+        available, recomputed = np.arange(n), n + np.arange(n)
+        rules = [(n + w, v) for w in range(n) for v in values[w].reads] + list(zip(recomputed, available, strict=True))
+        rules += [(v, n + v) for v in range(n) if not values[v].is_saveable]  # available only by being recomputed
+        entries = [
+            (row, column, sign) for row, pair in enumerate(rules) for column, sign in zip(pair, (1, -1), strict=True)
+        ]
+        late = [(k, v, w) for k, m in enumerate(self.moments) for v, w in m.late]
+        number = {pair: 2 * n + i for i, pair in enumerate(dict.fromkeys((k, v) for k, v, _ in late))}
+        for row, (k, v, w) in enumerate(late, start=len(rules)):
+            entries += [(row, n + w, 1), (row, n + v, -1), (row, number[k, v], -1)]
+        self.num_rules = len(rules) + len(late)
+        for k, moment in enumerate(self.moments):
+            row = self.num_rules + k
+            for v in np.flatnonzero(moment.held & (simulator.saved_nbytes > 0)).tolist():
+                nbytes = int(simulator.saved_nbytes[v])
+                entries += [(row, v, nbytes), (row, n + v, -nbytes)]
+            entries += [(row, number[key], int(simulator.saved_nbytes[key[1]])) for key in number if key[0] == k]
+            entries.append((row, 0, 0))  # the matrix has all its rows
+        table = np.array(entries, dtype=np.int64).reshape(-1, 3)
+        self.rows, self.columns, self.weights = table[:, 0], table[:, 1], table[:, 2].astype(np.float64)
+        size = 2 * n + len(number)
+        self.cost = np.zeros(size)
+        self.cost[:n] = simulator.save_time_ns
+        self.cost[n : 2 * n] = simulator.time_ns - simulator.save_time_ns
+        self.box = np.zeros((size, 2))
+        self.box[:, 1] = 1.0
+        self.box[sorted({v for s in simulator.problem.steps for v in s.reads}), 0] = 1.0
+        self.box[[n + v for v in range(n) if values[v].pin == SAVE and values[v].is_saveable], 1] = 0.0
+        if len(table) == 0 or int(self.columns.max()) < size - 1:
+            self.rows, self.columns, self.weights = (
+                np.append(self.rows, 0),
+                np.append(self.columns, size - 1),
+                np.append(self.weights, 0.0),
+            )
+
+
+def _proven_ns(multipliers: Floats, matrix: csr_array, right: Floats, cost: Floats, box: Floats) -> int:
+    """What the multipliers prove over the box, rounded up because times are whole; the slack covers the arithmetic of floats."""
+    reduced = cost + matrix.T @ multipliers
+    terms = np.where(reduced > 0, reduced * box[:, 0], reduced * box[:, 1])
+    charges = multipliers * right
+    size = np.abs(terms).sum() + np.abs(charges).sum() + np.abs(cost).sum() + (abs(matrix).T @ multipliers).sum()
+    return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
+
+
+def _in_forward(simulator: Simulator) -> list[Moment]:
+    """Places of the forward, with what is saved before them beside what lives there anyway."""
+    tops, order = simulator.forward_tops, simulator.forward_order
+    moments = []
+    for window in np.array_split(np.arange(len(order)), min(FORWARD_MOMENTS, max(1, len(order)))):
+        if len(window):
+            place = int(window[np.argmax(tops[window])])
+            held = np.zeros(simulator.num_values, dtype=bool)
+            held[order[: place + 1]] = True
+            moments.append(Moment(int(tops[place]), held))
+    return moments
+
+
+def _at_the_begin(simulator: Simulator) -> Moment:
+    """The first kernel of the backward, when all that is saved is alive.
+
+    A first step that reads no value is that kernel in every plan, and what it writes is alive too.
+    """
+    fixed = simulator.output_bytes
+    if not simulator.problem.steps[0].reads:
+        fixed += int(simulator.step_bytes[0])
+    return Moment(fixed, np.ones(simulator.num_values, dtype=bool))
+
+
+def _in_backward(simulator: Simulator) -> list[Moment]:
+    """The moments at which steps run, in each window the one with the most bytes that no plan avoids."""
+    ahead = _read_from(simulator)
+    both = _read_before(simulator) & ahead
+    always = _gradient_bytes(simulator) + both @ simulator.saved_nbytes
+    earliest = _earliest(simulator)
+    moments = []
+    for window in np.array_split(np.arange(simulator.num_steps), min(BACKWARD_MOMENTS, simulator.num_steps)):
+        b = int(window[np.argmax(always[window])])
+        held = ahead[b] & ~both[b]
+        moments.append(Moment(int(always[b]), held, _late_pairs(simulator, b, ahead[b], earliest)))
+    return moments
+
+
+def _gradient_bytes(simulator: Simulator) -> Ints:
+    """Bytes of outputs, gradients and temporaries while each step runs, [steps]."""
+    m = simulator.num_steps
+    delta = np.zeros(m + 2, dtype=np.int64)
+    np.add.at(delta, simulator.step_item_of, simulator.step_bytes)
+    ends = np.minimum(simulator.step_last + 1 - simulator.step_in_place, m + 1)
+    np.add.at(delta, ends, -simulator.step_bytes)
+    return np.asarray(np.cumsum(delta)[:m] + simulator.step_transient + simulator.output_bytes)
+
+
+def _read_from(simulator: Simulator) -> Bools:
+    """Whether a step, or one after it, reads a value that it does not write over, [steps, values]."""
+    steps = np.arange(simulator.num_steps)[:, None]
+    found = simulator.last_step[None, :] >= steps
+    for b, sources in simulator.step_in_place_sources:
+        found[b, sources] &= simulator.last_step[sources] > b
+    return np.asarray(found)
+
+
+def _read_before(simulator: Simulator) -> Bools:
+    """Whether a step, or one before it, reads a value that is never held in registers, [steps, values]: it was computed."""
+    is_buffer = simulator.always_stored & (simulator.saved_nbytes > 0)
+    return np.asarray((simulator.first_anchor[None, :] <= simulator.step_anchor[:, None]) & is_buffer[None, :])
+
+
+def _earliest(simulator: Simulator) -> Ints:
+    """The anchor before which no plan recomputes each value: the first of all that it can be computed for."""
+    found = np.minimum(simulator.first_anchor, simulator.late_anchor).astype(np.int64)
+    for v in range(simulator.num_values - 1, -1, -1):
+        for w in simulator.readers[v]:
+            found[v] = min(found[v], found[w])
+    return np.asarray(found)
+
+
+def _late_pairs(simulator: Simulator, b: int, known: Bools, earliest: Ints) -> tuple[tuple[int, int], ...]:
+    """Values, not `known` to live at step b, with the readers that are recomputed after it if at all."""
+    anchor = int(simulator.step_anchor[b])
+    is_late = (earliest > anchor) & (earliest < NEVER)
+    open_values = np.flatnonzero(~known & (simulator.saved_nbytes > 0)).tolist()
+    return tuple((v, w) for v in open_values for w in simulator.readers[v] if is_late[w])

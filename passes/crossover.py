@@ -1,0 +1,63 @@
+"""Long moves: a stretch of one plan replaced by the same stretch of another.
+
+Flips and swaps change one or two values, so a stretch that should be run in another way altogether is out of their reach. The
+levels of the cut are whole answers to "how should this stretch run if bytes cost so much", for every price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compile_remat.passes.polish import Polisher
+from compile_remat.passes.simulate import Bools
+
+LENGTHS = (3, 6, 12, 24, 48)
+"""Pool places in a stretch; the next stretch of a length begins half of it later."""
+
+ROUNDS = 4
+BATCH = 512
+
+
+def cross(polisher: Polisher, mask: Bools, others: Sequence[Bools], budget_bytes: int, weight_factor: float) -> Bools:
+    """Exchange stretches with the other plans and polish, as long as that scores better."""
+    weight = polisher.weight * weight_factor
+    current, best = mask, _scores(polisher, mask[:, None], budget_bytes, weight)[0]
+    for _ in range(ROUNDS):
+        columns = _crossings(polisher, current, others)
+        if not columns.shape[1]:
+            break
+        scores = _scores(polisher, columns, budget_bytes, weight)
+        found = polisher.run(columns[:, int(np.argmin(scores))], budget_bytes, 2, weight_factor)
+        score = _scores(polisher, found[:, None], budget_bytes, weight)[0]
+        if score >= best - 0.5:
+            break
+        current, best = found, score
+    return current
+
+
+def _crossings(polisher: Polisher, current: Bools, others: Sequence[Bools]) -> Bools:
+    pool = polisher.pool
+    columns = []
+    for length in LENGTHS:
+        for first in range(0, max(1, len(pool) - length // 2), max(1, length // 2)):
+            stretch = pool[first : first + length]
+            seen = {current[stretch].tobytes()}
+            for other in others:
+                key = other[stretch].tobytes()
+                if key not in seen:
+                    seen.add(key)
+                    column = current.copy()
+                    column[stretch] = other[stretch]
+                    columns.append(column)
+    return np.stack(columns, axis=1) if columns else np.zeros((len(current), 0), dtype=bool)
+
+
+def _scores(polisher: Polisher, columns: Bools, budget_bytes: int, weight: float) -> list[float]:
+    scores: list[float] = []
+    for first in range(0, columns.shape[1], BATCH):
+        batch = columns[:, first : first + BATCH]
+        polisher.simulations += batch.shape[1]
+        scores += polisher.score(polisher.simulator.run(batch), budget_bytes, weight).tolist()
+    return scores

@@ -1,0 +1,45 @@
+"""A chain of plans for ever smaller budgets, each polished from the one before it.
+
+Where a graph has no narrow place, spans between two cuts of the forward describe it badly, and a search that starts at
+the budget itself ends in a poor corner.  A plan for a slightly larger budget is then the better start: little has to
+change.  The budgets are a fixed ladder below the fastest plan's peak, so that what is found at one budget does not depend on
+which budgets were asked for before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from compile_remat.passes.polish import Polisher
+from compile_remat.passes.simulate import Bools
+
+STEP = 0.87
+"""Each budget of the ladder over the one above it."""
+
+ROUNDS = 1
+"""Rounds of polish on each rung: two took half as long again and found little more."""
+
+
+class Descent:
+    """The ladder of one problem; rungs are climbed down as far as a budget needs and kept."""
+
+    def __init__(self, polisher: Polisher, levels: Sequence[Bools], top_bytes: int) -> None:
+        self.polisher = polisher
+        self.levels = levels
+        self.rungs: list[tuple[int, Bools]] = [(top_bytes, levels[0])]
+
+    def start(self, budget_bytes: int) -> Bools:
+        """The plan of the last rung above the budget, or a level where that scores better."""
+        while self.rungs[-1][0] * STEP > max(1, budget_bytes):
+            target = int(self.rungs[-1][0] * STEP)
+            plan = self._best(self.rungs[-1][1], target)
+            self.rungs.append((target, self.polisher.run(plan, target, ROUNDS)))
+        above = [plan for target, plan in self.rungs if target >= budget_bytes]
+        return self._best(above[-1] if above else self.rungs[0][1], budget_bytes)
+
+    def _best(self, plan: Bools, budget_bytes: int) -> Bools:
+        candidates = [plan, *self.levels]
+        batch = self.polisher.simulator.run(np.stack(candidates, axis=1))
+        return candidates[int(np.argmin(self.polisher.score(batch, budget_bytes, self.polisher.weight)))]
