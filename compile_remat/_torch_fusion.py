@@ -7,8 +7,7 @@ stands: what it writes then lives longer, and what the other reads no longer die
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -22,7 +21,7 @@ else:
 V = private_name("torch._inductor.virtualized", "V")
 
 SMALL_SHARE = 16
-"""A rise counts as none when it is smaller than what both kernels read by this factor: a bias gradient's sum, say."""
+"""A rise counts as none when it is smaller than what the kernels share by this factor: a bias gradient's sum, say."""
 
 OF_THE_CALLER = ("primals_", "arg", "fwd_rng_state", "bwd_rng_state", "tangents")
 """How inputs are called that die with their caller and not with their last reader."""
@@ -61,7 +60,7 @@ class Kernel:
         last: Where the last of them stood.
         reads: Names of buffers and inputs that come from elsewhere.
         writes: Names of buffers that it makes.
-        is_extern: Whether it is not Inductor's own: such a kernel writes over nothing that it reads.
+        steps: What each of its nodes reads and writes, for Inductor's own: a node may write over what it is the last to read.
     """
 
     nodes: frozenset[str]
@@ -69,25 +68,33 @@ class Kernel:
     last: int
     reads: frozenset[str]
     writes: frozenset[str]
-    is_extern: bool
+    steps: tuple[tuple[frozenset[str], frozenset[str]], ...]
 
     @staticmethod
     def of(nodes: Sequence[Any]) -> Kernel:
         """The kernel that runs these nodes of the scheduler."""
-        writes = frozenset(buffer.get_name() for node in nodes for buffer in node.get_outputs())
-        reads = frozenset(dep.name for node in nodes for dep in node.read_writes.reads) - writes
+        steps = [
+            (frozenset(d.name for d in n.read_writes.reads), frozenset(b.get_name() for b in n.get_outputs()))
+            for n in nodes
+        ]
+        writes = frozenset().union(*(made for _, made in steps))
+        reads = frozenset().union(*(read for read, _ in steps)) - writes
         orders = [node.min_order for node in nodes]
-        is_extern = any(node.is_extern() for node in nodes)
-        return Kernel(frozenset(n.get_name() for n in nodes), min(orders), max(orders), reads, writes, is_extern)
+        own = () if any(node.is_extern() for node in nodes) else tuple(steps)
+        return Kernel(frozenset(n.get_name() for n in nodes), min(orders), max(orders), reads, writes, own)
 
 
 class Order:
-    """The kernels of one graph as the plan ordered them, before any were joined."""
+    """The kernels of one graph as the plan ordered them, before any were joined.
 
-    def __init__(self, scheduler: Any) -> None:
+    Args:
+        returned: Names of the buffers that the graph returns.
+    """
+
+    def __init__(self, scheduler: Any, returned: Iterable[str]) -> None:
+        self.returned = frozenset(returned)
         self.nodes = [part for node in scheduler.nodes for part in node.get_nodes()]
         self.orders = [node.min_order for node in self.nodes]
-        self.returned = frozenset(V.graph.get_output_names())
         self.readers: dict[str, set[str]] = {}
         self.maker: dict[str, str] = {}
         self.nbytes: dict[str, int] = {}
@@ -156,13 +163,27 @@ class Moment:
         nbytes = self.order.nbytes
         level = peak = 0
         for kernel in sorted(kernels, key=self.place):
-            made = Counter(nbytes.get(name, 0) for name in kernel.writes if not self._stays_inside(name, kernel))
-            freed = Counter(nbytes[name] for name in kernel.reads if self._dies_in(name, kernel))
-            reused = Counter[int]() if kernel.is_extern else made & freed
-            level += _total(made) - _total(reused)
+            made = {name for name in kernel.writes if not self._stays_inside(name, kernel)}
+            freed = {name for name in kernel.reads if self._dies_in(name, kernel)}
+            reused_bytes = self._reused_bytes(kernel, made, freed)
+            level += sum(nbytes.get(name, 0) for name in made) - reused_bytes
             peak = max(peak, level)
-            level += _total(reused) - _total(freed)
+            level += reused_bytes - sum(nbytes[name] for name in freed)
         return peak
+
+    def _reused_bytes(self, kernel: Kernel, made: set[str], freed: set[str]) -> int:
+        """What the kernel writes over what its nodes read: they are of one size, and nothing else reads it later."""
+        nbytes, left, total = self.order.nbytes, set(freed), 0
+        for reads, writes in kernel.steps:
+            for name in sorted(writes):
+                found = next((old for old in sorted(reads & left) if nbytes[old] == nbytes.get(name, 0)), None)
+                if found is not None:
+                    left.discard(found)
+                    if name in made:
+                        total += nbytes[found]
+                    else:
+                        left.add(name)  # a value inside the kernel: what is made of it may take the same place
+        return total
 
     def _stays_inside(self, name: str, kernel: Kernel) -> bool:
         """Whether a buffer is never written: the one kernel that makes it is all that reads it."""
@@ -177,15 +198,11 @@ class Moment:
         return all(self.place(self.kernel(reader)) <= place for reader in self.order.readers[name] - kernel.nodes)
 
 
-def _total(sizes: Counter[int]) -> int:
-    return sum(nbytes * count for nbytes, count in sizes.items())
-
-
 _orders = WeakKeyDictionary[Any, Order]()
 
 
 def _keeps_memory(scheduler: Any, node1: Any, node2: Any) -> bool:
     order = _orders.get(scheduler)
     if order is None:
-        order = _orders[scheduler] = Order(scheduler)
+        order = _orders[scheduler] = Order(scheduler, V.graph.get_output_names())
     return order.keeps_memory(scheduler.name_to_fused_node, node1, node2)

@@ -41,8 +41,8 @@ class Report:
         offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
             to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
-        measured_peak_bytes: The region peak as the allocator saw it in a step in which this graph ran alone; None before that.  On CUDA
-            it is read in the first steps, anywhere under `measured_step`.
+        measured_peak_bytes: The peak as the allocator saw it in a step in which this graph ran alone; None before that.  On CUDA
+            it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
     """
