@@ -23,6 +23,9 @@ V = private_name("torch._inductor.virtualized", "V")
 SMALL_SHARE = 16
 """A rise counts as none when it is smaller than what the kernels share by this factor: a bias gradient's sum, say."""
 
+DEPTH = 50
+"""Joined kernels that wait for joined kernels are followed so far."""
+
 OF_THE_CALLER = ("primals_", "arg", "fwd_rng_state", "bwd_rng_state", "tangents")
 """How inputs are called that die with their caller and not with their last reader."""
 
@@ -80,7 +83,7 @@ class Kernel:
         writes = frozenset().union(*(made for _, made in steps))
         reads = frozenset().union(*(read for read, _ in steps)) - writes
         orders = [node.min_order for node in nodes]
-        own = () if any(node.is_extern() for node in nodes) else tuple(steps)
+        own = () if any(node.is_extern() or node.is_template() for node in nodes) else tuple(steps)
         return Kernel(frozenset(n.get_name() for n in nodes), min(orders), max(orders), reads, writes, own)
 
 
@@ -94,6 +97,7 @@ class Order:
     def __init__(self, scheduler: Any, returned: Iterable[str]) -> None:
         self.returned = frozenset(returned)
         self.nodes = [part for node in scheduler.nodes for part in node.get_nodes()]
+        self.by_name = {node.get_name(): node for node in self.nodes}
         self.orders = [node.min_order for node in self.nodes]
         self.readers: dict[str, set[str]] = {}
         self.maker: dict[str, str] = {}
@@ -124,7 +128,7 @@ class Order:
             return False  # what is between would have to wait as well
         rise_bytes = together.peak_bytes([*between, both]) - apart.peak_bytes([*between, a, b])
         shared = (a.reads | a.writes) & (b.reads | b.writes)
-        return rise_bytes * SMALL_SHARE <= sum(self.nbytes[name] for name in shared)
+        return rise_bytes * SMALL_SHARE <= sum(self.nbytes.get(name, 0) for name in shared)
 
     def kernel(self, node: Any) -> Kernel:
         """What a node of the scheduler is; joined ones are new nodes."""
@@ -144,17 +148,19 @@ class Moment:
     def kernel(self, name: str) -> Kernel:
         """The kernel that a node of the scheduler is part of."""
         trial = self.trial
-        return trial if trial is not None and name in trial.nodes else self.order.kernel(self.joined[name])
+        if trial is not None and name in trial.nodes:
+            return trial
+        return self.order.kernel(self.joined.get(name) or self.order.by_name[name])
 
-    def place(self, kernel: Kernel) -> int:
+    def place(self, kernel: Kernel, depth: int = 0) -> int:
         """Where it runs: where its first node stood, or as late as the last of what it reads is made."""
-        if kernel.first == kernel.last:
-            return kernel.first
+        if kernel.first == kernel.last or depth == DEPTH:
+            return kernel.last
         known = self.places.get(kernel)
         if known is None:
             self.places[kernel] = kernel.last  # if two wait for each other, Inductor will not join them
             makers = {self.kernel(self.order.maker[name]) for name in kernel.reads if name in self.order.maker}
-            late = [self.place(maker) for maker in makers if maker.last > kernel.first]
+            late = [self.place(maker, depth + 1) for maker in makers if maker.last > kernel.first]
             known = self.places[kernel] = max([kernel.first, *late])
         return known
 
@@ -168,7 +174,7 @@ class Moment:
             reused_bytes = self._reused_bytes(kernel, made, freed)
             level += sum(nbytes.get(name, 0) for name in made) - reused_bytes
             peak = max(peak, level)
-            level += reused_bytes - sum(nbytes[name] for name in freed)
+            level += reused_bytes - sum(nbytes.get(name, 0) for name in freed)
         return peak
 
     def _reused_bytes(self, kernel: Kernel, made: set[str], freed: set[str]) -> int:
@@ -176,11 +182,11 @@ class Moment:
         nbytes, left, total = self.order.nbytes, set(freed), 0
         for reads, writes in kernel.steps:
             for name in sorted(writes):
-                found = next((old for old in sorted(reads & left) if nbytes[old] == nbytes.get(name, 0)), None)
+                found = next((old for old in sorted(reads & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
                 if found is not None:
                     left.discard(found)
                     if name in made:
-                        total += nbytes[found]
+                        total += nbytes.get(found, 0)
                     else:
                         left.add(name)  # a value inside the kernel: what is made of it may take the same place
         return total
@@ -195,7 +201,9 @@ class Moment:
         if name in self.order.returned or (name not in self.order.maker and name.startswith(OF_THE_CALLER)):
             return False
         place = self.place(kernel)
-        return all(self.place(self.kernel(reader)) <= place for reader in self.order.readers[name] - kernel.nodes)
+        return all(
+            self.place(self.kernel(reader)) <= place for reader in self.order.readers.get(name, set()) - kernel.nodes
+        )
 
 
 _orders = WeakKeyDictionary[Any, Order]()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from compile_remat._torch_fusion import SMALL_SHARE, Kernel, Moment, Order
+from compile_remat._torch_fusion import DEPTH, SMALL_SHARE, Kernel, Moment, Order
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,9 @@ class Node:
 
     def is_extern(self) -> bool:
         return self.extern
+
+    def is_template(self) -> bool:
+        return False
 
 
 class Joined:
@@ -138,6 +141,18 @@ def test_a_joined_kernel_runs_when_the_last_of_what_it_reads_is_made() -> None:
     one = Joined(nodes[1], nodes[2])
     joined.update(op1=one, op2=one)
     assert Moment(lines, joined, both).place(both) == 1  # y is made earlier now
+
+
+def test_a_long_row_of_kernels_that_wait_is_not_followed_to_its_end() -> None:
+    count = 3 * DEPTH
+    nodes = [Node(k, f"b{k - 2}", f"b{k}") for k in range(2 * count)]
+    lines, joined = order(*nodes, returned=f"b{2 * count - 1}")
+    for k in range(0, 2 * count - 3, 2):  # each reads what the one before makes last
+        pair = Joined(nodes[k], nodes[k + 3])
+        joined[f"op{k}"] = joined[f"op{k + 3}"] = pair
+    moment = Moment(lines, joined)
+    last = moment.kernel(f"op{2 * count - 4}")
+    assert last.first <= moment.place(last) <= last.last
 
 
 @pytest.mark.parametrize("second", ["op0", "op1"])
