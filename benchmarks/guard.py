@@ -86,9 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with private_compile_caches():
         peaks = [row_of_case(name, arguments) for name in arguments.case or joining.CASES]
         print(harness.ascii_table(*peak_table(peaks)) + "\n", flush=True)
-        times = [row_of_model(name, arguments) for name in arguments.model or models.MAX_SPEED]
+        harness.write_json(arguments.json, head, peaks)
+        times: list[TimeRow] = []
+        for name in arguments.model or models.MAX_SPEED:
+            times.append(row_of_model(name, arguments))
+            harness.progress(f"{name}: {times[-1].time}")
+            harness.write_json(arguments.json, head, [*peaks, *times])
         print(harness.ascii_table(*time_table(times)))
-    harness.write_json(arguments.json, head, [*peaks, *times])
     return int(any(row.verdict != "ok" for row in [*peaks, *times]))
 
 
