@@ -35,6 +35,7 @@ from compile_remat.ledger import Ledger, Member
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
 from compile_remat.report import Report
 from compile_remat.retry import Retrying
+from compile_remat.watch import Watched, reader_of
 
 LOG = logging.getLogger("compile_remat")
 
@@ -138,18 +139,23 @@ def _compile(
         settings = replace(partitioner.settings, budget=ledger.budget)
         partitioner = partitioner.under(replace(settings, share=_share_of(gm, config, ledger, example_inputs)))
     compiled, reports = compilation.run(partitioner)
-    if later is None or not reports or reports[-1].plan is None:
+    if not reports or reports[-1].plan is None:
         return compiled
-    retrying = functools.partial(_retrying, later, compilation, partitioner, _place_of(example_inputs))
+    place, report = _place_of(example_inputs), reports[-1]
+    read = None if config.check else reader_of(place)  # a check runs more than the plan
+    watched = functools.partial(Watched, graph_key=report.graph_key, report_dir=config.report_dir, read=read)
+    if later is None:
+        return watched(compiled)
+    retrying = functools.partial(_retrying, later, compilation, partitioner, place)
     if ledger is None:
-        return retrying(compiled, reports[-1])
+        return watched(retrying(compiled, report))
 
     def again(share: Share | None) -> tuple[Callable[..., Any], Report] | None:
         settings = replace(partitioner.settings, share=share, budget=ledger.budget)
         found = later.again(partitioner.under(settings))
         return None if found is None else (retrying(*found), found[1])
 
-    return Member(ledger, retrying(compiled, reports[-1]), reports[-1], again, later.publish)
+    return watched(Member(ledger, retrying(compiled, report), report, again, later.publish))
 
 
 def _retrying(

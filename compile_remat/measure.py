@@ -12,7 +12,8 @@ CPU: scratch inside oneDNN and MKL, numpy, Python objects. On CUDA the allocator
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,13 +52,25 @@ class RatioInterval:
 
 def peak_bytes(fn: Callable[[], object], device: torch.device | str) -> Peak:
     """Run `fn` once and return the most bytes live at once that it allocated on `device`."""
+    with recorded(device) as peaks:
+        result = fn()
+    del result  # it was live at the end
+    return peaks[0]
+
+
+@contextmanager
+def recorded(device: torch.device | str) -> Iterator[list[Peak]]:
+    """What the body allocates on `device`: a list that holds one `Peak` when the body has ended.
+
+    On CUDA this resets the allocator's peak statistics; on CPU a profiler runs, which must not begin within a compiled call.
+    """
     kind = torch.device(device).type
     gc.collect()
     if kind == "cpu":
-        return _cpu_peak(fn)
+        return (yield from _recorded_on_cpu())
     if kind == "cuda":
-        return _cuda_peak(fn, torch.device(device))
-    raise ValueError(f"peak_bytes measures cpu and cuda devices, not {device!r}")
+        return (yield from _recorded_on_cuda(torch.device(device)))
+    raise ValueError(f"peaks are measured on cpu and cuda devices, not on {device!r}")
 
 
 def synchronize(device: torch.device | str) -> None:
@@ -126,12 +139,11 @@ def _timed(fn: Callable[[], object], device: torch.device | str, clock: Callable
     return clock() - start_ns
 
 
-def _cpu_peak(fn: Callable[[], object]) -> Peak:
+def _recorded_on_cpu() -> Iterator[list[Peak]]:
+    peaks: list[Peak] = []
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        result = fn()
-    peak = replay(cpu_allocation_events(profiler))
-    del result  # after the replay: a result is live at the end
-    return peak
+        yield peaks
+    peaks.append(replay(cpu_allocation_events(profiler)))
 
 
 def replay(events: Sequence[AllocationEvent]) -> Peak:
@@ -149,21 +161,23 @@ def replay(events: Sequence[AllocationEvent]) -> Peak:
     return Peak(peak_bytes=peak, end_bytes=level, allocations=allocations, requested_bytes=peak)
 
 
-def _cuda_peak(fn: Callable[[], object], device: torch.device) -> Peak:
+def _recorded_on_cuda(device: torch.device) -> Iterator[list[Peak]]:
+    peaks: list[Peak] = []
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)
-    result = fn()
+    yield peaks
     torch.cuda.synchronize(device)
     after = torch.cuda.memory_stats(device)
-    del result
 
     def above(key_after: str, key_before: str) -> int:
         return int(after.get(key_after, 0)) - int(before.get(key_before, 0))
 
-    return Peak(
-        peak_bytes=above("allocated_bytes.all.peak", "allocated_bytes.all.current"),
-        end_bytes=above("allocated_bytes.all.current", "allocated_bytes.all.current"),
-        allocations=above("allocation.all.allocated", "allocation.all.allocated"),
-        requested_bytes=above("requested_bytes.all.peak", "requested_bytes.all.current"),
+    peaks.append(
+        Peak(
+            peak_bytes=above("allocated_bytes.all.peak", "allocated_bytes.all.current"),
+            end_bytes=above("allocated_bytes.all.current", "allocated_bytes.all.current"),
+            allocations=above("allocation.all.allocated", "allocation.all.allocated"),
+            requested_bytes=above("requested_bytes.all.peak", "requested_bytes.all.current"),
+        )
     )

@@ -41,6 +41,8 @@ class Report:
         offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
             to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
+        measured_peak_bytes: The peak as the allocator saw it in a step in which this graph ran alone; None before that.  On CUDA
+            it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
     """
@@ -56,11 +58,26 @@ class Report:
     check: str = ""
     scheduled_peak_bytes: int | None = None
     offers: tuple[Offer, ...] = ()
+    measured_peak_bytes: int | None = None
 
     @property
     def predicted_peak_bytes(self) -> int | None:
         """The plan's region peak.  This and the figures below are None where there is no plan."""
         return None if self.plan is None else self.plan.peak_bytes
+
+    @property
+    def prediction_error(self) -> float | None:
+        """By which part of the measured peak the predicted one is above it (or below, where negative)."""
+        return self._error_of(self.predicted_peak_bytes)
+
+    @property
+    def schedule_error(self) -> float | None:
+        """The same for the scheduled peak."""
+        return self._error_of(self.scheduled_peak_bytes)
+
+    def _error_of(self, peak_bytes: int | None) -> float | None:
+        measured_bytes = self.measured_peak_bytes
+        return None if peak_bytes is None or not measured_bytes else peak_bytes / measured_bytes - 1
 
     @property
     def step_time_ns(self) -> int | None:
@@ -109,6 +126,10 @@ class Report:
             lines.append(f"  lowest reachable peak {format_bytes(self.floor_bytes)}")
         if self.scheduled_peak_bytes is not None:
             lines.append(f"  scheduled peak  {format_bytes(self.scheduled_peak_bytes)}")
+        if self.measured_peak_bytes is not None:
+            errors = {"predicted": self.prediction_error, "scheduled": self.schedule_error}
+            text = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
+            lines.append(f"  measured peak   {format_bytes(self.measured_peak_bytes)}" + f" ({text})" * bool(text))
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.message:
             lines.append(f"  note: {self.message}")
@@ -180,10 +201,15 @@ def write(report: Report, report_dir: str) -> None:
         LOG.warning("report_dir: %s cannot be written (%s)", path, error)
 
 
-def amend(report: Report, report_dir: str | None, *, check: str) -> None:
-    """Say in a report that was recorded how its check ended; one that was forgotten since is only written."""
-    amended = replace(report, check=check)
+def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
+    """Complete a report that was recorded, by how its check ended, say; one that was forgotten since is only written."""
+    amended = replace(report, **changes)
     for kept in (_RECORDED.get() or [], _REPORTS):
         kept[:] = [amended if r is report else r for r in kept]
     if report_dir is not None:
         write(amended, report_dir)
+
+
+def latest(graph_key: str) -> Report | None:
+    """The report of the plan that a graph runs under now: the last one that was recorded."""
+    return next((report for report in reversed(_REPORTS) if report.graph_key == graph_key), None)

@@ -23,7 +23,7 @@ from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
-SCHEMA = 5
+SCHEMA = 6
 
 
 def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import gap, harness, max_speed, models, promise, table_a
+from benchmarks import gap, guard, harness, max_speed, models, promise, table_a
 from benchmarks.verdicts import MIB, Row, judge
 from compile_remat.measure import RatioInterval
 
@@ -145,6 +145,26 @@ def test_table_a_command_with_our_rows(tmp_path: Path) -> None:
 def test_max_speed_command() -> None:
     pytest.importorskip("compile_remat.backend")
     assert max_speed.main(["--toy", "--model", "chain1024", "--pairs", "2"]) in (0, 1)
+
+
+def test_guard_verdicts() -> None:
+    row = guard.PeakRow("heads", predicted_peak_bytes=1000, guarded_peak_bytes=1030, unguarded_peak_bytes=2000)
+    assert row.verdict == "ok"
+    assert replace(row, guarded_peak_bytes=1031).verdict == "miss: above 1.03 of the prediction"
+    assert replace(row, unguarded_peak_bytes=1029).verdict == "miss: above the unguarded peak"
+    time = guard.TimeRow("gpt", RatioInterval(1.03, 1.02, 1.04, 12, 100, 103))
+    assert time.verdict == "ok"
+    assert replace(time, time=replace(time.time, low=1.021)).verdict == "miss: time above 1.02"
+
+
+def test_guard_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "guard.json"
+    flags = ["--toy", "--case", "siblings", "--model", "chain1024", "--pairs", "2", "--json", str(out)]
+    assert guard.main(flags) in (0, 1)
+    peaks, times = json.loads(out.read_text())["rows"]
+    assert peaks["case"] == "siblings" and 2 * peaks["guarded_peak_bytes"] < peaks["unguarded_peak_bytes"]
+    assert times["model"] == "chain1024" and times["time"]["pairs"] == 2
+    assert "time guarded/unguarded" in capsys.readouterr().out
 
 
 def test_all_benchmarks_have_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import compile_remat
+from benchmarks.guard import Guarded, Unguarded, trained
+from benchmarks.models import Case, joining
 from compile_remat import backend, compilation
 from compile_remat._torch_inductor import GuardedChoices, compile_with_partitioner, keep_matmuls_in_place
-from compile_remat.backend import remat
+from compile_remat.backend import RematPartitioner, remat
 from compile_remat.measure import peak_bytes
 
 READERS = 12
@@ -101,44 +103,34 @@ def test_plain_inductor_keeps_its_own_choices(monkeypatch: pytest.MonkeyPatch) -
 # -- matmuls stay where they stand ------------------------------------------------------------------------------------
 
 
-class Tied(torch.nn.Module):
-    """The first thing that the backward computes for the tied weight is added to the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(512, 64)
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(64, 64) for _ in range(3)])
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.table(tokens)
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return torch.nn.functional.cross_entropy(x @ self.table.weight.T, tokens)
-
-
-def tied_peak() -> tuple[int, list[torch.Tensor | None]]:
+def peak_of(case: str, partitioner_type: type[RematPartitioner]) -> tuple[int, list[torch.Tensor | None]]:
+    """Measured peak of a step at the lowest plan, and its gradients."""
     torch.compiler.reset()
     torch.manual_seed(0)
-    model, tokens = Tied(), torch.randint(0, 512, (4096,))
-    call = torch.compile(model, backend=remat, options={"memory_budget": "min"})
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        call(tokens).backward()
-
-    step()
-    return peak_bytes(step, "cpu").peak_bytes, [p.grad for p in model.parameters()]
+    module, inputs = joining.CASES[case](0.5)
+    run = trained(Case(case, module, inputs, ""), partitioner_type, "min")
+    run.clear_and_step()
+    gradients = [p.grad for p in module.parameters()]
+    run.clear()
+    return peak_bytes(run.step, "cpu").peak_bytes, gradients
 
 
-def test_the_gradient_of_a_tied_weight_is_made_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    guarded, actual = tied_peak()
+@pytest.mark.parametrize(("case", "saved_bytes"), [("positions", 3 * MIB), ("heads", MIB), ("tied", MIB // 2)])
+def test_what_plain_inductor_makes_of_the_same_plan_needs_more(case: str, saved_bytes: int) -> None:
+    guarded, actual = peak_of(case, Guarded)
     (report,) = compile_remat.reports()
-    monkeypatch.setattr(backend, "keep_matmuls_in_place", lambda module: 0)
-    unguarded, expected = tied_peak()
+    unguarded, expected = peak_of(case, Unguarded)
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-5)
     assert report.predicted_peak_bytes is not None
     assert guarded <= 1.03 * report.predicted_peak_bytes
-    assert unguarded > guarded + MIB // 2
+    assert unguarded >= guarded + saved_bytes
+
+
+def test_the_gradient_of_a_tied_weight_is_made_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    guarded, _ = peak_of("tied", Guarded)
+    monkeypatch.setattr(backend, "keep_matmuls_in_place", lambda module: 0)
+    moved, _ = peak_of("tied", Guarded)
+    assert moved > guarded + MIB // 2
 
 
 def traced(function: Callable[..., Any], *args: torch.Tensor) -> torch.fx.GraphModule:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compile_remat._torch_bench import AllocationEvent
-from compile_remat.measure import Peak, interleaved_ratio, peak_bytes, replay, step_times_ns
+from compile_remat.measure import Peak, interleaved_ratio, peak_bytes, recorded, replay, step_times_ns
 
 MIB = 1 << 20
 
@@ -53,6 +53,15 @@ def test_backward_counts_gradients() -> None:
 def test_replay_reuses_addresses() -> None:
     sizes = [(0, 10, 1), (1, 5, 2), (2, -10, 1), (3, 7, 1), (4, -99, 3)]
     assert replay([AllocationEvent(*each) for each in sizes]) == Peak(15, 12, 3, 15)
+
+
+def test_what_a_block_allocates_is_recorded() -> None:
+    with recorded("cpu") as peaks:
+        held = torch.empty(MIB, dtype=torch.uint8)
+        _known_pattern("cpu")
+        assert peaks == []
+    assert peaks == [Peak(peak_bytes=7 * MIB, end_bytes=1 * MIB, allocations=5, requested_bytes=7 * MIB)]
+    assert held.nbytes == MIB
 
 
 def test_an_unknown_device_is_named() -> None:

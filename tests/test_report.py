@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 import compile_remat
 from compile_remat.passes import LiveBuffer, Offer, Plan, Status
-from compile_remat.report import Report, record, recording, write, write_to
+from compile_remat.report import Report, amend, latest, record, recording, write, write_to
 
 MIB = 1 << 20
 PLAN = Plan(
@@ -76,6 +76,7 @@ def test_json_holds_everything() -> None:
         "from_cache": False,
         "check": "",
         "scheduled_peak_bytes": None,
+        "measured_peak_bytes": None,
         "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
@@ -115,6 +116,36 @@ def test_figures_are_the_plans() -> None:
 
 def test_the_text_says_that_a_plan_is_an_earlier_compilations() -> None:
     assert "planned in 0.12 s, now taken from the cache" in str(dataclasses.replace(REPORT, from_cache=True))
+
+
+def test_predicted_scheduled_and_measured_side_by_side() -> None:
+    report = dataclasses.replace(REPORT, scheduled_peak_bytes=9 * MIB, measured_peak_bytes=8 * MIB)
+    assert (report.prediction_error, report.schedule_error) == (-0.125, 0.125)
+    assert "  predicted peak  7.0 MiB" in str(report)
+    assert "  scheduled peak  9.0 MiB" in str(report)
+    assert "  measured peak   8.0 MiB (predicted -12.5%, scheduled +12.5%)" in str(report)
+    assert Report.from_json(report.to_json()) == report
+    unscheduled = dataclasses.replace(report, scheduled_peak_bytes=None)
+    assert "8.0 MiB (predicted -12.5%)" in str(unscheduled) and unscheduled.schedule_error is None
+    unplanned = dataclasses.replace(unscheduled, plan=None)
+    assert str(unplanned).splitlines()[-3].endswith("8.0 MiB") and unplanned.prediction_error is None
+    assert REPORT.prediction_error is None and "measured" not in str(REPORT)
+
+
+def test_the_latest_report_of_a_graph_is_amended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    compile_remat.reset_reports()
+    assert latest(REPORT.graph_key) is None
+    other = dataclasses.replace(REPORT, graph_key="other")
+    for report in (REPORT, dataclasses.replace(REPORT, message="newer"), other):
+        record(report)
+    newer = latest(REPORT.graph_key)
+    assert newer is not None and newer.message == "newer"
+    amend(newer, str(tmp_path), measured_peak_bytes=5)
+    assert [report.measured_peak_bytes for report in compile_remat.reports()] == [None, 5, None]
+    (path,) = tmp_path.iterdir()
+    assert Report.from_json(path.read_text()) == compile_remat.reports()[1]
+    compile_remat.reset_reports()
 
 
 def test_a_report_is_written_under_its_graph_and_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,165 @@
+"""Which kernels may become one: made-up graphs, sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from compile_remat._torch_fusion import DEPTH, SMALL_SHARE, Kernel, Moment, Order
+
+
+@dataclass(frozen=True)
+class Dep:
+    name: str
+
+
+@dataclass(frozen=True)
+class Buffer:
+    name: str
+
+    def get_name(self) -> str:
+        return self.name
+
+
+class ReadWrites:
+    def __init__(self, reads: Iterable[str], writes: Iterable[str]) -> None:
+        self.reads, self.writes = {Dep(name) for name in reads}, {Dep(name) for name in writes}
+
+
+class Node:
+    """A node of the scheduler; several are one kernel where `parts` says so."""
+
+    def __init__(self, order: int, reads: str, writes: str, is_extern: bool = False) -> None:
+        self.name = f"op{order}"
+        self.min_order = self.max_order = order
+        self.read_writes = ReadWrites(reads.split(), writes.split())
+        self.extern = is_extern
+        self.parts = [self]
+
+    def get_name(self) -> str:
+        return self.name
+
+    def get_nodes(self) -> list[Node]:
+        return self.parts
+
+    def get_outputs(self) -> list[Buffer]:
+        return [Buffer(dep.name) for dep in self.read_writes.writes]
+
+    def is_extern(self) -> bool:
+        return self.extern
+
+    def is_template(self) -> bool:
+        return False
+
+
+class Joined:
+    """What two nodes became."""
+
+    def __init__(self, *nodes: Node) -> None:
+        self.parts = [part for node in nodes for part in node.get_nodes()]
+
+    def get_nodes(self) -> list[Node]:
+        return self.parts
+
+
+class Scheduler:
+    def __init__(self, nodes: list[Node], nbytes: Mapping[str, int]) -> None:
+        self.nodes, self.nbytes = nodes, nbytes
+
+    def dep_size_hint(self, dep: Dep) -> int:
+        return self.nbytes.get(dep.name, 1000)
+
+
+def order(*nodes: Node, returned: str = "", **nbytes: int) -> tuple[Order, dict[str, object]]:
+    """Everything takes 1000 bytes but what is named; nothing is joined yet."""
+    joined: dict[str, object] = {node.name: node for node in nodes}
+    return Order(Scheduler(list(nodes), nbytes), returned.split()), joined
+
+
+def keeps(found: tuple[Order, dict[str, object]], first: int, second: int) -> bool:
+    lines, joined = found
+    return lines.keeps_memory(joined, joined[f"op{first}"], joined[f"op{second}"])
+
+
+def test_siblings_with_a_matmul_between_stay_apart() -> None:
+    nodes = [
+        Node(0, "primals_1", "a"), Node(1, "a", "m", is_extern=True), Node(2, "primals_1", "b"), Node(3, "b", "n", is_extern=True),
+    ]  # fmt: skip
+    assert not keeps(order(*nodes, m=1, n=1, returned="m n"), 0, 2)
+    assert keeps(order(*nodes, b=1000 // SMALL_SHARE, m=1, n=1, returned="m n"), 0, 2)  # what it writes is little
+
+
+def test_siblings_may_meet_where_nothing_is_freed_between() -> None:
+    free = [Node(0, "primals_1", "a"), Node(1, "primals_1", "b"), Node(2, "a b", "c")]
+    assert keeps(order(*free, returned="c"), 0, 1)
+
+
+def test_the_last_of_one_segment_and_the_first_of_the_next() -> None:
+    """Neighbours: the first frees `a` for what the second writes, unless both run at once."""
+    nodes = [Node(0, "a primals_1", "s"), Node(1, "primals_1", "b")]
+    assert not keeps(order(*nodes, s=4, returned="s b"), 0, 1)
+    assert keeps(order(*nodes, s=4, returned="s b a"), 0, 1)  # nothing is freed
+    held = [Node(0, "primals_1 primals_2", "s"), Node(1, "primals_1", "b")]
+    assert keeps(order(*held, s=4, returned="s b"), 0, 1)  # the caller's
+
+
+def test_a_kernel_writes_over_what_it_is_the_last_to_read() -> None:
+    nodes = [Node(0, "a primals_1", "c"), Node(1, "primals_1", "b")]
+    assert keeps(order(*nodes, returned="c b"), 0, 1)
+    nodes[0].extern = True
+    lines, joined = order(*nodes, returned="c b")
+    kernels = [lines.kernel(node) for node in nodes]
+    assert Moment(lines, joined).peak_bytes(kernels) == 1000  # c beside a, then b in the place of a
+
+
+def test_what_one_kernel_makes_and_reads_itself_takes_nothing() -> None:
+    nodes = [Node(0, "primals_1", "a"), Node(1, "a", "b")]
+    assert keeps(order(*nodes, returned="b"), 0, 1)
+    both = Kernel.of(nodes)
+    lines, joined = order(*nodes, returned="b")
+    assert Moment(lines, joined, both).peak_bytes([both]) == 1000
+    assert Moment(lines, joined).peak_bytes([lines.kernel(node) for node in nodes]) == 1000
+
+
+def test_what_reads_the_first_must_not_wait_for_the_second() -> None:
+    nodes = [
+        Node(0, "primals_1", "a"),
+        Node(1, "a", "m", is_extern=True),
+        Node(2, "y", "z"),
+        Node(3, "primals_1 z", "b"),
+    ]
+    assert not keeps(order(*nodes, m=1, returned="m b"), 0, 3)
+
+
+def test_a_joined_kernel_runs_when_the_last_of_what_it_reads_is_made() -> None:
+    nodes = [Node(0, "primals_1", "a"), Node(1, "primals_1", "z"), Node(2, "z", "y"), Node(3, "y", "b")]
+    lines, joined = order(*nodes, returned="a b")
+    both = Kernel.of([nodes[0], nodes[3]])
+    assert Moment(lines, joined, both).place(both) == 2
+    one = Joined(nodes[1], nodes[2])
+    joined.update(op1=one, op2=one)
+    assert Moment(lines, joined, both).place(both) == 1  # y is made earlier now
+
+
+def test_a_long_row_of_kernels_that_wait_is_not_followed_to_its_end() -> None:
+    count = 3 * DEPTH
+    nodes = [Node(k, f"b{k - 2}", f"b{k}") for k in range(2 * count)]
+    lines, joined = order(*nodes, returned=f"b{2 * count - 1}")
+    for k in range(0, 2 * count - 3, 2):  # each reads what the one before makes last
+        pair = Joined(nodes[k], nodes[k + 3])
+        joined[f"op{k}"] = joined[f"op{k + 3}"] = pair
+    moment = Moment(lines, joined)
+    last = moment.kernel(f"op{2 * count - 4}")
+    assert last.first <= moment.place(last) <= last.last
+
+
+@pytest.mark.parametrize("second", ["op0", "op1"])
+def test_kernels_that_wait_for_each_other_have_a_place_all_the_same(second: str) -> None:
+    nodes = [Node(0, "x", "a"), Node(1, "y", "b"), Node(2, "b", "c"), Node(3, "a", "d")]
+    lines, joined = order(*nodes, returned="c d")
+    left, right = Joined(nodes[0], nodes[2]), Joined(nodes[1], nodes[3])
+    joined.update(op0=left, op2=left, op1=right, op3=right)
+    moment = Moment(lines, joined)
+    assert 0 <= moment.place(moment.kernel(second)) <= 3
