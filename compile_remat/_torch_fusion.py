@@ -16,9 +16,14 @@ from compile_remat._torch_version import private_name
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.cpp import CppScheduling
 else:
     InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
+    CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
 V = private_name("torch._inductor.virtualized", "V")
+
+PULLED_SHARE = 8
+"""A write may be pulled over an unfused kernel when it is smaller than what both read by this factor: a bias gradient's sum."""
 
 SMALL_SHARE = 16
 """A rise counts as none when it is smaller than what the kernels share by this factor: a bias gradient's sum, say."""
@@ -40,10 +45,10 @@ class GuardedChoices(InductorChoices):
 
     @staticmethod
     def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-        """Inductor's answer, and no where memory would rise."""
+        """Inductor's answer, and no where memory would rise, or a large write would be pulled over an unfused kernel."""
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
-        return _keeps_memory(scheduler, node1, node2)
+        return not _pulls_over_extern(scheduler, node1, node2) and _keeps_memory(scheduler, node1, node2)
 
     @staticmethod
     def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
@@ -51,6 +56,18 @@ class GuardedChoices(InductorChoices):
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         return _keeps_memory(scheduler, node1, node2)
+
+
+class SeparateKernels(CppScheduling):
+    """Inductor's C++ backend, calling each kernel on its own where something can be freed after it.
+
+    By itself it makes one function of all kernels up to the next unfused one: all of their outputs are allocated before it,
+    and all that they read is freed after it.
+    """
+
+    def ready_to_flush(self) -> bool:
+        """Whether the kernels so far are called now."""
+        return bool(super().ready_to_flush()) or bool(V.graph.scheduler.buffer_names_to_free)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +197,10 @@ class Moment:
     def _reused_bytes(self, kernel: Kernel, made: set[str], freed: set[str]) -> int:
         """What the kernel writes over what its nodes read: they are of one size, and nothing else reads it later."""
         nbytes, left, total = self.order.nbytes, set(freed), 0
-        for reads, writes in kernel.steps:
+        for place, (reads, writes) in enumerate(kernel.steps):
+            last = reads.difference(*(later for later, _ in kernel.steps[place + 1 :]))
             for name in sorted(writes):
-                found = next((old for old in sorted(reads & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
+                found = next((old for old in sorted(last & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
                 if found is not None:
                     left.discard(found)
                     if name in made:
@@ -213,4 +231,35 @@ def _keeps_memory(scheduler: Any, node1: Any, node2: Any) -> bool:
     order = _orders.get(scheduler)
     if order is None:
         order = _orders[scheduler] = Order(scheduler, V.graph.get_output_names())
+        device = node1.get_device()  # asked once for each graph, before any code is made
+        if type(scheduler.get_backend(device)) is CppScheduling:
+            scheduler.backends[device] = SeparateKernels(scheduler)
     return order.keeps_memory(scheduler.name_to_fused_node, node1, node2)
+
+
+def _pulls_over_extern(scheduler: Any, node1: Any, node2: Any) -> bool:
+    """Whether a sibling would write much before the unfused kernels (matmul, convolution, attention) that it stood behind.
+
+    What later fusions make of the place is not known yet, and the plan had a reason to put it there.
+    """
+    first, second = (node1, node2) if node1.min_order <= node2.min_order else (node2, node1)
+    low, high = first.min_order, second.max_order
+    if not any(node.is_extern() and low < node.min_order < high for node in scheduler.nodes):
+        return False
+    written = sum(_nbytes(scheduler, dep) for dep in second.read_writes.writes)
+    shared = first.read_writes.reads & second.read_writes.reads
+    is_small = written * PULLED_SHARE <= sum(_nbytes(scheduler, dep) for dep in shared)
+    return not (is_small and _is_ready(scheduler, second, first))
+
+
+def _is_ready(scheduler: Any, node: Any, place: Any) -> bool:
+    """Whether all that `node` reads exists where `place` stands; else the fused kernel would be a late `place`."""
+    for dep in node.read_writes.reads:
+        buffer = scheduler.name_to_buf.get(dep.name)
+        if buffer is not None and buffer.defining_op is not None and buffer.defining_op.max_order > place.min_order:
+            return False
+    return True
+
+
+def _nbytes(scheduler: Any, dep: Any) -> int:
+    return int(scheduler.dep_size_hint(dep))
