@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat import _torch, _torch_layout
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.pins import Pins, writes_into_input
 from compile_remat.passes.pricing import Draft, price
@@ -54,6 +54,9 @@ MASK_FACTOR = 8
 """Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
 
+Workspace = Callable[[fx.Node], int]
+"""Bytes that a node's kernel takes beside its outputs while it runs."""
+
 NO_REGIONS: Mapping[int | None, int] = {}
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -65,6 +68,7 @@ def build_problem(
     num_fwd_outputs: int = 1,
     cost: CostModel,
     reference: Iterable[fx.Node] = (),
+    workspace: Workspace = lambda node: 0,
 ) -> Problem:
     """Read a joint graph.
 
@@ -73,10 +77,11 @@ def build_problem(
         num_fwd_outputs: How many of its outputs belong to the forward.
         cost: Prices nodes and fused groups.
         reference: The nodes that torch's own chooser saves, kept as a candidate plan.
+        workspace: Asked once for every node that runs an unfused kernel.
     """
     if isinstance(joint, fx.GraphModule):
         joint = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    return _Builder(joint, cost).build(reference)
+    return _Builder(joint, cost, workspace).build(reference)
 
 
 @dataclass
@@ -92,11 +97,12 @@ class _Draft(Draft):
     gathered: frozenset[str] = frozenset()
     concatenates: bool = False
     has_heavy: bool = False
+    held_bytes: int = 0
 
 
 class _Builder:
-    def __init__(self, joint: _torch.Joint, cost: CostModel) -> None:
-        self.joint, self.cost = joint, cost
+    def __init__(self, joint: _torch.Joint, cost: CostModel, workspace: Workspace) -> None:
+        self.joint, self.cost, self.workspace = joint, cost, workspace
         self.values: list[_Draft] = []
         self.steps: list[_Draft] = []
         self.drafts: dict[fx.Node, _Draft] = {}
@@ -116,6 +122,7 @@ class _Builder:
         self._mark_outputs()
         self._mark_written_constants()
         self._mark_realised()
+        self._mark_copied_inputs()
         step_time_ns = price(self.values, self.steps, self.cost)
         index_of = {d.node: i for i, d in enumerate(self.values)}
         step_of = {d.node: i for i, d in enumerate(self.steps)}
@@ -177,6 +184,8 @@ class _Builder:
 
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
+        if draft.kernel == CONSTANT:
+            return  # an index or a fill is written into the expression: nothing is read
         if draft.kernel != POINTWISE:
             draft.gathered = frozenset({draft.node.name})
             return
@@ -231,6 +240,17 @@ class _Builder:
             elif draft.realised:
                 draft.realised = any(r.kernel == EXTERN or r.depth != draft.depth for r in readers.get(id(draft), ()))
 
+    def _mark_copied_inputs(self) -> None:
+        """Inputs of convolutions that Inductor copies into its layout: the backward gets the copies."""
+        last: dict[fx.Node, _Draft] = {}
+        for draft in self.steps:
+            if draft.op.kind is OpKind.CONV:
+                last |= {n: draft for n in draft.node.all_input_nodes if n.op == "placeholder"}
+        for node, draft in last.items():
+            is_tangent = node in self.joint.info.tangents_closure
+            if not is_tangent and _torch_layout.is_copied(node.meta.get("val")):
+                draft.held_bytes += _torch.storage_nbytes(node.meta["val"])
+
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _value(self, draft: _Draft, index_of: dict[fx.Node, int], position: int) -> Value:
@@ -249,6 +269,7 @@ class _Builder:
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node),
+            workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
             origin=origin_of(draft.node, self.regions),
         )
 
@@ -263,6 +284,8 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised,
             transient_bytes=_unread_bytes(draft.node),
+            workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
+            held_bytes=draft.held_bytes,
             origin=origin_of(draft.node, self.regions),
         )
 

@@ -66,6 +66,7 @@ class Value:
         late_step: For a node that stands among the backward steps in the joint graph: the step before which it
             stands, at which the partition computes it at the latest; -1 where there is none.
         transient_bytes: Bytes that live only while its kernel runs: outputs that nothing reads.
+        workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Value:
     position: int = 0
     late_step: int = -1
     transient_bytes: int = 0
+    workspace_bytes: int = 0
     origin: Origin = field(default_factory=Origin)
 
     @property
@@ -98,6 +100,8 @@ class Step:
         reads: Indices of the values that it reads.
         gradients: Indices of the steps that it reads, each below its own.
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
+        workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
+        held_bytes: Bytes of copies of inputs that the forward makes at its start and that this step is the last to read.
     """
 
     name: str
@@ -109,6 +113,8 @@ class Step:
     is_output: bool = False
     realised: bool = False
     transient_bytes: int = 0
+    workspace_bytes: int = 0
+    held_bytes: int = 0
     origin: Origin = field(default_factory=Origin)
 
 
@@ -133,7 +139,8 @@ class Problem:
         """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
 
         It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
-        `reference` (known at the budget `max` alone) and `step_time_ns` are not in it.
+        `reference` (known at the budget `max` alone) and `step_time_ns` are not in it, nor are the workspaces of kernels,
+        which depend on the processor.
         """
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -157,7 +164,7 @@ class Problem:
 
 
 def _key_of(node: Value | Step) -> list[Any]:
-    return [value for name, value in vars(node).items() if name != "origin"]
+    return [value for name, value in vars(node).items() if name not in ("origin", "workspace_bytes")]
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

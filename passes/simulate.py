@@ -99,7 +99,9 @@ class Simulator:
         self.item_of = np.array([v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)])
         self.step_item_of = np.array([s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)])
         self.tuples = _tuples(values)
-        self.step_transient = np.array([s.transient_bytes for s in steps], dtype=np.int64)
+        self.workspace = np.array([v.workspace_bytes for v in values], dtype=np.int64)
+        self.step_transient = np.array([s.transient_bytes + s.workspace_bytes for s in steps], dtype=np.int64)
+        self.step_held = np.array([s.held_bytes for s in steps], dtype=np.int64)
         self._place_in_backward(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
@@ -176,10 +178,10 @@ class Simulator:
                         in_place[v] = 1
                         break
         np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
-        base = np.cumsum(delta)[: n + 1]
+        base = np.cumsum(delta)[: n + 1] + int(self.step_held.sum())
         is_part = (self.item_of != np.arange(n)) & in_forward[self.item_of]
         for v in np.flatnonzero(in_forward).tolist():
-            base[v] += values[v].transient_bytes
+            base[v] += values[v].transient_bytes + values[v].workspace_bytes
         for v in np.flatnonzero(is_part & ~kept).tolist():
             base[self.item_of[v]] += self.nbytes[v]  # only the backward reads it, but the kernel writes it
         release = np.where(kept, ends + 1 - in_place, self.item_of + is_part)  # nobody writes over a saved value
@@ -302,9 +304,12 @@ class Simulator:
         free_at = step_slots[:, self.step_last[dying]] + 1 - self.step_in_place[dying]
         index.append((free_at + rows[:, None]).ravel())
         weight.append(-np.broadcast_to(self.step_bytes[dying], (plans, len(dying))).ravel())
+        holding = np.flatnonzero(self.step_held)
+        index.append((step_slots[:, holding] + 1 + rows[:, None]).ravel())
+        weight.append(-np.broadcast_to(self.step_held[holding], (plans, len(holding))).ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
-        live = live + (saved_bytes + self.output_bytes)[:, None]
+        live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
         self._add_transients(live, recomputed, slots, step_slots)
         live[np.arange(length) > step_slots[:, -1:]] = 0
         return live.astype(np.int64)
@@ -322,6 +327,9 @@ class Simulator:
                 nbytes += np.where(recomputed[i], 0, self.nbytes[i])
             rows = np.flatnonzero(recomputed[v] & (nbytes > 0))
             live[rows, slots[v, rows]] += nbytes[rows]
+        for v in np.flatnonzero(self.workspace):
+            rows = np.flatnonzero(recomputed[v])
+            live[rows, slots[v, rows]] += self.workspace[v]
 
     def _taken(
         self,

@@ -202,7 +202,8 @@ class _Walk:
                 alive[event] = _Buffer(values[v].nbytes, self._last_read(event), True)
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
-            transient = self._node(event).transient_bytes
+            transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
+            transient += self._copies(slot)
             if self._is_stored(event) and not self._is_item(event):
                 alive[event] = self._buffer(event)
             for item in self._items(event):
@@ -214,6 +215,11 @@ class _Walk:
             yield outputs + transient + sum(b.nbytes for b in alive.values())
             for other in [e for e, b in alive.items() if b.last_slot <= slot]:
                 del alive[other]
+
+    def _copies(self, slot: int) -> int:
+        """Copies of inputs that a step which has not run yet reads."""
+        late = [e for e in self.events[slot:] if e.is_step]
+        return sum(self.problem.steps[e.index].held_bytes for e in late)
 
     def _buffer(self, event: _Event) -> _Buffer:
         node = self._node(event)
@@ -250,8 +256,9 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     place on if it had none.
     """
     forward = _Forward(problem.values)
+    copies = sum(step.held_bytes for step in problem.steps)
     kept = {v for v in used if not problem.values[v].is_output}
-    return max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
+    return copies + max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
 
 
 class _Forward:
@@ -295,7 +302,7 @@ class _Forward:
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
         runs = place < self.size and self.values[place].in_forward
-        live = self.values[place].transient_bytes if runs else 0
+        live = self.values[place].transient_bytes + self.values[place].workspace_bytes if runs else 0
         for v in range(self.size):
             first = self._first_place(v)
             by_plan = v in kept and place >= first
