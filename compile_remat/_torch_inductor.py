@@ -1,6 +1,6 @@
 """Entering Inductor, and keeping it to the plan.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
 
-Imports nothing of ours but `_torch_version`.  `compile_with_partitioner` hands a partitioner to ``compile_fx`` through
+Imports nothing of ours but `_torch_fusion` and `_torch_version`.  `compile_with_partitioner` hands a partitioner to ``compile_fx`` through
 Inductor's own extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the compilation of each
 graph, the late one of the backward included, so nothing of torch is patched and plain Inductor in the same process is
 not touched.
@@ -21,13 +21,12 @@ from torch._functorch import config as functorch_config
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 
+from compile_remat._torch_fusion import GuardedChoices as GuardedChoices
 from compile_remat._torch_version import private_module, private_name
 
 if TYPE_CHECKING:
-    from torch._inductor.choices import InductorChoices
     from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 else:
-    InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
     CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 get_hash_for_files = private_name("torch._inductor.custom_graph_pass", "get_hash_for_files")
 V = private_name("torch._inductor.virtualized", "V")
@@ -38,51 +37,6 @@ aten = torch.ops.aten
 
 PARTITIONER_OPTION = "custom_partitioner_fn"
 """The option of Inductor that holds a partitioner."""
-
-SMALL_SHARE = 8
-"""A node may be pulled forward when what it writes is smaller than what both read by this factor."""
-
-
-class GuardedChoices(InductorChoices):
-    """Inductor's choices, without fusions that make a buffer long before it is read.
-
-    Sibling fusion joins kernels that read the same tensor and runs both where the earlier one stood.  Across
-    rematerialised segments that undoes the plan: twelve values recomputed just in time took 13.0 MiB instead of 3.2.
-    Between neighbours it costs nothing, so only siblings with an unfused kernel (matmul, convolution, attention)
-    between them are kept apart, unless the later one writes little (a bias gradient's sum).
-    """
-
-    @staticmethod
-    def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-        """Inductor's answer, and no when the fusion would pull a large write over an unfused kernel."""
-        if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
-            return False
-        return not _pulls_over_extern(scheduler, node1, node2)
-
-
-def _pulls_over_extern(scheduler: Any, node1: Any, node2: Any) -> bool:
-    first, second = (node1, node2) if node1.min_order <= node2.min_order else (node2, node1)
-    low, high = first.min_order, second.max_order
-    if not any(node.is_extern() and low < node.min_order < high for node in scheduler.nodes):
-        return False
-    written = sum(_nbytes(scheduler, dep) for dep in second.read_writes.writes)
-    shared = first.read_writes.reads & second.read_writes.reads
-    is_small = written * SMALL_SHARE <= sum(_nbytes(scheduler, dep) for dep in shared)
-    return not (is_small and _is_ready(scheduler, second, first))
-
-
-def _is_ready(scheduler: Any, node: Any, place: Any) -> bool:
-    """Whether all that `node` reads exists where `place` stands; else the fused kernel would be a late `place`."""
-    for dep in node.read_writes.reads:
-        buffer = scheduler.name_to_buf.get(dep.name)
-        if buffer is not None and buffer.defining_op is not None and buffer.defining_op.max_order > place.min_order:
-            return False
-    return True
-
-
-def _nbytes(scheduler: Any, dep: Any) -> int:
-    return int(scheduler.dep_size_hint(dep))
-
 
 def keep_matmuls_in_place(module: fx.GraphModule) -> int:
     """Keep Inductor from moving a matmul down to a later addition; returns how many it would have moved.

@@ -19,12 +19,14 @@ def is_copied(value: object) -> bool:
     return _order(value, _torch.hint_strides(value)) != _order(value, convolution_strides(value))
 
 
-def is_channels_last(value: torch.Tensor) -> bool:
+def is_channels_last(value: object) -> bool:
     """Whether Inductor gives this tensor, which a convolution reads or writes, channels that are innermost."""
     from torch._inductor import config
 
     has_onednn = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
-    return value.dim() == 4 and value.device.type == "cpu" and has_onednn and bool(config.layout_optimization)
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.device.type != "cpu":
+        return False
+    return has_onednn and bool(config.layout_optimization)
 
 
 def convolution_strides(value: torch.Tensor) -> tuple[int, ...]:

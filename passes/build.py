@@ -97,7 +97,10 @@ class _Draft(Draft):
     gathered: frozenset[str] = frozenset()
     concatenates: bool = False
     has_heavy: bool = False
+    is_drawn: bool = False
+    is_channels_last: bool = False
     held_bytes: int = 0
+    copied_bytes: int = 0
 
 
 class _Builder:
@@ -170,6 +173,7 @@ class _Builder:
         )
         draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
         self._gather(draft)
+        draft.is_channels_last = self._is_channels_last(draft)
         self.drafts[node] = draft
         self.roots[node] = (node,)
         if in_backward:
@@ -181,6 +185,23 @@ class _Builder:
     def _is_alias_item(self, node: fx.Node) -> bool:
         source = node.all_input_nodes[0]
         return source not in self.drafts
+
+    def _is_channels_last(self, draft: _Draft) -> bool:
+        """The order that Inductor gives the node's buffer: a convolution's own, and what is computed from such elementwise.
+
+        What is read in another shape as well is made in the order of its dimensions.
+        """
+        value = draft.node.meta.get("val")
+        if draft.kernel == ITEM:
+            return _torch_layout.is_channels_last(value) and any(s.op.kind is OpKind.CONV for s in draft.sources)
+        if draft.op.kind is OpKind.CONV:
+            return _torch_layout.is_channels_last(value)
+        if draft.kernel != POINTWISE or not _torch_layout.is_channels_last(value) or _is_reshaped(draft.node):
+            return False
+        like = [s for s in draft.sources if isinstance(s, _Draft) and (draft.concatenates or _is_alike(s.node, draft.node))]
+        if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
+            return any(s.is_channels_last and s.kernel != POINTWISE or s.concatenates and s.is_channels_last for s in like)
+        return any(s.is_channels_last for s in like)
 
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
@@ -195,7 +216,11 @@ class _Builder:
         reads |= {name for name, _ in draft.input_reads}
         name = draft.op.target.split(".")[1] if "." in draft.op.target else draft.op.target
         draft.has_heavy = name in HEAVY_ON_CPU or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
-        reused = len(draft.node.users) > 1
+        reused = _most_users(draft.node) > 1
+        if name == "inductor_random":
+            # lowering.py realises random numbers, whatever reads them.
+            draft.gathered, draft.is_drawn = frozenset({draft.node.name}), True
+            return
         if name == "cat" and (
             device == "cpu" or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)
         ):
@@ -246,10 +271,23 @@ class _Builder:
         for draft in self.steps:
             if draft.op.kind is OpKind.CONV:
                 last |= {n: draft for n in draft.node.all_input_nodes if n.op == "placeholder"}
+        for draft in (*self.values, *self.steps):
+            if draft.op.kind is OpKind.CONV:
+                self._mark_copied_arguments(draft.node)
         for node, draft in last.items():
             is_tangent = node in self.joint.info.tangents_closure
             if not is_tangent and _torch_layout.is_copied(node.meta.get("val")):
                 draft.held_bytes += _torch.storage_nbytes(node.meta["val"])
+
+    def _mark_copied_arguments(self, convolution: fx.Node) -> None:
+        """What is made in another order than the convolution wants is copied right where it is made."""
+        for node in convolution.all_input_nodes:
+            for root in self.roots.get(node, ()):
+                draft = self.drafts.get(root)
+                is_fused = draft is not None and draft.kernel == POINTWISE
+                is_wanted = is_fused and _torch_layout.is_channels_last(node.meta.get("val"))
+                if draft is not None and is_wanted and (draft.concatenates or not _is_alike(root, node)):
+                    draft.copied_bytes = 0 if draft.is_channels_last else draft.nbytes
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -265,10 +303,12 @@ class _Builder:
             tag=draft.tag,
             in_forward=draft.in_forward,
             is_output=draft.is_output,
-            realised=draft.realised,
+            realised=draft.realised or draft.is_drawn,
+            is_drawn=draft.is_drawn,
             position=position,
             late_step=draft.late_step,
-            transient_bytes=_unread_bytes(draft.node),
+            transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
+            is_channels_last=draft.is_channels_last,
             workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
             origin=origin_of(draft.node, self.regions),
         )
@@ -283,7 +323,8 @@ class _Builder:
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.realised,
-            transient_bytes=_unread_bytes(draft.node),
+            transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
+            is_channels_last=draft.is_channels_last,
             workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.held_bytes,
             origin=origin_of(draft.node, self.regions),
@@ -313,6 +354,24 @@ def _positions(values: list[_Draft], index_of: dict[fx.Node, int]) -> list[int]:
             keys.append((*max((keys[j] for j in _indices(draft, index_of)), default=(-1,)), i))
     ranks = {key: rank for rank, key in enumerate(sorted(keys))}
     return [ranks[key] for key in keys]
+
+
+def _most_users(node: fx.Node) -> int:
+    """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again."""
+    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
+    return max(len(node.users), *(_most_users(view) for view in views), 0)
+
+
+def _is_reshaped(node: fx.Node) -> bool:
+    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
+    return any(not _is_alike(node, view) for view in views)
+
+
+def _is_alike(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have the same shape."""
+    values = node.meta.get("val"), other.meta.get("val")
+    shapes = [_torch.hint_shape(v) if isinstance(v, torch.Tensor) else None for v in values]
+    return shapes[0] is not None and shapes[0] == shapes[1]
 
 
 def _is_extern(node: fx.Node) -> bool:

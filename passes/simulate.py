@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.buffers import (
     effective_ends,
     is_always_stored,
+    may_be_written_over,
     overwrites,
     readers_of,
     register_path,
@@ -106,6 +107,9 @@ class Simulator:
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self.step_in_place_sources = self._step_sources(values, steps)
+        self.drawn = np.flatnonzero([v.is_drawn for v in values])
+        self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
+        self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
         self._forward_base(values)
 
     # -- what no plan changes -----------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ class Simulator:
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
                 path = register_path(register_reads(b, steps, self.step_stored), values, self.always_stored)
-                sources = [v for v in path if values[v].nbytes == step.nbytes and not values[v].is_output]
+                sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
                     pairs.append((b, sources))
         return pairs
@@ -168,13 +172,16 @@ class Simulator:
         ends = np.where([v.is_output for v in values], n, ends)
         in_forward = np.array([v.in_forward for v in values], dtype=bool)
         kept = self.forward_stored & in_forward
+        externs = np.cumsum(self.is_extern & in_forward)
+        drawn = self.drawn[ends[self.drawn] < n]
+        kept[drawn] &= externs[ends[drawn]] > externs[drawn]
         delta = np.zeros(n + 2, dtype=np.int64)
         np.add.at(delta, self.item_of[kept], self.nbytes[kept])
         in_place = np.zeros(n, dtype=np.int64)
         for w in range(n):
             if kept[w] and values[w].kernel == POINTWISE:
                 for v in sorted(register_sources(w, values, self.forward_stored)):
-                    if ends[v] == w and values[v].nbytes == values[w].nbytes and kept[v] and not in_place[v]:
+                    if ends[v] == w and may_be_written_over(values[v], values[w]) and kept[v] and not in_place[v]:
                         in_place[v] = 1
                         break
         np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
@@ -202,9 +209,11 @@ class Simulator:
         used = saved & (start < NEVER)
         slots, step_slots, length = self._slots(start, recomputed)
         stored = self._stored(recomputed)
-        buffers = recomputed & stored
-        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
         ends = self._ends(recomputed, stored, slots, step_slots)
+        buffers = recomputed & stored
+        if len(self.drawn):
+            self._leave_in_registers(buffers, recomputed, slots, step_slots, ends, length)
+        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
         ends -= self._taken(buffers, alive, slots, step_slots, ends)
         saved_bytes = self.saved_nbytes @ used
         live = self._live(recomputed, buffers, alive, slots, step_slots, ends, saved_bytes, length)
@@ -249,6 +258,26 @@ class Simulator:
             for w in self.extern_readers[v]:
                 stored[v] |= recomputed[w]
         return stored
+
+    def _leave_in_registers(
+        self,
+        buffers: Bools,
+        recomputed: Bools,
+        slots: NDArray[np.int32],
+        step_slots: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        length: int,
+    ) -> None:
+        """Random numbers have no buffer where no unfused kernel runs between them and the last that reads them."""
+        plans = np.arange(buffers.shape[1])
+        at = np.zeros((len(plans), length + 1), dtype=np.int32)
+        made, of = np.nonzero(recomputed & self.is_extern[:, None])
+        at[of, slots[made, of]] = 1
+        at[plans[:, None], step_slots[:, self.extern_steps]] = 1
+        externs = np.cumsum(at, axis=1)
+        rows = self.drawn
+        first = externs[plans, np.minimum(slots[rows], length)]
+        buffers[rows] &= externs[plans, np.clip(ends[rows], 0, length)] > first
 
     def _ends(
         self, recomputed: Bools, stored: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 import numpy as np
@@ -204,7 +204,7 @@ class _Walk:
             self._overwrite(event, slot, alive)
             transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
             transient += self._copies(slot)
-            if self._is_stored(event) and not self._is_item(event):
+            if self._is_stored(event) and not self._is_item(event) and not self._stays_in_its_kernel(event):
                 alive[event] = self._buffer(event)
             for item in self._items(event):
                 if item in self.slot:
@@ -215,6 +215,13 @@ class _Walk:
             yield outputs + transient + sum(b.nbytes for b in alive.values())
             for other in [e for e, b in alive.items() if b.last_slot <= slot]:
                 del alive[other]
+
+    def _stays_in_its_kernel(self, event: _Event) -> bool:
+        """Random numbers that nothing reads after the next kernel of its own."""
+        node = self._node(event)
+        between = self.events[self.slot[event] + 1 : self._last_read(event) + 1]
+        is_drawn = isinstance(node, Value) and node.is_drawn
+        return is_drawn and all(self._node(e).kernel != EXTERN for e in between)
 
     def _copies(self, slot: int) -> int:
         """Copies of inputs that a step which has not run yet reads."""
@@ -243,7 +250,8 @@ class _Walk:
             return
         for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
             buffer = alive.get(source)
-            if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and buffer.nbytes == node.nbytes:
+            fits = buffer and buffer.nbytes == node.nbytes and self._node(source).is_channels_last == node.is_channels_last
+            if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and fits:
                 del alive[source]
                 return
 
@@ -272,11 +280,14 @@ class _Forward:
 
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
+        if node.is_drawn and not node.is_output:
+            between = self.values[v + 1 : self._last_place(v) + 1]
+            return any(w.kernel == EXTERN and w.in_forward for w in between)
         by_kernel = node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
         return node.nbytes > 0 and (by_kernel or any(self.values[w].kernel == EXTERN for w in self.readers[v]))
 
     def _is_kernel(self, v: int) -> bool:
-        return self.values[v].kernel != POINTWISE or self._has_buffer(v)
+        return self.values[v].is_drawn or self.values[v].kernel != POINTWISE or self._has_buffer(v)
 
     def _last_place(self, v: int) -> int:
         if self.values[v].is_output:
@@ -297,7 +308,8 @@ class _Forward:
     def _overwrites(self, w: int) -> list[int]:
         """The one buffer that the kernel of `w` is written over, if any."""
         dying = sorted(v for v in self._reads_from_memory(w) & self.buffers if self._last_place(v) == w)
-        return [v for v in dying if self.values[v].nbytes == self.values[w].nbytes][:1]
+        shape = (self.values[w].nbytes, self.values[w].is_channels_last)
+        return [v for v in dying if (self.values[v].nbytes, self.values[v].is_channels_last) == shape][:1]
 
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
@@ -512,6 +524,8 @@ def random_problem(rng: random.Random, shape: Shape = Shape()) -> Problem:
     steps = _random_steps(rng, shape, values, num_steps)
     places = _positions(values)
     values = [Value(**{**value.__dict__, "position": places[v]}) for v, value in enumerate(values)]
+    if not shape.extern_only:
+        values, steps = _with_memory_of_kernels(rng, values, steps)
     return Problem(tuple(values), tuple(steps), step_time_ns=sum(v.time_ns for v in values) + len(steps))
 
 
@@ -570,6 +584,34 @@ def _random_tuple(rng: random.Random, values: list[Value]) -> list[Value]:
     count = rng.randint(1, 2)
     items = [Value(f"v{first + 1 + k}", rng.choice([1, 2, 4]), ITEM, (first,), 0) for k in range(count)]
     return [whole, *items]
+
+
+def _with_memory_of_kernels(
+    rng: random.Random, values: list[Value], steps: list[Step]
+) -> tuple[list[Value], list[Step]]:
+    """Some kernels with workspaces, some steps that are the last to read a copied input, some random numbers."""
+
+    def workspace(node: Value | Step) -> int:
+        return rng.choice([0, 0, 0, 2]) if node.kernel == EXTERN else 0
+
+    def order() -> bool:
+        return rng.random() < 0.2
+
+    values = [
+        replace(
+            v,
+            workspace_bytes=workspace(v),
+            is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.5,
+            is_channels_last=order(),
+        )
+        for v in values
+    ]
+    copies = [rng.choice([0, 0, 0, 0, 1]) for _ in steps]
+    steps = [
+        replace(s, workspace_bytes=workspace(s), held_bytes=nbytes, is_channels_last=order())
+        for s, nbytes in zip(steps, copies, strict=True)
+    ]
+    return values, steps
 
 
 def _pick(rng: random.Random, values: list[Value]) -> tuple[int, ...]:
