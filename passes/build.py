@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -101,6 +102,7 @@ class _Draft(Draft):
     is_channels_last: bool = False
     held_bytes: int = 0
     copied_bytes: int = 0
+    copies: list[fx.Node] = field(default_factory=list)
 
 
 class _Builder:
@@ -198,7 +200,7 @@ class _Builder:
             return _torch_layout.is_channels_last(value)
         if draft.kernel != POINTWISE or not _torch_layout.is_channels_last(value) or _is_reshaped(draft.node):
             return False
-        like = [s for s in draft.sources if isinstance(s, _Draft) and (draft.concatenates or _is_alike(s.node, draft.node))]
+        like = [s for s in draft.sources if isinstance(s, _Draft) and (draft.concatenates or _shape(s.node) == _shape(draft.node))]
         if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
             return any(s.is_channels_last and s.kernel != POINTWISE or s.concatenates and s.is_channels_last for s in like)
         return any(s.is_channels_last for s in like)
@@ -273,21 +275,22 @@ class _Builder:
                 last |= {n: draft for n in draft.node.all_input_nodes if n.op == "placeholder"}
         for draft in (*self.values, *self.steps):
             if draft.op.kind is OpKind.CONV:
-                self._mark_copied_arguments(draft.node)
+                self._mark_copied_arguments(draft)
         for node, draft in last.items():
             is_tangent = node in self.joint.info.tangents_closure
             if not is_tangent and _torch_layout.is_copied(node.meta.get("val")):
                 draft.held_bytes += _torch.storage_nbytes(node.meta["val"])
 
-    def _mark_copied_arguments(self, convolution: fx.Node) -> None:
+    def _mark_copied_arguments(self, convolution: _Draft) -> None:
         """What is made in another order than the convolution wants is copied right where it is made."""
-        for node in convolution.all_input_nodes:
+        for node in convolution.node.all_input_nodes:
             for root in self.roots.get(node, ()):
                 draft = self.drafts.get(root)
                 is_fused = draft is not None and draft.kernel == POINTWISE
                 is_wanted = is_fused and _torch_layout.is_channels_last(node.meta.get("val"))
-                if draft is not None and is_wanted and (draft.concatenates or not _is_alike(root, node)):
+                if draft is not None and is_wanted and (draft.concatenates or _is_reshape(root, node)):
                     draft.copied_bytes = 0 if draft.is_channels_last else draft.nbytes
+                    convolution.copies += [root] if draft.copied_bytes and draft.concatenates else []
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -310,6 +313,7 @@ class _Builder:
             transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
+            copies=tuple(sorted(index_of[n] for n in draft.copies)),
             origin=origin_of(draft.node, self.regions),
         )
 
@@ -364,14 +368,18 @@ def _most_users(node: fx.Node) -> int:
 
 def _is_reshaped(node: fx.Node) -> bool:
     views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
-    return any(not _is_alike(node, view) for view in views)
+    return any(_is_reshape(node, view) for view in views)
 
 
-def _is_alike(node: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes have the same shape."""
-    values = node.meta.get("val"), other.meta.get("val")
-    shapes = [_torch.hint_shape(v) if isinstance(v, torch.Tensor) else None for v in values]
-    return shapes[0] is not None and shapes[0] == shapes[1]
+def _is_reshape(node: fx.Node, view: fx.Node) -> bool:
+    """Whether a view has all that the node has, in another shape."""
+    shapes = _shape(node), _shape(view)
+    return shapes[0] != shapes[1] and math.prod(shapes[0]) == math.prod(shapes[1])
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    return _torch.hint_shape(value) if isinstance(value, torch.Tensor) else ()
 
 
 def _is_extern(node: fx.Node) -> bool:

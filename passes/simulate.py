@@ -107,7 +107,9 @@ class Simulator:
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self.step_in_place_sources = self._step_sources(values, steps)
-        self.drawn = np.flatnonzero([v.is_drawn for v in values])
+        self.copied = [(w, v) for w, value in enumerate(values) for v in value.copies]
+        returned = set(steps[-1].reads) if steps else set()
+        self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
         self._forward_base(values)
@@ -356,6 +358,9 @@ class Simulator:
                 nbytes += np.where(recomputed[i], 0, self.nbytes[i])
             rows = np.flatnonzero(recomputed[v] & (nbytes > 0))
             live[rows, slots[v, rows]] += nbytes[rows]
+        for w, v in self.copied:
+            rows = np.flatnonzero(recomputed[v] & recomputed[w])
+            live[rows, slots[v, rows]] += self.nbytes[v]
         for v in np.flatnonzero(self.workspace):
             rows = np.flatnonzero(recomputed[v])
             live[rows, slots[v, rows]] += self.workspace[v]

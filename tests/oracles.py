@@ -203,7 +203,7 @@ class _Walk:
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
             transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
-            transient += self._copies(slot)
+            transient += self._copies(slot) + self._second_copies(event)
             if self._is_stored(event) and not self._is_item(event) and not self._stays_in_its_kernel(event):
                 alive[event] = self._buffer(event)
             for item in self._items(event):
@@ -220,8 +220,16 @@ class _Walk:
         """Random numbers that nothing reads after the next kernel of its own."""
         node = self._node(event)
         between = self.events[self.slot[event] + 1 : self._last_read(event) + 1]
-        is_drawn = isinstance(node, Value) and node.is_drawn
+        is_returned = event.index in self.problem.steps[-1].reads
+        is_drawn = isinstance(node, Value) and node.is_drawn and not is_returned
         return is_drawn and all(self._node(e).kernel != EXTERN for e in between)
+
+    def _second_copies(self, event: _Event) -> int:
+        """What recomputed readers get a copy of, where it is made."""
+        if event.is_step:
+            return 0
+        readers = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].copies]
+        return len(readers) * self.problem.values[event.index].nbytes
 
     def _copies(self, slot: int) -> int:
         """Copies of inputs that a step which has not run yet reads."""
@@ -246,7 +254,7 @@ class _Walk:
     def _overwrite(self, event: _Event, slot: int, alive: dict[_Event, _Buffer]) -> None:
         """A pointwise kernel writes over one buffer of its size that it is the last to read."""
         node = self._node(event)
-        if node.kernel != POINTWISE or not self._is_stored(event):
+        if node.kernel != POINTWISE or not self._is_stored(event) or self._stays_in_its_kernel(event):
             return
         for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
             buffer = alive.get(source)
@@ -263,7 +271,7 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     Saving changes only that: a saved value stays to the end, is written over by nobody, and has a buffer from its own
     place on if it had none.
     """
-    forward = _Forward(problem.values)
+    forward = _Forward(problem.values, problem.steps[-1].reads)
     copies = sum(step.held_bytes for step in problem.steps)
     kept = {v for v in used if not problem.values[v].is_output}
     return copies + max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
@@ -272,15 +280,16 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
 class _Forward:
     """The forward with nothing saved."""
 
-    def __init__(self, values: tuple[Value, ...]) -> None:
+    def __init__(self, values: tuple[Value, ...], returned: tuple[int, ...]) -> None:
         self.values, self.size = values, len(values)
+        self.returned = returned
         self.readers = [[w for w, x in enumerate(values) if v in x.reads and x.in_forward] for v in range(self.size)]
         self.buffers = {v for v in range(self.size) if values[v].in_forward and self._has_buffer(v)}
         self.overwritten = {v: w for w in self.buffers if values[w].kernel == POINTWISE for v in self._overwrites(w)}
 
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
-        if node.is_drawn and not node.is_output:
+        if node.is_drawn and not node.is_output and v not in self.returned:
             between = self.values[v + 1 : self._last_place(v) + 1]
             return any(w.kernel == EXTERN and w.in_forward for w in between)
         by_kernel = node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
@@ -603,6 +612,7 @@ def _with_memory_of_kernels(
             workspace_bytes=workspace(v),
             is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.5,
             is_channels_last=order(),
+            copies=v.reads[:1] if v.kernel == EXTERN and rng.random() < 0.1 else (),
         )
         for v in values
     ]
