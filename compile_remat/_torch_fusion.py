@@ -5,6 +5,7 @@ Imports nothing of ours but `_torch_version`.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
 else:
     InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
+V = private_name("torch._inductor.virtualized", "V")
 
 SMALL_SHARE = 8
 """A node may be pulled forward when what it writes is smaller than what both read by this factor."""
@@ -46,6 +48,23 @@ class GuardedChoices(InductorChoices):
         handed = _read_names(node2) & {dep.name for dep in node1.read_writes.writes}
         live_on = handed and all(_last_order(scheduler, name) > node2.max_order for name in handed)
         return not (live_on and _pulls_over_extern(scheduler, node1, node2))
+
+
+@functools.cache
+def free_after_each_kernel() -> None:
+    """Let Inductor's C++ backend call each kernel on its own wherever `GuardedChoices` are in force; there is no undoing it.
+
+    By itself it makes one function of all kernels up to the next unfused one, whose outputs are then all allocated before
+    and whose inputs are all freed after it.
+    """
+    scheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
+    original = scheduling.ready_to_flush
+
+    @functools.wraps(original)
+    def ready_to_flush(self: Any) -> Any:
+        return original(self) or (isinstance(V.choices, GuardedChoices) and bool(V.graph.scheduler.buffer_names_to_free))
+
+    scheduling.ready_to_flush = ready_to_flush
 
 
 def _read_names(node: Any) -> set[str]:

@@ -22,6 +22,7 @@ from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 
 from compile_remat._torch_fusion import GuardedChoices as GuardedChoices
+from compile_remat._torch_fusion import free_after_each_kernel
 from compile_remat._torch_version import private_module, private_name
 
 if TYPE_CHECKING:
@@ -159,6 +160,8 @@ def _backward_compiled_early() -> Iterator[None]:
 
 def _inner_compile(guarded: bool, observer: Observer | None) -> Callable[..., Any]:
     """``compile_fx_inner``, under `GuardedChoices` and observed."""
+    if guarded:
+        free_after_each_kernel()
     early: list[tuple[list[int], Any]] = []  # the backward, until torch asks for it
 
     def compile_one(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
