@@ -1,8 +1,8 @@
 """What a compiled graph will ask the allocator for: a dry run of the code that Inductor emitted.
 
-Imports nothing of ours but `_torch_workspace`.  Inductor's output is a Python function, the wrapper, that allocates every buffer, calls
-kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its statements
-are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
+Imports nothing of ours but `_torch_workspace`.  Inductor's output is a Python function, the wrapper, that allocates every
+buffer, calls kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its
+statements are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
 fusion, in-place reuse, buffer reuse, reordering and the outputs of multi-output kernels are all seen as they will be;
 what a convolution takes inside itself on a CPU is measured (`_torch_workspace`), other workspaces (cuDNN, cuBLAS) are not.
 """
@@ -179,7 +179,7 @@ class _Workspace(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

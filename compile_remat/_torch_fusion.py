@@ -62,7 +62,9 @@ def free_after_each_kernel() -> None:
 
     @functools.wraps(original)
     def ready_to_flush(self: Any) -> Any:
-        return original(self) or (isinstance(V.choices, GuardedChoices) and bool(V.graph.scheduler.buffer_names_to_free))
+        return original(self) or (
+            isinstance(V.choices, GuardedChoices) and bool(V.graph.scheduler.buffer_names_to_free)
+        )
 
     scheduling.ready_to_flush = ready_to_flush
 

@@ -1,6 +1,7 @@
 """Entering Inductor, and keeping it to the plan.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
 
-Imports nothing of ours but `_torch_fusion` and `_torch_version`.  `compile_with_partitioner` hands a partitioner to ``compile_fx`` through
+Imports nothing of ours but `_torch_fusion` and `_torch_version`.  `compile_with_partitioner`
+hands a partitioner to ``compile_fx`` through
 Inductor's own extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the compilation of each
 graph, the late one of the backward included, so nothing of torch is patched and plain Inductor in the same process is
 not touched.
@@ -38,6 +39,7 @@ aten = torch.ops.aten
 
 PARTITIONER_OPTION = "custom_partitioner_fn"
 """The option of Inductor that holds a partitioner."""
+
 
 def keep_matmuls_in_place(module: fx.GraphModule) -> int:
     """Keep Inductor from moving a matmul down to a later addition; returns how many it would have moved.

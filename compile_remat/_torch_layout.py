@@ -26,14 +26,17 @@ def is_channels_last(value: object) -> bool:
     has_onednn = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
     if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.device.type != "cpu":
         return False
-    return has_onednn and bool(config.layout_optimization)
+    return bool(has_onednn) and bool(config.layout_optimization)
 
 
 def convolution_strides(value: torch.Tensor) -> tuple[int, ...]:
-    """Strides, in elements, under which a convolution gets or makes this tensor."""
+    """Strides, in elements, under which a convolution gets or makes this tensor; a slice of channels keeps their distance."""
+    strides = _torch.hint_strides(value)
     if not is_channels_last(value):
-        return _torch.hint_strides(value)
+        return strides
     _, channels, height, width = _torch.hint_shape(value)
+    if strides[1:] == (height * width, width, 1):
+        channels = max(channels, strides[0] // (height * width))
     return channels * height * width, 1, width * channels, channels
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from compile_remat.passes.problem import (
     Value,
 )
 from compile_remat.passes.symbols import handed_over
+from compile_remat.passes.views import is_reshape, is_reshaped, most_users, shape
 
 KERNELS = {
     OpKind.POINTWISE: POINTWISE,
@@ -198,11 +198,17 @@ class _Builder:
             return _torch_layout.is_channels_last(value) and any(s.op.kind is OpKind.CONV for s in draft.sources)
         if draft.op.kind is OpKind.CONV:
             return _torch_layout.is_channels_last(value)
-        if draft.kernel != POINTWISE or not _torch_layout.is_channels_last(value) or _is_reshaped(draft.node):
+        if draft.kernel != POINTWISE or not _torch_layout.is_channels_last(value) or is_reshaped(draft.node):
             return False
-        like = [s for s in draft.sources if isinstance(s, _Draft) and (draft.concatenates or _shape(s.node) == _shape(draft.node))]
+        like = [
+            s
+            for s in draft.sources
+            if isinstance(s, _Draft) and (draft.concatenates or shape(s.node) == shape(draft.node))
+        ]
         if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
-            return any(s.is_channels_last and s.kernel != POINTWISE or s.concatenates and s.is_channels_last for s in like)
+            return any(
+                (s.is_channels_last and s.kernel != POINTWISE) or (s.concatenates and s.is_channels_last) for s in like
+            )
         return any(s.is_channels_last for s in like)
 
     def _gather(self, draft: _Draft) -> None:
@@ -218,7 +224,7 @@ class _Builder:
         reads |= {name for name, _ in draft.input_reads}
         name = draft.op.target.split(".")[1] if "." in draft.op.target else draft.op.target
         draft.has_heavy = name in HEAVY_ON_CPU or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
-        reused = _most_users(draft.node) > 1
+        reused = most_users(draft.node) > 1
         if name == "inductor_random":
             # lowering.py realises random numbers, whatever reads them.
             draft.gathered, draft.is_drawn = frozenset({draft.node.name}), True
@@ -288,7 +294,7 @@ class _Builder:
                 draft = self.drafts.get(root)
                 is_fused = draft is not None and draft.kernel == POINTWISE
                 is_wanted = is_fused and _torch_layout.is_channels_last(node.meta.get("val"))
-                if draft is not None and is_wanted and (draft.concatenates or _is_reshape(root, node)):
+                if draft is not None and is_wanted and (draft.concatenates or is_reshape(root, node)):
                     draft.copied_bytes = 0 if draft.is_channels_last else draft.nbytes
                     convolution.copies += [root] if draft.copied_bytes and draft.concatenates else []
 
@@ -358,28 +364,6 @@ def _positions(values: list[_Draft], index_of: dict[fx.Node, int]) -> list[int]:
             keys.append((*max((keys[j] for j in _indices(draft, index_of)), default=(-1,)), i))
     ranks = {key: rank for rank, key in enumerate(sorted(keys))}
     return [ranks[key] for key in keys]
-
-
-def _most_users(node: fx.Node) -> int:
-    """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again."""
-    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
-    return max(len(node.users), *(_most_users(view) for view in views), 0)
-
-
-def _is_reshaped(node: fx.Node) -> bool:
-    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
-    return any(_is_reshape(node, view) for view in views)
-
-
-def _is_reshape(node: fx.Node, view: fx.Node) -> bool:
-    """Whether a view has all that the node has, in another shape."""
-    shapes = _shape(node), _shape(view)
-    return shapes[0] != shapes[1] and math.prod(shapes[0]) == math.prod(shapes[1])
-
-
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    value = node.meta.get("val")
-    return _torch.hint_shape(value) if isinstance(value, torch.Tensor) else ()
 
 
 def _is_extern(node: fx.Node) -> bool:

@@ -343,7 +343,7 @@ class Simulator:
         live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
         self._add_transients(live, recomputed, slots, step_slots)
         live[np.arange(length) > step_slots[:, -1:]] = 0
-        return live.astype(np.int64)
+        return np.asarray(live, dtype=np.int64)
 
     def _add_transients(
         self, live: Any, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
@@ -361,7 +361,7 @@ class Simulator:
         for w, v in self.copied:
             rows = np.flatnonzero(recomputed[v] & recomputed[w])
             live[rows, slots[v, rows]] += self.nbytes[v]
-        for v in np.flatnonzero(self.workspace):
+        for v in np.flatnonzero(self.workspace).tolist():
             rows = np.flatnonzero(recomputed[v])
             live[rows, slots[v, rows]] += self.workspace[v]
 

@@ -258,7 +258,9 @@ class _Walk:
             return
         for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
             buffer = alive.get(source)
-            fits = buffer and buffer.nbytes == node.nbytes and self._node(source).is_channels_last == node.is_channels_last
+            fits = (
+                buffer and buffer.nbytes == node.nbytes and self._node(source).is_channels_last == node.is_channels_last
+            )
             if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and fits:
                 del alive[source]
                 return
