@@ -288,15 +288,25 @@ class _Builder:
                 draft.held_bytes += _torch.storage_nbytes(node.meta["val"])
 
     def _mark_copied_arguments(self, convolution: _Draft) -> None:
-        """What is made in another order than the convolution wants is copied right where it is made."""
+        """What is made in another order than the convolution wants is copied, by a kernel that stands before it.
+
+        Then the two lie side by side; when the convolution runs, its outputs lie in the place of one of them.
+        """
+        value = convolution.node.meta.get("val")
+        outputs = value if isinstance(value, list | tuple) else (value,)
+        output_bytes = sum(_torch.storage_nbytes(v) for v in outputs)
         for node in convolution.node.all_input_nodes:
             for root in self.roots.get(node, ()):
                 draft = self.drafts.get(root)
-                is_fused = draft is not None and draft.kernel == POINTWISE
-                is_wanted = is_fused and _torch_layout.is_channels_last(node.meta.get("val"))
-                if draft is not None and is_wanted and (draft.concatenates or is_reshape(root, node)):
-                    draft.copied_bytes = 0 if draft.is_channels_last else draft.nbytes
-                    convolution.copies += [root] if draft.copied_bytes and draft.concatenates else []
+                if draft is None or draft.kernel != POINTWISE or draft.is_channels_last:
+                    continue
+                if not _torch_layout.is_channels_last(node.meta.get("val")):
+                    continue
+                if draft.concatenates:
+                    draft.copied_bytes = draft.nbytes
+                    convolution.copies.append(root)
+                elif is_reshape(root, node):
+                    convolution.copied_bytes = max(convolution.copied_bytes, draft.nbytes - output_bytes)
 
     # -- results ------------------------------------------------------------------------------------------------------
 

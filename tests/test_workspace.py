@@ -132,7 +132,7 @@ class Scalar(nn.Module):
         return self.inner(x).square().mean()
 
 
-@pytest.mark.parametrize(("name", "budget"), [("batch norm", "min"), ("group norm", 0.8), ("dropout", "min")])
+@pytest.mark.parametrize(("name", "budget"), [("batch norm", "min"), ("group norm", "min"), ("dropout", "min")])
 def test_the_prediction_is_what_the_allocator_sees(name: str, budget: object) -> None:
     torch.manual_seed(0)
     make, shape = MODELS[name]
