@@ -525,6 +525,7 @@ class Shape:
     max_late: int = 3
     max_steps: int = 7
     extern_only: bool = False
+    with_memory_of_kernels: bool = False
 
 
 def random_problem(rng: random.Random, shape: Shape = Shape()) -> Problem:
@@ -535,7 +536,7 @@ def random_problem(rng: random.Random, shape: Shape = Shape()) -> Problem:
     steps = _random_steps(rng, shape, values, num_steps)
     places = _positions(values)
     values = [Value(**{**value.__dict__, "position": places[v]}) for v, value in enumerate(values)]
-    if not shape.extern_only:
+    if shape.with_memory_of_kernels:
         values, steps = _with_memory_of_kernels(rng, values, steps)
     return Problem(tuple(values), tuple(steps), step_time_ns=sum(v.time_ns for v in values) + len(steps))
 
@@ -545,7 +546,7 @@ def seeded_problem(seed: int, shape: Shape = Shape()) -> Problem:
     return random_problem(random.Random(seed), shape)
 
 
-problems = st.builds(random_problem, st.randoms(use_true_random=False))
+problems = st.builds(random_problem, st.randoms(use_true_random=False), st.just(Shape(with_memory_of_kernels=True)))
 """Random problems that hypothesis can shrink."""
 
 
