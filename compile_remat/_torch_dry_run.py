@@ -1,10 +1,10 @@
 """What a compiled graph will ask the allocator for: a dry run of the code that Inductor emitted.
 
-Imports nothing of ours.  Inductor's output is a Python function, the wrapper, that allocates every buffer, calls
-kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its statements
-are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
+Imports nothing of ours but `_torch_workspace`.  Inductor's output is a Python function, the wrapper, that allocates every
+buffer, calls kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its
+statements are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
 fusion, in-place reuse, buffer reuse, reordering and the outputs of multi-output kernels are all seen as they will be;
-only what an operator takes inside itself (oneDNN, cuDNN, cuBLAS workspaces) is not.
+what a convolution takes inside itself on a CPU is measured (`_torch_workspace`), other workspaces (cuDNN, cuBLAS) are not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from compile_remat._torch_workspace import Dense, workspace_bytes
 
 
 class NotUnderstood(Exception):
@@ -75,7 +78,8 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
     function = _call_of(source_code)
     with FakeTensorMode(allow_non_fake_inputs=True):
         run = _Run([_copy(x) for x in inputs], counted or {})
-        run.block(function.body)
+        with run.workspace:
+            run.block(function.body)
     return run.result()
 
 
@@ -167,6 +171,29 @@ def _globals() -> _Names:
     )
 
 
+class _Workspace(TorchDispatchMode):
+    """Sees the operators that a statement runs.
+
+    Attributes:
+        nbytes: The most that one of them holds beyond its outputs, since this was last set to 0.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        if tensors and all(t.device.type == "cpu" for t in tensors):
+            self.nbytes = max(self.nbytes, workspace_bytes(func, [_dense(a) for a in args], kwargs))
+        return func(*args, **kwargs)
+
+
+def _dense(value: object) -> object:
+    return Dense(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
+
+
 class _Run:
     """Executes statements in one name space and keeps count of storages."""
 
@@ -182,9 +209,10 @@ class _Run:
         self.given = {k for i, x in enumerate(inputs) if i not in counted for k, _ in _tensors(x)}
         self.held: dict[str, list[int]] = {}
         self.live = 0
+        self.workspace = _Workspace()
         self.moments: list[Moment] = []
         self.peak = 0
-        self.at_peak: dict[str, list[int]] = {}
+        self.at_peak: dict[str, list[tuple[int, int]]] = {}  # with bytes: the address of a freed storage is used again
         self.returned: list[tuple[int, int] | None] = []
 
     def block(self, body: Sequence[ast.stmt]) -> None:
@@ -198,15 +226,16 @@ class _Run:
         seen: set[int] = set()
         largest = []
         for name, storages in self.at_peak.items():
-            own = [s for s in storages if s not in seen]
+            own = {storage: nbytes for storage, nbytes in storages if storage not in seen}
             seen.update(own)
             if own:
-                largest.append((name, sum(self.bytes[s] for s in own)))
+                largest.append((name, sum(own.values())))
         largest.sort(key=lambda pair: (-pair[1], pair[0]))
         output_bytes = sum({key: nbytes for key, nbytes in filter(None, self.returned)}.values())
         return DryRun(tuple(self.moments), self.peak, output_bytes, tuple(self.returned), tuple(largest))
 
     def _statement(self, node: ast.stmt) -> None:
+        self.workspace.nbytes = 0
         match node:
             case ast.Assign():
                 value = self._value(node.value)
@@ -275,9 +304,10 @@ class _Run:
 
     def _note_peak(self, name: str, storages: list[int]) -> None:
         """While a variable is assigned to, what it held before is still there."""
-        if self.live > self.peak:
-            self.peak, self.at_peak = self.live, {n: list(s) for n, s in self.held.items()}
-            self.at_peak[name] = [*self.at_peak.get(name, ()), *storages]
+        if self.live + self.workspace.nbytes > self.peak:
+            self.peak = self.live + self.workspace.nbytes
+            self.at_peak = {n: [(s, self.bytes[s]) for s in held] for n, held in self.held.items()}
+            self.at_peak[name] = [*self.at_peak.get(name, ()), *((s, self.bytes[s]) for s in storages)]
 
     def _release(self, name: str) -> None:
         for key in self.held.pop(name, ()):

@@ -29,6 +29,7 @@ from compile_remat.passes.pins import must_be_saved
 from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
 from compile_remat.units import format_bytes
+from compile_remat.workspace import node_workspace_bytes
 
 LOG = logging.getLogger("compile_remat")
 
@@ -116,7 +117,7 @@ def plan_joint(
     )
     reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost()
-    problem = build_problem(joint, cost=cost, reference=reference)
+    problem = build_problem(joint, cost=cost, reference=reference, workspace=node_workspace_bytes)
     planner = Planner(problem)
     budget_bytes = bytes_of(planner, asked)
     stored, choice = None, None
@@ -273,7 +274,8 @@ def split_without_planner(
 def _describe(joint: _torch.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
-        planner = Planner(build_problem(joint, cost=settings.cost(), reference=saved))
+        cost = settings.cost()
+        planner = Planner(build_problem(joint, cost=cost, reference=saved, workspace=node_workspace_bytes))
         return replace(planner.torchs_own(bytes_of(planner, Asked(settings.budget))), status=Status.FALLBACK)
     except Exception:
         LOG.info("the fallback has no predicted peak", exc_info=True)

@@ -33,6 +33,11 @@ def overwrites(node: Value | Step) -> bool:
     return node.kernel == POINTWISE and node.nbytes > 0
 
 
+def may_be_written_over(node: Value | Step, by: Value | Step) -> bool:
+    """Whether a pointwise kernel can write one into the other's buffer: equal bytes, and in the same order."""
+    return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last
+
+
 def register_sources(w: int, values: Sequence[Value], stored: Bools) -> list[int]:
     """Buffers that a pointwise value reads, through values that stay in registers."""
     found, stack, seen = [], list(reversed(values[w].reads)), set()
@@ -54,7 +59,7 @@ def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, 
     for w, value in enumerate(values):
         if overwrites(value):
             path = register_path(value.reads, values, stored)
-            sources = [v for v in path if values[v].nbytes == value.nbytes and not values[v].is_output]
+            sources = [v for v in path if may_be_written_over(values[v], value) and not values[v].is_output]
             if sources:
                 pairs.append((w, sources))
     return pairs
@@ -124,7 +129,7 @@ def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[i
     for b, step in enumerate(steps):
         if overwrites(step) and stored[b]:
             for g in register_gradients(b, steps, stored):
-                if last[g] == b and steps[g].nbytes == step.nbytes and stored[g] and not in_place[g]:
+                if last[g] == b and may_be_written_over(steps[g], step) and stored[g] and not in_place[g]:
                     in_place[g] = 1
                     break
     return nbytes, last, in_place

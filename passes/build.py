@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat import _torch, _torch_layout
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.pins import Pins, writes_into_input
 from compile_remat.passes.pricing import Draft, price
@@ -27,6 +27,7 @@ from compile_remat.passes.problem import (
     Value,
 )
 from compile_remat.passes.symbols import handed_over
+from compile_remat.passes.views import is_reshape, is_reshaped, most_users, shape
 
 KERNELS = {
     OpKind.POINTWISE: POINTWISE,
@@ -57,6 +58,9 @@ times as long as plain torch.compile (``python -m benchmarks.max_speed --model r
 NEVER_FUSED = -1
 """Stands for the depth of a kernel that nothing is fused with."""
 
+Workspace = Callable[[fx.Node], int]
+"""Bytes that a node's kernel takes beside its outputs while it runs."""
+
 NO_REGIONS: Mapping[int | None, int] = {}
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -68,6 +72,7 @@ def build_problem(
     num_fwd_outputs: int = 1,
     cost: CostModel,
     reference: Iterable[fx.Node] = (),
+    workspace: Workspace = lambda node: 0,
 ) -> Problem:
     """Read a joint graph.
 
@@ -76,10 +81,11 @@ def build_problem(
         num_fwd_outputs: How many of its outputs belong to the forward.
         cost: Prices nodes and fused groups.
         reference: The nodes that torch's own chooser saves, kept as a candidate plan.
+        workspace: Asked once for every node that runs an unfused kernel.
     """
     if isinstance(joint, fx.GraphModule):
         joint = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    return _Builder(joint, cost).build(reference)
+    return _Builder(joint, cost, workspace).build(reference)
 
 
 @dataclass
@@ -95,11 +101,16 @@ class _Draft(Draft):
     gathered: frozenset[str] = frozenset()
     concatenates: bool = False
     has_heavy: bool = False
+    is_drawn: bool = False
+    is_channels_last: bool = False
+    held_bytes: int = 0
+    copied_bytes: int = 0
+    copies: list[fx.Node] = field(default_factory=list)
 
 
 class _Builder:
-    def __init__(self, joint: _torch.Joint, cost: CostModel) -> None:
-        self.joint, self.cost = joint, cost
+    def __init__(self, joint: _torch.Joint, cost: CostModel, workspace: Workspace) -> None:
+        self.joint, self.cost, self.workspace = joint, cost, workspace
         self.values: list[_Draft] = []
         self.steps: list[_Draft] = []
         self.drafts: dict[fx.Node, _Draft] = {}
@@ -123,6 +134,7 @@ class _Builder:
         self._mark_outputs()
         self._mark_written_constants()
         self._mark_realised()
+        self._mark_copied_inputs()
         step_time_ns = price(self.values, self.steps, self.cost)
         index_of = {d.node: i for i, d in enumerate(self.values)}
         step_of = {d.node: i for i, d in enumerate(self.steps)}
@@ -170,6 +182,7 @@ class _Builder:
         )
         draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
         self._gather(draft)
+        draft.is_channels_last = self._is_channels_last(draft)
         self.drafts[node] = draft
         self.roots[node] = (node,)
         if in_backward:
@@ -182,8 +195,33 @@ class _Builder:
         source = node.all_input_nodes[0]
         return source not in self.drafts
 
+    def _is_channels_last(self, draft: _Draft) -> bool:
+        """The order that Inductor gives the node's buffer: a convolution's own, and what is computed from such elementwise.
+
+        What is read in another shape as well is made in the order of its dimensions.
+        """
+        value = draft.node.meta.get("val")
+        if draft.kernel == ITEM:
+            return _torch_layout.is_channels_last(value) and any(s.op.kind is OpKind.CONV for s in draft.sources)
+        if draft.op.kind is OpKind.CONV:
+            return _torch_layout.is_channels_last(value)
+        if draft.kernel != POINTWISE or not _torch_layout.is_channels_last(value) or is_reshaped(draft.node):
+            return False
+        like = [
+            s
+            for s in draft.sources
+            if isinstance(s, _Draft) and (draft.concatenates or shape(s.node) == shape(draft.node))
+        ]
+        if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
+            return any(
+                (s.is_channels_last and s.kernel != POINTWISE) or (s.concatenates and s.is_channels_last) for s in like
+            )
+        return any(s.is_channels_last for s in like)
+
     def _gather(self, draft: _Draft) -> None:
         """Follow Inductor's count of the buffers that a fused expression reads (``GraphLowering.run_node``)."""
+        if draft.kernel == CONSTANT:
+            return  # an index or a fill is written into the expression: nothing is read
         if draft.kernel != POINTWISE:
             draft.gathered = frozenset({draft.node.name})
             return
@@ -193,7 +231,11 @@ class _Builder:
         reads |= {name for name, _ in draft.input_reads}
         name = draft.op.target.split(".")[1] if "." in draft.op.target else draft.op.target
         draft.has_heavy = name in HEAVY_ON_CPU or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
-        reused = len(draft.node.users) > 1
+        reused = most_users(draft.node) > 1
+        if name == "inductor_random":
+            # lowering.py realises random numbers, whatever reads them.
+            draft.gathered, draft.is_drawn = frozenset({draft.node.name}), True
+            return
         if name == "cat" and (
             device == "cpu" or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)
         ):
@@ -256,6 +298,41 @@ class _Builder:
                     places[id(source)] |= here
         return places
 
+    def _mark_copied_inputs(self) -> None:
+        """Inputs of convolutions that Inductor copies into its layout: the backward gets the copies."""
+        last: dict[fx.Node, _Draft] = {}
+        for draft in self.steps:
+            if draft.op.kind is OpKind.CONV:
+                last |= {n: draft for n in draft.node.all_input_nodes if n.op == "placeholder"}
+        for draft in (*self.values, *self.steps):
+            if draft.op.kind is OpKind.CONV:
+                self._mark_copied_arguments(draft)
+        for node, draft in last.items():
+            is_tangent = node in self.joint.info.tangents_closure
+            if not is_tangent and _torch_layout.is_copied(node.meta.get("val")):
+                draft.held_bytes += _torch.storage_nbytes(node.meta["val"])
+
+    def _mark_copied_arguments(self, convolution: _Draft) -> None:
+        """What is made in another order than the convolution wants is copied, by a kernel that stands before it.
+
+        Then the two lie side by side; when the convolution runs, its outputs lie in the place of one of them.
+        """
+        value = convolution.node.meta.get("val")
+        outputs = value if isinstance(value, list | tuple) else (value,)
+        output_bytes = sum(_torch.storage_nbytes(v) for v in outputs)
+        for node in convolution.node.all_input_nodes:
+            for root in self.roots.get(node, ()):
+                draft = self.drafts.get(root)
+                if draft is None or draft.kernel != POINTWISE or draft.is_channels_last:
+                    continue
+                if not _torch_layout.is_channels_last(node.meta.get("val")):
+                    continue
+                if draft.concatenates:
+                    draft.copied_bytes = draft.nbytes
+                    convolution.copies.append(root)
+                elif is_reshape(root, node):
+                    convolution.copied_bytes = max(convolution.copied_bytes, draft.nbytes - output_bytes)
+
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _value(self, draft: _Draft, index_of: dict[fx.Node, int], position: int) -> Value:
@@ -270,10 +347,14 @@ class _Builder:
             tag=draft.tag,
             in_forward=draft.in_forward,
             is_output=draft.is_output,
-            realised=draft.realised,
+            realised=draft.realised or draft.is_drawn,
+            is_drawn=draft.is_drawn,
             position=position,
             late_step=draft.late_step,
-            transient_bytes=_unread_bytes(draft.node),
+            transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
+            is_channels_last=draft.is_channels_last,
+            workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
+            copies=tuple(sorted(index_of[n] for n in draft.copies)),
             origin=origin_of(draft.node, self.regions),
         )
 
@@ -287,7 +368,10 @@ class _Builder:
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.realised,
-            transient_bytes=_unread_bytes(draft.node),
+            transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
+            is_channels_last=draft.is_channels_last,
+            workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
+            held_bytes=draft.held_bytes,
             origin=origin_of(draft.node, self.regions),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,6 +81,8 @@ def _alive_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]
     for b, step in enumerate(problem.steps):
         last = int(simulator.step_last[b])
         end = int(NEVER) if last >= simulator.num_steps else int(batch.step_slots[0, last] - simulator.step_in_place[b])
+        if step.held_bytes and slot <= batch.step_slots[0, b]:
+            found.append(replace(_buffer(step, "copies of inputs"), nbytes=step.held_bytes))
         if simulator.step_bytes[b] and batch.step_slots[0, simulator.step_item_of[b]] <= slot <= end:
             found.append(_buffer(step, "gradient" if step.is_output else "temporary"))
     return found

@@ -70,13 +70,15 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
     unread = _unread_by_copies(values, is_copied)
     made: list[Value] = []
     for v, value in enumerate(values):
-        made.append(replace(value, reads=tuple(read_own[r] for r in value.reads), position=places[v]))
+        reads, copies = tuple(read_own[r] for r in value.reads), tuple(read_own[r] for r in value.copies)
+        made.append(replace(value, reads=reads, copies=copies, position=places[v]))
         if is_copied[v]:
             made.append(
                 replace(
                     value,
                     name=value.name + SUFFIX,
                     reads=tuple(read_copy[r] for r in value.reads),
+                    copies=tuple(read_copy[r] for r in value.copies),
                     position=places[v] + 1,
                     pin=RECOMPUTE,
                     in_forward=False,

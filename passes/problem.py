@@ -27,6 +27,9 @@ MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = (
 )
 """Tags: what the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
 
+KERNELS_OWN = frozenset({"workspace_bytes", "held_bytes", "is_drawn", "is_channels_last", "copies"})
+"""Fields that tell how the compiled code runs a node, on this processor; the graph is the same whatever they say."""
+
 SCHEMA = 1
 """Version of the JSON forms of `Problem` and `Plan`."""
 
@@ -62,10 +65,17 @@ class Value:
         in_forward: Whether the forward computes it even if the backward does not need it.
         is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
+        is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
+            same fused kernel, with no unfused kernel between.
         position: Place in the forward order in which a node stands right behind what it reads.
         late_step: For a node that stands among the backward steps in the joint graph: the step before which it
             stands, at which the partition computes it at the latest; -1 where there is none.
         transient_bytes: Bytes that live only while its kernel runs: outputs that nothing reads.
+        workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
+        is_channels_last: Whether its buffer has the channels innermost, as convolutions have it: nothing of another order is
+            written over it.
+        copies: Indices of concatenations among its reads that it gets a copy of.  Each is copied where it is made; for its
+            first reader that is part of its own `transient_bytes`, here is the reader that comes beside one of the backward.
     """
 
     name: str
@@ -79,9 +89,13 @@ class Value:
     in_forward: bool = True
     is_output: bool = False
     realised: bool = False
+    is_drawn: bool = False
     position: int = 0
     late_step: int = -1
     transient_bytes: int = 0
+    workspace_bytes: int = 0
+    is_channels_last: bool = False
+    copies: tuple[int, ...] = ()
     origin: Origin = field(default_factory=Origin)
 
     @property
@@ -98,6 +112,9 @@ class Step:
         reads: Indices of the values that it reads.
         gradients: Indices of the steps that it reads, each below its own.
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
+        workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
+        is_channels_last: As for a `Value`.
+        held_bytes: Bytes of copies of inputs that the forward makes at its start and that this step is the last to read.
     """
 
     name: str
@@ -109,6 +126,9 @@ class Step:
     is_output: bool = False
     realised: bool = False
     transient_bytes: int = 0
+    workspace_bytes: int = 0
+    held_bytes: int = 0
+    is_channels_last: bool = False
     origin: Origin = field(default_factory=Origin)
 
 
@@ -133,7 +153,7 @@ class Problem:
         """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
 
         It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
-        `reference` (known at the budget `max` alone) and `step_time_ns` are not in it.
+        `reference` (known at the budget `max` alone), `step_time_ns` and `KERNELS_OWN` are not in it.
         """
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -157,7 +177,7 @@ class Problem:
 
 
 def _key_of(node: Value | Step) -> list[Any]:
-    return [value for name, value in vars(node).items() if name != "origin"]
+    return [value for name, value in vars(node).items() if name not in KERNELS_OWN | {"origin"}]
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.buffers import (
     effective_ends,
     is_always_stored,
+    may_be_written_over,
     overwrites,
     readers_of,
     register_path,
@@ -102,11 +103,18 @@ class Simulator:
         self.item_of = np.array([v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)])
         self.step_item_of = np.array([s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)])
         self.tuples = _tuples(values)
-        self.step_transient = np.array([s.transient_bytes for s in steps], dtype=np.int64)
+        self.workspace = np.array([v.workspace_bytes for v in values], dtype=np.int64)
+        self.step_transient = np.array([s.transient_bytes + s.workspace_bytes for s in steps], dtype=np.int64)
+        self.step_held = np.array([s.held_bytes for s in steps], dtype=np.int64)
         self._place_in_backward(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self.step_in_place_sources = self._step_sources(values, steps)
+        self.copied = [(w, v) for w, value in enumerate(values) for v in value.copies]
+        returned = set(steps[-1].reads) if steps else set()
+        self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
+        self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
+        self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
         self._forward_base(values)
 
     def pool(self, pinned: Bools, among: Bools | None = None) -> Ints:
@@ -162,7 +170,7 @@ class Simulator:
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
                 path = register_path(register_reads(b, steps, self.step_stored), values, self.always_stored)
-                sources = [v for v in path if values[v].nbytes == step.nbytes and not values[v].is_output]
+                sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
                     pairs.append((b, sources))
         return pairs
@@ -179,20 +187,23 @@ class Simulator:
         ends = np.where([v.is_output for v in values], n, ends)
         in_forward = np.array([v.in_forward for v in values], dtype=bool)
         kept = self.forward_stored & in_forward
+        externs = np.cumsum(self.is_extern & in_forward)
+        drawn = self.drawn[ends[self.drawn] < n]
+        kept[drawn] &= externs[ends[drawn]] > externs[drawn]
         delta = np.zeros(n + 2, dtype=np.int64)
         np.add.at(delta, self.item_of[kept], self.nbytes[kept])
         in_place = np.zeros(n, dtype=np.int64)
         for w in range(n):
             if kept[w] and values[w].kernel == POINTWISE:
                 for v in sorted(register_sources(w, values, self.forward_stored)):
-                    if ends[v] == w and values[v].nbytes == values[w].nbytes and kept[v] and not in_place[v]:
+                    if ends[v] == w and may_be_written_over(values[v], values[w]) and kept[v] and not in_place[v]:
                         in_place[v] = 1
                         break
         np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
-        base = np.cumsum(delta)[: n + 1]
+        base = np.cumsum(delta)[: n + 1] + int(self.step_held.sum())
         is_part = (self.item_of != np.arange(n)) & in_forward[self.item_of]
         for v in np.flatnonzero(in_forward).tolist():
-            base[v] += values[v].transient_bytes
+            base[v] += values[v].transient_bytes + values[v].workspace_bytes
         for v in np.flatnonzero(is_part & ~kept).tolist():
             base[self.item_of[v]] += self.nbytes[v]  # only the backward reads it, but the kernel writes it
         release = np.where(kept, ends + 1 - in_place, self.item_of + is_part)  # nobody writes over a saved value
@@ -213,9 +224,11 @@ class Simulator:
         used = saved & (start < NEVER)
         slots, step_slots, length = self._slots(start, recomputed)
         stored = self._stored(recomputed)
-        buffers = recomputed & stored
-        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
         ends = self._ends(recomputed, stored, slots, step_slots)
+        buffers = recomputed & stored
+        if len(self.drawn):
+            self._leave_in_registers(buffers, recomputed, slots, step_slots, ends, length)
+        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
         ends -= self._taken(buffers, alive, slots, step_slots, ends)
         saved_bytes = self.saved_nbytes @ used
         live = self._live(recomputed, buffers, alive, slots, step_slots, ends, saved_bytes, length)
@@ -260,6 +273,26 @@ class Simulator:
             for w in self.extern_readers[v]:
                 stored[v] |= recomputed[w]
         return stored
+
+    def _leave_in_registers(
+        self,
+        buffers: Bools,
+        recomputed: Bools,
+        slots: NDArray[np.int32],
+        step_slots: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        length: int,
+    ) -> None:
+        """Random numbers have no buffer where no unfused kernel runs between them and the last that reads them."""
+        plans = np.arange(buffers.shape[1])
+        at = np.zeros((len(plans), length + 1), dtype=np.int32)
+        made, of = np.nonzero(recomputed & self.is_extern[:, None])
+        at[of, slots[made, of]] = 1
+        at[plans[:, None], step_slots[:, self.extern_steps]] = 1
+        externs = np.cumsum(at, axis=1)
+        rows = self.drawn
+        first = externs[plans, np.minimum(slots[rows], length)]
+        buffers[rows] &= externs[plans, np.clip(ends[rows], 0, length)] > first
 
     def _ends(
         self, recomputed: Bools, stored: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
@@ -315,12 +348,15 @@ class Simulator:
         free_at = step_slots[:, self.step_last[dying]] + 1 - self.step_in_place[dying]
         index.append((free_at + rows[:, None]).ravel())
         weight.append(-np.broadcast_to(self.step_bytes[dying], (plans, len(dying))).ravel())
+        holding = np.flatnonzero(self.step_held)
+        index.append((step_slots[:, holding] + 1 + rows[:, None]).ravel())
+        weight.append(-np.broadcast_to(self.step_held[holding], (plans, len(holding))).ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
-        live = live + (saved_bytes + self.output_bytes)[:, None]
+        live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
         self._add_transients(live, recomputed, slots, step_slots)
         live[np.arange(length) > step_slots[:, -1:]] = 0
-        return live.astype(np.int64)
+        return np.asarray(live, dtype=np.int64)
 
     def _add_transients(
         self, live: Any, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
@@ -335,6 +371,12 @@ class Simulator:
                 nbytes += np.where(recomputed[i], 0, self.nbytes[i])
             rows = np.flatnonzero(recomputed[v] & (nbytes > 0))
             live[rows, slots[v, rows]] += nbytes[rows]
+        for w, v in self.copied:
+            rows = np.flatnonzero(recomputed[v] & recomputed[w])
+            live[rows, slots[v, rows]] += self.nbytes[v]
+        for v in np.flatnonzero(self.workspace).tolist():
+            rows = np.flatnonzero(recomputed[v])
+            live[rows, slots[v, rows]] += self.workspace[v]
 
     def _taken(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import networkx as nx
 import numpy as np
@@ -202,8 +202,9 @@ class _Walk:
                 alive[event] = _Buffer(values[v].nbytes, self._last_read(event), True)
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
-            transient = self._node(event).transient_bytes
-            if self._is_stored(event) and not self._is_item(event):
+            transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
+            transient += self._copies(slot) + self._second_copies(event)
+            if self._is_stored(event) and not self._is_item(event) and not self._stays_in_its_kernel(event):
                 alive[event] = self._buffer(event)
             for item in self._items(event):
                 if item in self.slot:
@@ -214,6 +215,26 @@ class _Walk:
             yield outputs + transient + sum(b.nbytes for b in alive.values())
             for other in [e for e, b in alive.items() if b.last_slot <= slot]:
                 del alive[other]
+
+    def _stays_in_its_kernel(self, event: _Event) -> bool:
+        """Random numbers that nothing reads after the next kernel of its own."""
+        node = self._node(event)
+        between = self.events[self.slot[event] + 1 : self._last_read(event) + 1]
+        is_returned = event.index in self.problem.steps[-1].reads
+        is_drawn = isinstance(node, Value) and node.is_drawn and not is_returned
+        return is_drawn and all(self._node(e).kernel != EXTERN for e in between)
+
+    def _second_copies(self, event: _Event) -> int:
+        """What recomputed readers get a copy of, where it is made."""
+        if event.is_step:
+            return 0
+        readers = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].copies]
+        return len(readers) * self.problem.values[event.index].nbytes
+
+    def _copies(self, slot: int) -> int:
+        """Copies of inputs that a step which has not run yet reads."""
+        late = [e for e in self.events[slot:] if e.is_step]
+        return sum(self.problem.steps[e.index].held_bytes for e in late)
 
     def _buffer(self, event: _Event) -> _Buffer:
         node = self._node(event)
@@ -233,11 +254,14 @@ class _Walk:
     def _overwrite(self, event: _Event, slot: int, alive: dict[_Event, _Buffer]) -> None:
         """A pointwise kernel writes over one buffer of its size that it is the last to read."""
         node = self._node(event)
-        if node.kernel != POINTWISE or not self._is_stored(event):
+        if node.kernel != POINTWISE or not self._is_stored(event) or self._stays_in_its_kernel(event):
             return
         for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
             buffer = alive.get(source)
-            if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and buffer.nbytes == node.nbytes:
+            fits = (
+                buffer and buffer.nbytes == node.nbytes and self._node(source).is_channels_last == node.is_channels_last
+            )
+            if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and fits:
                 del alive[source]
                 return
 
@@ -249,27 +273,32 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     Saving changes only that: a saved value stays to the end, is written over by nobody, and has a buffer from its own
     place on if it had none.
     """
-    forward = _Forward(problem.values)
+    forward = _Forward(problem.values, problem.steps[-1].reads)
+    copies = sum(step.held_bytes for step in problem.steps)
     kept = {v for v in used if not problem.values[v].is_output}
-    return max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
+    return copies + max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
 
 
 class _Forward:
     """The forward with nothing saved."""
 
-    def __init__(self, values: tuple[Value, ...]) -> None:
+    def __init__(self, values: tuple[Value, ...], returned: tuple[int, ...]) -> None:
         self.values, self.size = values, len(values)
+        self.returned = returned
         self.readers = [[w for w, x in enumerate(values) if v in x.reads and x.in_forward] for v in range(self.size)]
         self.buffers = {v for v in range(self.size) if values[v].in_forward and self._has_buffer(v)}
         self.overwritten = {v: w for w in self.buffers if values[w].kernel == POINTWISE for v in self._overwrites(w)}
 
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
+        if node.is_drawn and not node.is_output and v not in self.returned:
+            between = self.values[v + 1 : self._last_place(v) + 1]
+            return any(w.kernel == EXTERN and w.in_forward for w in between)
         by_kernel = node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
         return node.nbytes > 0 and (by_kernel or any(self.values[w].kernel == EXTERN for w in self.readers[v]))
 
     def _is_kernel(self, v: int) -> bool:
-        return self.values[v].kernel != POINTWISE or self._has_buffer(v)
+        return self.values[v].is_drawn or self.values[v].kernel != POINTWISE or self._has_buffer(v)
 
     def _last_place(self, v: int) -> int:
         if self.values[v].is_output:
@@ -290,12 +319,13 @@ class _Forward:
     def _overwrites(self, w: int) -> list[int]:
         """The one buffer that the kernel of `w` is written over, if any."""
         dying = sorted(v for v in self._reads_from_memory(w) & self.buffers if self._last_place(v) == w)
-        return [v for v in dying if self.values[v].nbytes == self.values[w].nbytes][:1]
+        shape = (self.values[w].nbytes, self.values[w].is_channels_last)
+        return [v for v in dying if (self.values[v].nbytes, self.values[v].is_channels_last) == shape][:1]
 
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
         runs = place < self.size and self.values[place].in_forward
-        live = self.values[place].transient_bytes if runs else 0
+        live = self.values[place].transient_bytes + self.values[place].workspace_bytes if runs else 0
         for v in range(self.size):
             first = self._first_place(v)
             by_plan = v in kept and place >= first
@@ -495,6 +525,7 @@ class Shape:
     max_late: int = 3
     max_steps: int = 7
     extern_only: bool = False
+    with_memory_of_kernels: bool = False
 
 
 def random_problem(rng: random.Random, shape: Shape = Shape()) -> Problem:
@@ -505,6 +536,8 @@ def random_problem(rng: random.Random, shape: Shape = Shape()) -> Problem:
     steps = _random_steps(rng, shape, values, num_steps)
     places = _positions(values)
     values = [Value(**{**value.__dict__, "position": places[v]}) for v, value in enumerate(values)]
+    if shape.with_memory_of_kernels:
+        values, steps = _with_memory_of_kernels(rng, values, steps)
     return Problem(tuple(values), tuple(steps), step_time_ns=sum(v.time_ns for v in values) + len(steps))
 
 
@@ -513,7 +546,7 @@ def seeded_problem(seed: int, shape: Shape = Shape()) -> Problem:
     return random_problem(random.Random(seed), shape)
 
 
-problems = st.builds(random_problem, st.randoms(use_true_random=False))
+problems = st.builds(random_problem, st.randoms(use_true_random=False), st.just(Shape(with_memory_of_kernels=True)))
 """Random problems that hypothesis can shrink."""
 
 
@@ -563,6 +596,35 @@ def _random_tuple(rng: random.Random, values: list[Value]) -> list[Value]:
     count = rng.randint(1, 2)
     items = [Value(f"v{first + 1 + k}", rng.choice([1, 2, 4]), ITEM, (first,), 0) for k in range(count)]
     return [whole, *items]
+
+
+def _with_memory_of_kernels(
+    rng: random.Random, values: list[Value], steps: list[Step]
+) -> tuple[list[Value], list[Step]]:
+    """Some kernels with workspaces, some steps that are the last to read a copied input, some random numbers."""
+
+    def workspace(node: Value | Step) -> int:
+        return rng.choice([0, 0, 0, 2]) if node.kernel == EXTERN else 0
+
+    def order() -> bool:
+        return rng.random() < 0.2
+
+    values = [
+        replace(
+            v,
+            workspace_bytes=workspace(v),
+            is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.5,
+            is_channels_last=order(),
+            copies=v.reads[:1] if v.kernel == EXTERN and rng.random() < 0.1 else (),
+        )
+        for v in values
+    ]
+    copies = [rng.choice([0, 0, 0, 0, 1]) for _ in steps]
+    steps = [
+        replace(s, workspace_bytes=workspace(s), held_bytes=nbytes, is_channels_last=order())
+        for s, nbytes in zip(steps, copies, strict=True)
+    ]
+    return values, steps
 
 
 def _pick(rng: random.Random, values: list[Value]) -> tuple[int, ...]:

@@ -1,0 +1,33 @@
+"""Nodes and the views of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat.cost_models import OpKind, describe
+
+
+def most_users(node: fx.Node) -> int:
+    """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again."""
+    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
+    return max(len(node.users), *(most_users(view) for view in views), 0)
+
+
+def is_reshaped(node: fx.Node) -> bool:
+    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
+    return any(is_reshape(node, view) for view in views)
+
+
+def is_reshape(node: fx.Node, view: fx.Node) -> bool:
+    """Whether a view has all that the node has, in another shape."""
+    shapes = shape(node), shape(view)
+    return shapes[0] != shapes[1] and math.prod(shapes[0]) == math.prod(shapes[1])
+
+
+def shape(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta.get("val")
+    return _torch.hint_shape(value) if isinstance(value, torch.Tensor) else ()

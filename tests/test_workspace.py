@@ -1,0 +1,148 @@
+"""The peak that is predicted before Inductor is entered, where kernels take more than their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import compile_remat
+from compile_remat import _torch_layout
+from compile_remat._torch_workspace import Dense, workspace_bytes
+from compile_remat.backend import remat
+from compile_remat.measure import peak_bytes
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    yield
+    torch.compiler.reset()
+
+
+# -- one kernel -------------------------------------------------------------------------------------------------------
+
+
+def dense(tensor: torch.Tensor) -> Dense:
+    return Dense(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(("channels", "size", "stride"), [((3, 24), 32, 1), ((24, 48), 16, 2), ((32, 32), 16, 1)])
+def test_the_workspace_is_what_the_allocator_sees_beside_the_outputs(
+    order: torch.memory_format, channels: tuple[int, int], size: int, stride: int
+) -> None:
+    x = torch.randn(4, channels[0], size, size).to(memory_format=order)
+    weight = torch.randn(channels[1], channels[0], 3, 3).to(memory_format=order)
+    how = ([stride] * 2, [1, 1], [1, 1], False, [0, 0], 1)
+    forward = (x, weight, None, *how)
+    gradient = torch.empty_like(aten.convolution.default(*forward))
+    backward = (gradient, x, weight, [0], *how, [True, True, False])
+    for target, args in ((aten.convolution.default, forward), (aten.convolution_backward.default, backward)):
+        run: Callable[[], Any] = lambda target=target, args=args: target(*args)  # noqa: E731
+        run()
+        measured = peak_bytes(run, "cpu")
+        plain = [dense(a) if isinstance(a, torch.Tensor) else a for a in args]
+        assert workspace_bytes(target, plain, {}) == measured.peak_bytes - measured.end_bytes
+
+
+def test_other_operators_are_not_run() -> None:
+    assert workspace_bytes(aten.mm.default, [Dense((1 << 30, 1 << 30), (1 << 30, 1), torch.float32)] * 2, {}) == 0
+
+
+def test_a_workspace_that_cannot_be_measured_counts_as_none() -> None:
+    x = Dense((1 << 20, 1 << 12, 1 << 10, 1 << 10), (1 << 32, 1 << 20, 1 << 10, 1), torch.float32)
+    weight = Dense((1, 1 << 12, 1, 1), (1 << 12, 1, 1, 1), torch.float32)
+    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    assert workspace_bytes(aten.convolution.default, [x, weight, None, *how], {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "is_copied"),
+    [
+        (torch.empty(8, 4, 3, 3), True),
+        (torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last), False),
+        (torch.empty(8, 4, 1, 1), False),
+        (torch.empty(8, 1, 3, 3), False),
+        (torch.empty(8, 4, 3), False),
+        (torch.empty(8, 4, 3, 3, device="meta"), False),
+    ],
+)
+def test_inputs_of_convolutions_are_copied_where_their_channels_are_not_innermost(
+    tensor: torch.Tensor, is_copied: bool
+) -> None:
+    assert _torch_layout.is_copied(tensor) == is_copied
+
+
+# -- whole models -----------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """A convolution with a norm, which decides in which order its gradients are made."""
+
+    def __init__(self, width: int, norm: nn.Module) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(width, width, 3, 1, 1), norm
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.convolution(x)))
+
+
+class Dropping(nn.Module):
+    """Attention's shape of a block without attention: dropout between matmuls."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.drop(self.down(torch.tanh(self.up(self.norm(x)))))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "batch norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), *[Layer(24, nn.BatchNorm2d(24)) for _ in range(3)]),
+        (8, 3, 32, 32),
+    ),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv2d(3, 32, 3, 1, 1), *[Layer(32, nn.GroupNorm(8, 32)) for _ in range(4)]),
+        (8, 3, 32, 32),
+    ),
+    "dropout": (lambda: nn.Sequential(*[Dropping(128) for _ in range(4)]), (512, 128)),
+}
+
+
+class Scalar(nn.Module):
+    """The output is a scalar: what the user holds is no part of the peak."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).square().mean()
+
+
+@pytest.mark.parametrize(("name", "budget"), [("batch norm", "min"), ("group norm", "min"), ("dropout", "min")])
+def test_the_prediction_is_what_the_allocator_sees(name: str, budget: object) -> None:
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    model, x = Scalar(make()), torch.randn(shape)
+    call = torch.compile(model, backend=remat, options={"memory_budget": budget})
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        measured = peak_bytes(lambda: call(x).backward(), "cpu").peak_bytes  # of the second step
+    (report,) = compile_remat.reports()
+    assert report.predicted_peak_bytes is not None and report.scheduled_peak_bytes is not None
+    assert abs(report.predicted_peak_bytes - report.scheduled_peak_bytes) <= measured // 200
+    assert abs(report.predicted_peak_bytes - measured) <= measured // 50
+    assert report.budget_bytes is None or measured <= report.budget_bytes
