@@ -41,6 +41,8 @@ ROUNDS = 16
 POLISH_ROUNDS = 6
 POLISH_WEIGHT = 10.0
 FLOOR_BISECTIONS = 6
+WORTH_IT = 0.98
+"""Where no nested plan is below this part of the lowest peak of all others, none is looked for further."""
 
 
 def may_run_again(value: Value) -> bool:
@@ -191,16 +193,20 @@ class Nested:
         return min(fitting, key=lambda c: c.time_ns, default=None)
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
-        """The plan of lowest peak found between the two; None if there is none below `high_bytes`."""
+        """The plan of lowest peak found between the two; None where there is none clearly below `high_bytes`."""
         best = None
-        for _ in range(FLOOR_BISECTIONS):
-            target = (low_bytes + high_bytes) // 2
-            found = self.within(target)
-            if found is None:
-                low_bytes = target
-            else:
+        target = int(high_bytes * WORTH_IT)
+        for _ in range(1 + FLOOR_BISECTIONS):
+            found = self._spaced(target)
+            if found is not None and found.peak_bytes <= target:
                 best, high_bytes = found, found.peak_bytes
-        return best
+            elif best is None:
+                return None
+            else:
+                low_bytes = target
+            target = (low_bytes + high_bytes) // 2
+        polished = self._polished(best, best.peak_bytes)
+        return polished if polished.peak_bytes <= best.peak_bytes else best
 
     # -- options ------------------------------------------------------------------------------------------------------
 
