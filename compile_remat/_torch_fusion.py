@@ -233,7 +233,7 @@ def _keeps_memory(scheduler: Any, node1: Any, node2: Any) -> bool:
         order = _orders[scheduler] = Order(scheduler, V.graph.get_output_names())
         device = node1.get_device()  # asked once for each graph, before any code is made
         if type(scheduler.get_backend(device)) is CppScheduling:
-            scheduler.backends[device] = SeparateKernels(scheduler)
+            scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
     return order.keeps_memory(scheduler.name_to_fused_node, node1, node2)
 
 

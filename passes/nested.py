@@ -194,17 +194,17 @@ class Nested:
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
         """The plan of lowest peak found between the two; None where there is none clearly below `high_bytes`."""
-        best = None
-        target = int(high_bytes * WORTH_IT)
-        for _ in range(1 + FLOOR_BISECTIONS):
+        best = self._spaced(int(high_bytes * WORTH_IT))
+        if best is None or best.peak_bytes > high_bytes * WORTH_IT:
+            return None
+        high_bytes = best.peak_bytes
+        for _ in range(FLOOR_BISECTIONS):
+            target = (low_bytes + high_bytes) // 2
             found = self._spaced(target)
             if found is not None and found.peak_bytes <= target:
                 best, high_bytes = found, found.peak_bytes
-            elif best is None:
-                return None
             else:
                 low_bytes = target
-            target = (low_bytes + high_bytes) // 2
         polished = self._polished(best, best.peak_bytes)
         return polished if polished.peak_bytes <= best.peak_bytes else best
 
