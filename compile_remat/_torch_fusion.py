@@ -67,7 +67,8 @@ class SeparateKernels(CppScheduling):
 
     def ready_to_flush(self) -> bool:
         """Whether the kernels so far are called now."""
-        return bool(super().ready_to_flush()) or bool(V.graph.scheduler.buffer_names_to_free)
+        is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
+        return is_ready or bool(V.graph.scheduler.buffer_names_to_free)
 
 
 @dataclass(frozen=True, eq=False)
