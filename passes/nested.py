@@ -35,7 +35,7 @@ NESTED_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
 MOST_INNER = 6
 """Inner checkpoints of one nested span, in cuts."""
 
-ROUNDS = 16
+ROUNDS = 6
 """So often options are corrected for one budget."""
 
 POLISH_ROUNDS = 6

@@ -117,7 +117,10 @@ class Planner:
             if feasible:
                 fastest = min(feasible, key=self._time)
                 return self.plan_of(self._improved(fastest, budget_bytes), budget_bytes)
-        found = [] if once else [c for c in (self._nested.within(budget_bytes), self._lowest_nested) if c is not None]
+        nested = None if once else self._lowest_nested
+        found = [] if nested is None else [nested]
+        if nested is not None and nested.peak_bytes <= budget_bytes:
+            found += [c for c in (self._nested.within(budget_bytes),) if c is not None]
         fitting = [m for m in self._floors if self._peak(m) <= budget_bytes]
         if fitting:
             lowest = min(fitting, key=self._time)
