@@ -66,6 +66,10 @@ class Settings:
         by_ratio = not self.is_given and (self.torch_ratio < 1 or _torch.annotated_ratios(graph).any)
         return self.budget.kind != "max" or by_ratio
 
+    def workspace(self, node: fx.Node) -> int:
+        """Bytes that a node's kernel takes for itself; known for CPUs alone, where they depend on the number of threads."""
+        return node_workspace_bytes(node) if self.device.name == "cpu" else 0
+
     def cost(self) -> CostModel:
         """The cost model for the device."""
         return make_cost_model(self.cost_model, self.device, self.tf32)
@@ -117,7 +121,7 @@ def plan_joint(
     )
     reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost()
-    problem = build_problem(joint, cost=cost, reference=reference, workspace=node_workspace_bytes)
+    problem = build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace)
     planner = Planner(problem)
     budget_bytes = bytes_of(planner, asked)
     stored, choice = None, None

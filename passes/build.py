@@ -11,7 +11,7 @@ from torch import fx
 
 from compile_remat import _torch, _torch_layout
 from compile_remat.cost_models import CostModel, OpKind, describe
-from compile_remat.passes.pins import Pins, writes_into_input
+from compile_remat.passes.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.pricing import Draft, price
 from compile_remat.passes.problem import (
     CONSTANT,
@@ -349,6 +349,7 @@ class _Builder:
             is_output=draft.is_output,
             realised=draft.realised or draft.is_drawn,
             is_drawn=draft.is_drawn,
+            may_differ=may_differ(draft.node, draft.op),
             position=position,
             late_step=draft.late_step,
             transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,

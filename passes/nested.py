@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from compile_remat.passes.polish import Polisher
-from compile_remat.passes.problem import FREE, ITEM, RECOMPUTE, Problem, Value
+from compile_remat.passes.problem import ITEM, RECOMPUTE, SAVE, Problem, Value
 from compile_remat.passes.simulate import Batch, Bools, Simulator
 from compile_remat.passes.spans import Option, Spans
 
@@ -46,8 +46,8 @@ WORTH_IT = 0.98
 
 
 def may_run_again(value: Value) -> bool:
-    """Whether a third run gives the same numbers for certain: random and custom operators have a pin or a tag."""
-    return value.pin == FREE and not value.tag
+    """Whether the value may be computed a third time."""
+    return value.pin != SAVE and not value.may_differ
 
 
 def original(name: str, names: Collection[str]) -> str:

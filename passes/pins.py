@@ -50,9 +50,14 @@ class Pins:
             return parent
         if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
             return RECOMPUTE, tag
-        if op.is_random or _is_impure(node):
+        if may_differ(node, op):
             return SAVE, ""
         return (SAVE, tag) if tag else (FREE, "")
+
+
+def may_differ(node: fx.Node, op: Op) -> bool:
+    """Whether a second run may give other numbers, or do something besides: a random operator, or one that we know nothing of."""
+    return op.is_random or _is_impure(node)
 
 
 def must_be_saved(joint: _torch.Joint) -> list[fx.Node]:

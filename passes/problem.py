@@ -27,7 +27,7 @@ MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = (
 )
 """Tags: what the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
 
-KERNELS_OWN = frozenset({"workspace_bytes", "held_bytes", "is_drawn", "is_channels_last", "copies"})
+KERNELS_OWN = frozenset({"workspace_bytes", "held_bytes", "is_drawn", "is_channels_last", "copies", "may_differ"})
 """Fields that tell how the compiled code runs a node, on this processor; the graph is the same whatever they say."""
 
 SCHEMA = 1
@@ -74,6 +74,7 @@ class Value:
         workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
         is_channels_last: Whether its buffer has the channels innermost, as convolutions have it: nothing of another order is
             written over it.
+        may_differ: Whether a second run may give other numbers: then it has one only where a tag asks for it, and never a third.
         copies: Indices of concatenations among its reads that it gets a copy of.  Each is copied where it is made; for its
             first reader that is part of its own `transient_bytes`, here is the reader that comes beside one of the backward.
     """
@@ -96,6 +97,7 @@ class Value:
     workspace_bytes: int = 0
     is_channels_last: bool = False
     copies: tuple[int, ...] = ()
+    may_differ: bool = False
     origin: Origin = field(default_factory=Origin)
 
     @property

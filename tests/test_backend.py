@@ -74,7 +74,7 @@ def convolutions(layers: int) -> nn.Module:
 MODELS: dict[str, tuple[Callable[[int], nn.Module], int, float, int, tuple[int, ...]]] = {
     "mlp": (mlp, 32, 0.3, 3, (512, 8)),
     "attention": (attention, 4, 0.4, 1, (4, 32, 8)),
-    "convolutions": (convolutions, 10, 0.4, 2, (8, 4, 8, 8)),
+    "convolutions": (convolutions, 24, 0.4, 2, (8, 4, 8, 8)),
 }
 
 

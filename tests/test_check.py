@@ -241,10 +241,10 @@ def failing(forward: fx.Graph, backward: fx.Graph) -> None:
     replace_result(backward, 0, lambda n: backward.call_function(aten.view.default, (n, [7, 11, 13])))
 
 
-FAULTS: list[tuple[Edit, Callable[[], nn.Module], str, str]] = [
+FAULTS: list[tuple[Edit, Callable[[], nn.Module], str | tuple[str, ...], str | tuple[str, ...]]] = [
     (fresh_dropout, lambda: Layers(drop=0.3), "the gradient of layers.", "layers."),
     (no_relu_mask, Layers, "the gradient of layers.2.bias", "layers.2"),
-    (swap_saved, lambda: Layers(drop=0.3), "the gradient of layers.", "layers."),
+    (swap_saved, lambda: Layers(drop=0.3), ("the gradient of layers.", "the gradient of norm."), ("layers.", "norm")),
     (late_read, Drifting, "the gradient of linear.", "linear"),
     (zero_gradient, Layers, "the gradient of layers.1.weight", "layers.1"),
     (no_gradient, Layers, "the gradient of layers.1.weight", "layers.1"),
@@ -259,7 +259,9 @@ FAULTS: list[tuple[Edit, Callable[[], nn.Module], str, str]] = [
 
 
 @pytest.mark.parametrize(("edit", "make", "tensor", "path"), FAULTS, ids=[edit.__name__ for edit, *_ in FAULTS])
-def test_a_fault_is_found_and_named(edit: Edit, make: Callable[[], nn.Module], tensor: str, path: str) -> None:
+def test_a_fault_is_found_and_named(
+    edit: Edit, make: Callable[[], nn.Module], tensor: str | tuple[str, ...], path: str | tuple[str, ...]
+) -> None:
     model, x = make(), torch.randn(32, 8)
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     step = torch.compile(model, backend=broken(edit))

@@ -220,7 +220,7 @@ def test_a_conflict_names_the_region_the_module_and_the_line(tag: CheckpointPoli
 
 def test_without_a_tag_in_the_way_it_is_a_plain_budget_error() -> None:
     harmless = policy(sin=CheckpointPolicy.MUST_RECOMPUTE, other=CheckpointPolicy.PREFER_SAVE)
-    for model in (Blocks("plain"), Blocks(harmless)):
+    for model in (Blocks("plain", 2), Blocks(harmless, 2)):
         with pytest.raises(BudgetError) as caught:
             planned(model, 0.01)
         assert type(caught.value) is BudgetError

@@ -20,7 +20,7 @@ from compile_remat import _torch
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Plan, Planner, Problem, Value, build_problem, extract, timeline
 from compile_remat.passes.nested import SUFFIX, candidate, may_run_again, original, with_copies
-from compile_remat.passes.problem import FREE, ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
+from compile_remat.passes.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
 from compile_remat.passes.simulate import Simulator
 from tests.oracles import chain, random_problem, slow_run
 from tests.passes.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
@@ -75,12 +75,22 @@ def test_parts_that_a_copy_makes_for_nobody_take_memory_while_it_runs() -> None:
     assert copies["pair" + SUFFIX].transient_bytes == 8
 
 
-def test_what_has_a_pin_or_a_tag_is_not_computed_so_often() -> None:
+def test_what_may_differ_or_must_be_saved_is_not_computed_so_often() -> None:
     value = chain(1).values[0]
     assert may_run_again(value)
+    assert may_run_again(replace(value, pin=RECOMPUTE, tag=MUST_RECOMPUTE))
     assert not may_run_again(replace(value, pin=SAVE))
-    assert not may_run_again(replace(value, pin=RECOMPUTE, tag=MUST_RECOMPUTE))
-    assert not may_run_again(replace(value, pin=FREE, tag=MUST_RECOMPUTE))  # a tag that was set aside
+    assert not may_run_again(replace(value, pin=RECOMPUTE, tag=MUST_RECOMPUTE, may_differ=True))
+
+
+def test_random_numbers_may_differ() -> None:
+    def function(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
+        return ((x @ w1) * torch.rand_like(x)).sin() @ w2 @ w3
+
+    joint, _ = joint_of(function, inputs())
+    problem = build_problem(_torch.prepare(joint, num_fwd_outputs=1), cost=UnitCost())
+    assert [v.name for v in problem.values if v.may_differ] == [v.name for v in problem.values if "rand" in v.name]
+    assert any("rand" in v.name for v in problem.values)
 
 
 def test_names_of_copies() -> None:
