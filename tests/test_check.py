@@ -504,7 +504,7 @@ def test_the_second_step_takes_no_more_memory() -> None:
         model.zero_grad()
         return peak_bytes(lambda: call(x).sum().backward(), "cpu").peak_bytes
 
-    assert second_peak() == second_peak(check=0)
+    assert second_peak() <= second_peak(check=0)
 
 
 def test_nothing_is_kept_of_the_first_step() -> None:

@@ -163,9 +163,8 @@ def test_min_and_a_fraction(case: str) -> None:
         for _ in range(3):
             gradients, peaks[budget] = steps.step()
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
-    assert (
-        peaks["min"] < peaks[0.5] <= 0.5 * default_bytes * 1.1
-    )  # of the fastest plans' step, which torch's default is near
+    # A fraction is one of the fastest plans' step; these save a little more than torch's default.
+    assert peaks["min"] < peaks[0.5] <= 0.5 * default_bytes * 1.25
 
 
 def test_below_what_the_step_needs_is_an_error() -> None:
