@@ -208,9 +208,7 @@ def test_a_model_that_turns_out_to_run_twice() -> None:
         gc.collect()
         seen.append(peak_bytes(step, "cpu").peak_bytes - 2 * X.nbytes)
     assert seen[-1] <= 4 << 20
-    assert any(
-        "runs 2 times in a step" in r.message or "runs once in a step" in r.message for r in compile_remat.reports()
-    )
+    assert any(r.offers for r in compile_remat.reports())  # it was planned for company
 
 
 def test_forwards_without_a_backward_leave_nothing_behind() -> None:

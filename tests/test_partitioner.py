@@ -14,6 +14,7 @@ import compile_remat
 from compile_remat import partition, partitioner
 from compile_remat.backend import remat
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlannerWarning
+from compile_remat.passes.nested import original
 
 MIB = 1 << 20
 
@@ -90,7 +91,7 @@ def _assert_graphs_follow_the_plan(traced: Traced, report: compile_remat.Report)
     handed = {name for name in handed if not name.startswith("tangents")}
     roots = {_root(node).name for node in forward.nodes if node.name in handed} - inputs
     assert roots == set(report.plan.saved)
-    computed = {node.name for node in backward.nodes if node.op == "call_function"}
+    computed = {original(node.name, report.plan.again) for node in backward.nodes if node.op == "call_function"}
     assert set(report.plan.recomputed) <= computed
     assert not computed & set(report.plan.saved)
 

@@ -19,7 +19,7 @@ from compile_remat.measure import peak_bytes
 from compile_remat.retry import SMALL_BYTES, Retrying
 from compile_remat.units import format_bytes
 
-PLACES = 42
+PLACES = 41
 """Allocations of a step of `Net`."""
 
 REAL_EMPTY = torch._C._dynamo.guards._empty_strided_cpu
