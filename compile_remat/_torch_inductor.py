@@ -51,7 +51,7 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
     kept = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         far = [a for a in node.args if _is_lone_mm(a) and any(order[a] < k < order[node] for k in matmuls)]
-        shapes = {a.meta["val"].shape if isinstance(a, fx.Node) and _is_tensor(a) else None for a in node.args}
+        shapes = {_shape_text(a) for a in node.args}
         if not far or len(node.args) != 2 or len(shapes) > 1:
             continue
         with module.graph.inserting_before(node):
@@ -69,6 +69,11 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
 
 _MATMULS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default}
 _MATMULS |= {aten.convolution_backward.default}
+
+
+def _shape_text(node: object) -> str:
+    """The sizes in writing: symbolic ones have no hash, and comparing them may add a guard."""
+    return str(node.meta["val"].shape) if isinstance(node, fx.Node) and _is_tensor(node) else ""
 
 
 def _is_lone_mm(node: object) -> bool:
