@@ -47,7 +47,7 @@ class Moments:
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
-        self.moments = [_at_the_begin(simulator), *_in_forward(simulator), *_in_backward(simulator)]
+        self.moments = [at_the_begin(simulator), *_in_forward(simulator), *_in_backward(simulator)]
         self._build()
         self._known: dict[int, int] = {}
 
@@ -132,7 +132,7 @@ def _in_forward(simulator: Simulator) -> list[Moment]:
     return moments
 
 
-def _at_the_begin(simulator: Simulator) -> Moment:
+def at_the_begin(simulator: Simulator) -> Moment:
     """The first kernel of the backward, when all that is saved is alive.
 
     A first step that reads no value is that kernel in every plan, and what it writes is alive too.

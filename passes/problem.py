@@ -28,7 +28,7 @@ MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = (
 """Tags: what the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
 
 KERNELS_OWN = frozenset({"workspace_bytes", "held_bytes", "is_drawn", "is_channels_last", "copies", "may_differ"})
-"""Fields that tell how the compiled code runs a node, on this processor; the graph is the same whatever they say."""
+"""Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
 
 SCHEMA = 1
 """Version of the JSON forms of `Problem` and `Plan`."""

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from compile_remat.passes import kicks
-from compile_remat.passes.bounds import Moments
+from compile_remat.passes.bounds import Moments, at_the_begin
 from compile_remat.passes.crossover import cross
 from compile_remat.passes.descent import Descent
 from compile_remat.passes.liveness import timeline_of
@@ -76,7 +76,12 @@ class Planner:
         self.pinned = self._mask(pinned_indices(problem))
         self.levels = [self._mask(c.saved) | self.pinned for c in _spread(self.hull, MAX_LEVELS)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
-        self.simulations = 0
+        self._in_spans = 0
+
+    @property
+    def simulations(self) -> int:
+        """Plans tried so far, nested ones not counted."""
+        return self._in_spans + (self._polisher.simulations if "_polisher" in vars(self) else 0)
 
     # -- what a caller asks -------------------------------------------------------------------------------------------
 
@@ -120,7 +125,7 @@ class Planner:
         nested = None if once else self._lowest_nested
         found = [] if nested is None else [nested]
         if nested is not None and nested.peak_bytes <= budget_bytes:
-            found += [c for c in (self._nested.within(budget_bytes),) if c is not None]
+            found.append(self._nested.within(budget_bytes) or nested)
         fitting = [m for m in self._floors if self._peak(m) <= budget_bytes]
         if fitting:
             lowest = min(fitting, key=self._time)
@@ -187,7 +192,7 @@ class Planner:
     def spans(self) -> Spans:
         """Spans with their options, shared by all budgets."""
         spans = Spans(self.simulator, self.levels, self.pinned)
-        self.simulations += spans.build()
+        self._in_spans = spans.build()
         return spans
 
     def _candidates(self, budget_bytes: int) -> list[Bools]:
@@ -210,16 +215,12 @@ class Planner:
 
     def _improved(self, mask: Bools, budget_bytes: int) -> Bools:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
-        before = self._polisher.simulations
         if self._is_open(mask, budget_bytes):
             start = self._descent.start(budget_bytes)
-            self.simulations += self._polisher.simulations - before
             mask = self._faster(mask, self._finish(start, budget_bytes), budget_bytes)
         if self._is_open(mask, budget_bytes):
             for weight_factor in (1.0, 10.0):
-                before = self._polisher.simulations
                 crossed = cross(self._polisher, mask, self.levels, budget_bytes, weight_factor)
-                self.simulations += self._polisher.simulations - before
                 mask = self._faster(mask, crossed, budget_bytes)
         return mask
 
@@ -257,9 +258,7 @@ class Planner:
         best = min([*pressed, *starts], key=self._peak)
         for share in PRESS_SHARES:
             best = self._press(best, share)
-        before = self._polisher.simulations
         best = kicks.lower(self._polisher, best, POLISH_ROUNDS, weight_factor=10.0)
-        self.simulations += self._polisher.simulations - before
         floors = [best]
         for share in FLOOR_SHARES:
             floors.append(min(self._candidates(int(self._peak(best) * share)), key=self._peak))
@@ -303,25 +302,18 @@ class Planner:
         )
 
     def _polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
-        before = self._polisher.simulations
-        result = self._polisher.run(mask, budget_bytes, rounds, weight_factor)
-        self.simulations += self._polisher.simulations - before
-        return result
+        return self._polisher.run(mask, budget_bytes, rounds, weight_factor)
 
     # -- small things -------------------------------------------------------------------------------------------------
 
     def _bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True) -> int:
         """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
 
-        While the first kernel of the backward runs, all that is saved is alive, beside the outputs.  A first step that
-        reads no value is that kernel in every plan, and what it writes is alive too.  Where that is not close to the
-        plan's own time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
+        The cut asks what has to be recomputed for the begin of the backward.  Where that is not close to the plan's own
+        time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
         """
-        simulator, first = self.simulator, self.problem.steps[0]
-        fixed = simulator.output_bytes
-        if not first.reads:
-            fixed += int(simulator.step_bytes[0])
-        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed)
+        fixed_bytes = at_the_begin(self.simulator).fixed_bytes
+        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed_bytes)
         if least_ns is None:
             return otherwise_ns
         bound = max(0, least_ns - self.fastest_time_ns)

@@ -13,13 +13,12 @@ from compile_remat.cost_models import OpKind, describe
 
 def most_users(node: fx.Node) -> int:
     """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again."""
-    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
-    return max(len(node.users), *(most_users(view) for view in views), 0)
+    return max([len(node.users), *map(most_users, _views(node))])
 
 
 def is_reshaped(node: fx.Node) -> bool:
-    views = [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
-    return any(is_reshape(node, view) for view in views)
+    """Whether somebody reads the node in another shape."""
+    return any(is_reshape(node, view) for view in _views(node))
 
 
 def is_reshape(node: fx.Node, view: fx.Node) -> bool:
@@ -29,5 +28,10 @@ def is_reshape(node: fx.Node, view: fx.Node) -> bool:
 
 
 def shape(node: fx.Node) -> tuple[int, ...]:
+    """The sizes of what the node gives; () for what is no tensor."""
     value = node.meta.get("val")
     return _torch.hint_shape(value) if isinstance(value, torch.Tensor) else ()
+
+
+def _views(node: fx.Node) -> list[fx.Node]:
+    return [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]

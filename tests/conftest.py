@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,20 @@ def _compiled_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
         monkeypatch.setattr(_torch_dynamo, "_others_waiting", lambda wrapper: False)
     yield
+
+
+@pytest.fixture
+def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing compiled, cached or reported elsewhere; torch's caches lie in a folder of the test's own."""
+    import torch
+
+    import compile_remat
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    yield
+    torch.compiler.reset()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

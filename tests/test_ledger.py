@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,19 +15,12 @@ from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig,
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
 WIDTH, ROWS = 64, 1024
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
 EAGER_BYTES = 64
 """What a step allocates beside its compiled graphs: the loss and its gradient."""
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    yield
-    torch.compiler.reset()
 
 
 class Block(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,9 @@ from compile_remat.measure import peak_bytes
 from compile_remat.scheduled import Emissions, scheduled_peak_bytes
 from compile_remat.units import format_bytes
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
 KIB = 1024
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    yield
-    torch.compiler.reset()
 
 
 class Chain(nn.Module):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +15,9 @@ from compile_remat._torch_workspace import Dense, workspace_bytes
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
 
+pytestmark = pytest.mark.usefixtures("own_caches")
+
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    yield
-    torch.compiler.reset()
 
 
 # -- one kernel -------------------------------------------------------------------------------------------------------
