@@ -53,9 +53,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Measured:
-    """One compiled configuration: its peak from the second step on, and the median of its step times."""
+    """One compiled configuration: its peak from the second step on, what of it are gradients, median step time."""
 
     peak: Peak
+    gradient_bytes: int
     step_ns: int
     first_step_s: float
 
@@ -90,8 +91,9 @@ def measure(run: Training, device: str, repeats: int) -> Measured:
     first_step_s = time.perf_counter() - start
     peak = second_step_peak(run, device)
     times = step_times_ns(run.clear_and_step, repeats, device)
+    gradients = [p.grad for p in run.module.parameters() if p.grad is not None]
     run.clear()
-    return Measured(peak, int(statistics.median(times)), first_step_s)
+    return Measured(peak, sum(g.nbytes for g in gradients), int(statistics.median(times)), first_step_s)
 
 
 def second_step_peak(run: Training, device: str) -> Peak:

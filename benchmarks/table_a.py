@@ -114,6 +114,7 @@ class Runner:
             base,
             peak_bytes=measured.peak.peak_bytes,
             requested_bytes=measured.peak.requested_bytes,
+            gradient_bytes=measured.gradient_bytes,
             step_ns=measured.step_ns,
             first_step_s=measured.first_step_s,
             **extra_fields(),

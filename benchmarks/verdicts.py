@@ -34,6 +34,7 @@ class Row:
     budget_bytes: int | None = None
     peak_bytes: int | None = None
     requested_bytes: int | None = None
+    gradient_bytes: int | None = None
     step_ns: int | None = None
     first_step_s: float | None = None
     predicted_peak_bytes: int | None = None

@@ -183,7 +183,7 @@ def _promise_rows() -> list[Row]:
     ours = [
         Row("gpt", "remat", "0.8", budget_bytes=100, peak_bytes=99, predicted_peak_bytes=100, scheduled_peak_bytes=99),
         Row("gpt", "remat", "0.4", budget_bytes=20, floor_bytes=25),
-        Row("gpt", "remat", "min", peak_bytes=25, predicted_peak_bytes=26),
+        Row("gpt", "remat", "min", peak_bytes=25, predicted_peak_bytes=26, gradient_bytes=5),
     ]
     return [Row("gpt", "plain", "default", peak_bytes=120), *torch_rows, *ours]
 
@@ -193,6 +193,8 @@ def test_the_promise_is_summed_up() -> None:
     assert summary.errors == [pytest.approx(1 / 99), pytest.approx(1 / 25)]
     assert summary.scheduled_errors == [0.0]
     assert summary.over == [] and summary.ratios == {"gpt": 0.25}
+    assert summary.activation_ratios == {"gpt": pytest.approx(20 / 95)}
+    assert [row.setting for row in summary.misses] == ["min"]  # 4 % off
     assert "above the budget: 0 of 2 rows" in str(summary)
     assert "min / torch's lowest: 0.25 in the geometric mean" in str(summary)
 
@@ -204,18 +206,33 @@ def test_a_broken_promise_is_a_miss() -> None:
     assert promise.summarise([*rows[:3], over]).over == [over]
     assert promise.verdict(rows[4], rows).startswith("floor")
     assert promise.verdict(replace(rows[4], floor_bytes=27), rows).startswith("miss: floor")
-    assert promise.verdict(replace(rows[5], peak_bytes=101), rows).startswith("miss: 1.01 of torch's lowest")
+    assert promise.verdict(replace(rows[4], floor_bytes=25, budget_bytes=26), rows).startswith("miss: floor")
+    assert promise.verdict(rows[5], rows) == "miss: error above 3%"
+    low = replace(rows[5], predicted_peak_bytes=25)
+    assert promise.verdict(low, rows) == "0.25 of torch's lowest"
+    high = replace(low, peak_bytes=101, predicted_peak_bytes=101)
+    assert promise.verdict(high, rows) == "miss: above the peak of a larger budget; above torch's lowest"
     assert promise.verdict(replace(rows[5], failure="boom"), rows) == "miss: boom"
 
 
-def test_the_promise_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_promise_at_toy_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "promise.json"
-    assert promise.main(["--model", "chain256", "--toy", "--no-torch", "--json", str(out)]) in (0, 1)
+    assert promise.main(["--model", "chain256", "--toy", "--only", "remat", "--json", str(out)]) in (0, 1)
     rows = json.loads(out.read_text())["rows"]
     assert [row["setting"] for row in rows] == ["default", "0.8", "0.6", "0.4", "0.3", "min"]
     assert rows[-1]["scheduled_peak_bytes"] > 0
     printed = capsys.readouterr().out
     assert "error of the prediction: median" in printed and "chain256+" in printed
+    rivals = tmp_path / "rivals.json"
+    monkeypatch.setattr(promise, "TORCH_BUDGETS", (0.0,))
+    assert promise.main(["--model", "chain256", "--toy", "--only", "torch", "--json", str(rivals)]) == 0
+    promise.main(["--model", "chain256", "--toy", "--rivals", str(rivals), "--json", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["setting"] for row in rows] == ["default", "0", "0.8", "0.6", "0.4", "0.3", "min"]
+    assert rows[0]["gradient_bytes"] == rows[-1]["gradient_bytes"] > 0
+    assert "of torch's lowest" in capsys.readouterr().out
 
 
 def test_the_gap_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
