@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-NAMES = ("table_a", "promise", "guard", "max_speed", "step_time", "against_torch", "gap")
+NAMES = ("table_a", "promise", "together", "guard", "max_speed", "step_time", "against_torch", "gap")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -107,7 +107,7 @@ def rivals_of(path: Path) -> list[Row]:
 
 
 def rows_of_model(name: str, arguments: argparse.Namespace, rivals: Sequence[Row]) -> list[Row]:
-    runner = Runner(name, arguments)
+    runner = Runner(name, arguments, once=True)
     rows = list(rivals)
     if not rows:
         rows.append(runner.plain())

@@ -12,7 +12,7 @@ Checked on torch 2.13.0. Names and where they exist:
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +86,17 @@ class TorchPartition:
     recomputed: tuple[str, ...]
 
 
-def timed_torch_partitioner(log: list[TorchPartition]) -> object:
+class PartitionKnownError(Exception):
+    """The compilation was stopped: a partition equal to this one was compiled before."""
+
+
+def timed_torch_partitioner(
+    log: list[TorchPartition], is_known: Callable[[TorchPartition], bool] = lambda _: False
+) -> object:
     """An Inductor `custom_partitioner_fn` that runs torch's partitioner unchanged and appends to `log`.
 
-    Hand it over as `torch.compile(model, options={"custom_partitioner_fn": timed_torch_partitioner(log)})`.
+    Hand it over as `torch.compile(model, options={"custom_partitioner_fn": timed_torch_partitioner(log)})`. Where `is_known`
+    says so, the compilation ends with a `PartitionKnownError`, in whatever Dynamo wraps it.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -101,6 +108,8 @@ def timed_torch_partitioner(log: list[TorchPartition]) -> object:
             start_ns = time.perf_counter_ns()
             forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
             log.append(_describe(time.perf_counter_ns() - start_ns, forward, backward, kwargs["num_fwd_outputs"]))
+            if is_known(log[-1]):
+                raise PartitionKnownError
             return forward, backward
 
         def uuid(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import gap, guard, harness, max_speed, models, promise, table_a
+from benchmarks import gap, guard, harness, max_speed, models, promise, table_a, together
 from benchmarks.verdicts import MIB, Row, judge
 from compile_remat.measure import RatioInterval
 
@@ -226,13 +226,46 @@ def test_the_promise_at_toy_size(
     printed = capsys.readouterr().out
     assert "error of the prediction: median" in printed and "chain256+" in printed
     rivals = tmp_path / "rivals.json"
-    monkeypatch.setattr(promise, "TORCH_BUDGETS", (0.0,))
+    monkeypatch.setattr(promise, "TORCH_BUDGETS", (0.0, 0.0))
     assert promise.main(["--model", "chain256", "--toy", "--only", "torch", "--json", str(rivals)]) == 0
     promise.main(["--model", "chain256", "--toy", "--rivals", str(rivals), "--json", str(out)])
     rows = json.loads(out.read_text())["rows"]
-    assert [row["setting"] for row in rows] == ["default", "0", "0.8", "0.6", "0.4", "0.3", "min"]
+    assert [row["setting"] for row in rows] == ["default", "0", "0", "0.8", "0.6", "0.4", "0.3", "min"]
+    first, second = rows[1:3]  # an equal choice is measured once, and planned for each time
+    assert first["first_step_s"] == second["first_step_s"] and first["planning_ns"] != second["planning_ns"]
     assert rows[0]["gradient_bytes"] == rows[-1]["gradient_bytes"] > 0
     assert "of torch's lowest" in capsys.readouterr().out
+
+
+def test_verdicts_on_several_graphs() -> None:
+    rows = [
+        together.StepRow("apart", "default", first_peak_bytes=200, later_peak_bytes=200),
+        together.StepRow("apart", "0.6", budget_bytes=120, first_peak_bytes=90, later_peak_bytes=120),
+        together.StepRow("apart", "0.4", budget_bytes=80, first_peak_bytes=81, later_peak_bytes=80),
+        together.StepRow("apart", "0.3", budget_bytes=60, floor_bytes=61),
+        together.StepRow("apart", "0.3", budget_bytes=82, floor_bytes=83),
+        together.StepRow("apart", "0.3", budget_bytes=60, failure="KeyError: 70"),
+        together.StepRow("apart", "min", first_peak_bytes=70, later_peak_bytes=81),
+    ]
+    assert [row.verdict for row in together.judge(rows)] == [
+        "ok",
+        "ok",
+        "miss: above the budget",
+        "floor 0.0",
+        "miss: an error although min stays inside",
+        "miss: KeyError: 70",
+        "miss: above the peak of a larger budget",
+    ]
+
+
+@pytest.mark.company
+def test_several_graphs_at_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "FRACTIONS", (0.8,))
+    out = tmp_path / "together.json"
+    assert together.main(["--case", "breaks", "--toy", "--json", str(out)]) == 0
+    default, ours, lowest = json.loads(out.read_text())["rows"]
+    assert ours["graphs"] >= 2 and ours["later_peak_bytes"] <= ours["budget_bytes"] < default["later_peak_bytes"]
+    assert lowest["later_peak_bytes"] <= ours["later_peak_bytes"]
 
 
 def test_the_gap_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
