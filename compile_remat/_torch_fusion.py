@@ -139,9 +139,10 @@ class Order:
         both = Kernel.of([*first.get_nodes(), *second.get_nodes()])
         together = Moment(self, joined, both)
         places = [together.place(both), apart.place(a), apart.place(b)]
-        window = slice(bisect_left(self.orders, min(places)), bisect_right(self.orders, max(places)))
+        begin, end = both.first, max(places)
+        window = slice(bisect_left(self.orders, begin), bisect_right(self.orders, end))
         found = {apart.kernel(node.get_name()) for node in self.nodes[window]} - {a, b}
-        between = [k for k in found if min(places) <= apart.place(k) <= max(places)]
+        between = [k for k in found if begin <= apart.place(k) <= end]
         if any(apart.place(k) <= together.place(both) for k in between if k.reads & both.writes):
             return False  # what is between would have to wait as well
         rise_bytes = together.peak_bytes([*between, both]) - apart.peak_bytes([*between, a, b])
@@ -186,14 +187,38 @@ class Moment:
         """The most in use while `kernels` run, above what was when the first of them began."""
         nbytes = self.order.nbytes
         level = peak = 0
-        for kernel in sorted(kernels, key=self.place):
+        row = self.in_order(kernels)
+        positions = {kernel: position for position, kernel in enumerate(row)}
+        begin = min(kernel.first for kernel in row)
+        for kernel in row:
             made = {name for name in kernel.writes if not self._stays_inside(name, kernel)}
-            freed = {name for name in kernel.reads if self._dies_in(name, kernel)}
+            freed = {name for name in kernel.reads if self._dies_in(name, kernel, positions, begin)}
             reused_bytes = self._reused_bytes(kernel, made, freed)
             level += sum(nbytes.get(name, 0) for name in made) - reused_bytes
             peak = max(peak, level)
             level += reused_bytes - sum(nbytes.get(name, 0) for name in freed)
         return peak
+
+    def in_order(self, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """The kernels as Inductor's ``topological_sort_schedule`` runs them: by their first nodes, each behind what it reads.
+
+        So one that waits pulls all that it waits for to its own place, and what stood between comes after it.
+        """
+        order, wanted = self.order, set(kernels)
+        row: list[Kernel] = []
+        seen = set[Kernel]()
+        for first in sorted(kernels, key=lambda kernel: (kernel.first, kernel.last)):
+            pending = [(first, False)]
+            while pending:
+                kernel, is_ready = pending.pop()
+                if is_ready:
+                    row.append(kernel)
+                elif kernel not in seen:
+                    seen.add(kernel)
+                    makers = [self.kernel(order.maker[n]) for n in sorted(kernel.reads) if n in order.maker]
+                    pending.append((kernel, True))
+                    pending += [(maker, False) for maker in reversed(makers) if maker in wanted]
+        return row
 
     def _reused_bytes(self, kernel: Kernel, made: set[str], freed: set[str]) -> int:
         """What the kernel writes over what its nodes read: they are of one size, and nothing else reads it later."""
@@ -215,13 +240,14 @@ class Moment:
         readers = self.order.readers.get(name, set())
         return name not in self.order.returned and bool(readers) and readers <= kernel.nodes
 
-    def _dies_in(self, name: str, kernel: Kernel) -> bool:
-        """Whether `kernel` is the last that reads it."""
+    def _dies_in(self, name: str, kernel: Kernel, positions: Mapping[Kernel, int], begin: int) -> bool:
+        """Whether `kernel` is the last that reads it, in the row that `positions` tells of and that starts at `begin`."""
         if name in self.order.returned or (name not in self.order.maker and name.startswith(OF_THE_CALLER)):
             return False
-        place = self.place(kernel)
+        readers = {self.kernel(reader) for reader in self.order.readers.get(name, set()) - kernel.nodes}
         return all(
-            self.place(self.kernel(reader)) <= place for reader in self.order.readers.get(name, set()) - kernel.nodes
+            positions[reader] < positions[kernel] if reader in positions else self.place(reader) < begin
+            for reader in readers - {kernel}
         )
 
 

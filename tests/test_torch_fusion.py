@@ -133,6 +133,26 @@ def test_what_reads_the_first_must_not_wait_for_the_second() -> None:
     assert not keeps(order(*nodes, m=1, returned="m b"), 0, 3)
 
 
+def test_what_a_waiting_kernel_stood_before_comes_after_all_that_it_waits_for() -> None:
+    """Bias gradients of an unrolled cell: the last addition and the first sum as one kernel made weight gradients wait."""
+    nodes = [
+        Node(0, "primals_1", "g"),
+        Node(1, "g", "sum"),
+        Node(2, "g primals_2", "weight", is_extern=True),
+        Node(3, "primals_3", "h", is_extern=True),
+        Node(4, "h primals_4", "late"),
+        Node(5, "sum late", "total"),
+    ]
+    lines, joined = order(*nodes, sum=4, weight=4, late=4, total=4, returned="weight total")
+    both = Kernel.of([nodes[1], nodes[5]])
+    kernels = [lines.kernel(node) for node in nodes if node not in (nodes[1], nodes[5])]
+    row = Moment(lines, joined, both).in_order([*kernels, both])
+    assert [sorted(kernel.nodes) for kernel in row] == [["op0"], ["op3"], ["op4"], ["op1", "op5"], ["op2"]]
+    assert not lines.keeps_memory(joined, nodes[1], nodes[5])  # g would live beside h
+    del nodes[2]
+    assert keeps(order(*nodes, g=4, sum=4, late=4, total=4, returned="total"), 1, 5)
+
+
 def test_a_joined_kernel_runs_when_the_last_of_what_it_reads_is_made() -> None:
     nodes = [Node(0, "primals_1", "a"), Node(1, "primals_1", "z"), Node(2, "z", "y"), Node(3, "y", "b")]
     lines, joined = order(*nodes, returned="a b")
