@@ -11,6 +11,7 @@ from torch import fx
 
 from compile_remat import _torch, _torch_layout
 from compile_remat.cost_models import CostModel, OpKind, describe
+from compile_remat.passes.accumulation import becoming_addmm
 from compile_remat.passes.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.pricing import Draft, price
 from compile_remat.passes.problem import (
@@ -123,6 +124,7 @@ class _Builder:
         regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
         found = dict.fromkeys(r for r in regions if r is not None)
         self.regions: dict[int | None, int] = {r: k for k, r in enumerate(found, start=1)}
+        self.addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
 
     def build(self, reference: Iterable[fx.Node]) -> Problem:
         for index, node in enumerate(self.joint.module.graph.nodes):
@@ -245,7 +247,10 @@ class _Builder:
         draft.realised = len(reads) > GATHERED_READS.get(device, GATHERED_READS_GPU) or (
             reused and (len(reads) > REUSE_READS or (draft.has_heavy and device == "cpu"))
         )
-        extern_reader = any(u in self.joint.info.tangents_closure and _is_extern(u) for u in draft.node.users)
+        extern_reader = any(
+            u in self.joint.info.tangents_closure and (_is_extern(u) or u in self.addmms) for u in draft.node.users
+        )
+        draft.realised |= draft.node in self.addmms
         if draft.realised or extern_reader:
             draft.gathered, draft.has_heavy = frozenset({draft.node.name}), False
         else:
