@@ -26,7 +26,7 @@ def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
     for node in nodes:
         if node.target is aten.add.Tensor and not node.kwargs and len(node.all_input_nodes) == 2:
             lone = [a for a in node.args if _is_lone_mm(a)]
-            if lone == [heavy] and shape(node) == shape(lone[0]):
+            if heavy is not None and lone == [heavy] and shape(node) == shape(heavy):
                 found.add(node)
         elif node.target in MATMULS or node.target in CONVOLUTIONS:
             heavy = node
