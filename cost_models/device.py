@@ -26,12 +26,13 @@ not all of it is multiply-adds.
 
 GPU_HALF_SIZES = (
     ("attention", (32.0, 32.0, 8.0)),
-    ("conv", (64.0, 16.0, 32.0)),
-    ("matmul", (32.0, 32.0, 64.0)),
+    ("conv", (0.0, 0.0, 32.0)),
+    ("matmul", (0.0, 0.0, 64.0)),
 )
 """Lengths at which products reach half of that; see `Device.half_sizes`.
 
-Assumed, not measured: a quarter to half of the tiles that GPU libraries work in. `compile-remat calibrate` measures them.
+Assumed, not measured: the time that it takes to fill and empty the pipeline of a tile; short rows and columns are priced
+by whole tiles. `compile-remat calibrate` measures them.
 """
 
 DEFAULT_LAUNCH_NS = 4_000

@@ -23,16 +23,20 @@ from typing import TypeVar
 from compile_remat.cost_models.device import Device
 from compile_remat.cost_models.kinds import HEAVY_KINDS, RUNS_NO_KERNEL, OpKind
 from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.products import Product
 
 _NS = 1_000_000_000
 
 Figure = TypeVar("Figure")
 
-TILE = (128, 128)
-"""Rows and columns of the result that one multiprocessor works on at a time: what GPU libraries take for large products
-(NVIDIA, "Matrix Multiplication Background User's Guide", tile and wave quantisation); small ones take smaller tiles."""
+TILES = ((128, 128, 1.0), (64, 64, 0.75), (16, 64, 0.4))
+"""Rows and columns of the result that one multiprocessor works on at a time, and which part of the rate such a tile
+reaches at most: GPU libraries take large tiles for large products (NVIDIA, "Matrix Multiplication Background User's
+Guide", tile and wave quantisation); small ones read their operands more often. The parts are assumed, not measured."""
 
-SMALL_TILE = 64
+SPLIT_LENGTH = 256
+"""Least length of k for each of several multiprocessors that share one tile (split-k), which is how a product with few
+tiles still fills the device."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,14 @@ class Roofline:
         return launch_ns + max(self.arithmetic_time_ns(op), self.traffic_time_ns(op.read_bytes + op.write_bytes))
 
     def arithmetic_time_ns(self, op: Op) -> int:
-        """Floating-point operations at the rate of the operator's type, kind and size, rounded up."""
+        """Floating-point operations at the rate of the operator's type, kind and size, rounded up.
+
+        An operator that only moves data has none. Where the device says which part of the bandwidth it reaches (gathers
+        and scatters), that time stands here.
+        """
         if op.flops == 0:
-            return 0
+            part = self._efficiency.get(_packet(op.target))
+            return 0 if part is None else ceil(self.traffic_time_ns(op.read_bytes + op.write_bytes) / part)
         return ceil(op.flops * _NS / (self._rate(op) * self._fraction(op)))
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
@@ -118,13 +127,12 @@ class Roofline:
         """Part of the rate of large products that one of this size reaches."""
         if op.product is None or not self._half_sizes:
             return 1.0
-        batch, *lengths = op.product
         halves = _figure(self._half_sizes, op, (0.0, 0.0, 0.0))
         fraction = 1.0
-        for length, half in zip(lengths, halves, strict=True):
+        for length, half in zip(op.product[1:], halves, strict=True):
             fraction *= length / (length + half)
         if self.device.multiprocessors and op.kind is not OpKind.ATTENTION:
-            fraction *= wave_fraction(batch, lengths[0], lengths[1], self.device.multiprocessors)
+            fraction *= wave_fraction(op.product, self.device.multiprocessors)
         return fraction
 
     @cached_property
@@ -140,16 +148,16 @@ class Roofline:
         return dict(self.device.launches_ns)
 
 
-def wave_fraction(batch: int, m: int, n: int, multiprocessors: int) -> float:
-    """Useful part of the tiles of `batch` results of m x n, and of the waves in which `multiprocessors` work them off."""
+def wave_fraction(product: Product, multiprocessors: int) -> float:
+    """Useful part of the tiles of a product, and of the waves in which `multiprocessors` work them off."""
+    batch, m, n, k = product
     best = 0.0
-    for rows, columns in (TILE, (SMALL_TILE, SMALL_TILE)):
+    for rows, columns, part in TILES:
         tiles = batch * ceil(m / rows) * ceil(n / columns)
-        waves = ceil(tiles / multiprocessors)
+        splits = max(1, min(k // SPLIT_LENGTH, multiprocessors // tiles))
+        waves = ceil(tiles * splits / multiprocessors)
         useful = batch * m * n / (tiles * rows * columns)
-        # Half-size tiles read their operands twice as often for each result: they are the choice of small products only.
-        price = 1.0 if rows > SMALL_TILE else 0.75
-        best = max(best, price * useful * tiles / (waves * multiprocessors))
+        best = max(best, part * useful * tiles * splits / (waves * multiprocessors))
     return best
 
 
