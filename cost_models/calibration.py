@@ -30,6 +30,8 @@ Say = Callable[[str], None]
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _LENGTHS = (0, 1, 2)
 _START_LENGTHS = [8.0, 8.0, 16.0]
+_SLOW = 0.02
+"""Arithmetic starts so slow that it outweighs the traffic, else a change of it would change no price."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,12 @@ def _backwards(state: _State, kind: str) -> list[Op]:
 
 def _fit_arithmetic(state: _State) -> None:
     """Plain multiply-adds first: the others are told as parts of the same rate."""
-    state.start("efficiency", "pointwise", 0.3)
+    state.start("efficiency", "pointwise", _SLOW)
     state.fit([("efficiency", "pointwise")], state.of("pointwise", lambda case: _fused(case, _polynomial(case))))
     baseline_ns = state.median_ns("baseline")
     for name in FUNCTIONS:
         if f"aten.{name}" in state.turns:
-            state.start("efficiency", f"aten.{name}", 0.3)
+            state.start("efficiency", f"aten.{name}", _SLOW)
 
             def price(case: Case) -> Price:
                 ops = case.ops()
@@ -215,7 +217,7 @@ def _fit_arithmetic(state: _State) -> None:
     )
     for group, figure, operator, count in by_hand:
         if group in state.turns:
-            state.start("efficiency", figure, 0.3)
+            state.start("efficiency", figure, _SLOW)
 
             def fused(case: Case, operator: str = operator, count: int = count) -> Price:
                 return _fused(case, [_elementwise(operator, case)] * count, kernels=count)

@@ -33,6 +33,8 @@ _SMALLEST = 1e-3
 _REACH = math.log(1e4)
 """No figure is moved further from where it starts than by this factor."""
 
+_STEP = 0.01
+
 _SOFT = 0.1
 """Relative error from which on a point counts in proportion only, not squared."""
 
@@ -65,7 +67,7 @@ def fit(content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Poin
     Figures start where they stand; where nothing stands, the object has to have been given a start. Nothing is changed
     where there are no points.
     """
-    if not points:
+    if not points or not paths:
         return copy.deepcopy(dict(content))
     start = np.array([math.log(max(float(_get(content, path)), _SMALLEST)) for path in paths])
 
@@ -73,10 +75,13 @@ def fit(content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Poin
         model = model_of(_with(content, paths, logarithms))
         return np.array([math.log(point.fitted_ns(model) / point.measured_ns) for point in points])
 
-    # Prices are whole nanoseconds: steps of a per cent, so that a difference is not lost in rounding.
-    found = least_squares(
-        errors, start, bounds=(start - _REACH, start + _REACH), loss="soft_l1", f_scale=_SOFT, diff_step=1e-2
-    )
+    def slopes(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
+        # By steps of a per cent: prices are whole nanoseconds, and scipy's own steps shrink to nothing at a figure of 1.
+        here = errors(logarithms)
+        steps = np.eye(len(logarithms)) * _STEP
+        return np.stack([(errors(logarithms + step) - here) / _STEP for step in steps], axis=1)
+
+    found = least_squares(errors, start, slopes, (start - _REACH, start + _REACH), loss="soft_l1", f_scale=_SOFT)
     return _with(content, paths, found.x)
 
 

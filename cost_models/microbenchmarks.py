@@ -187,7 +187,10 @@ _IMAGES = (
 
 def _convolutions(make: _Maker) -> Iterator[Case]:
     for b, cin, cout, side, kernel, stride, groups in make.some(_IMAGES, 1):
-        image, weight = (b, cin, max(8, make.size(side)), max(8, make.size(side))), (cout, cin // groups, kernel, kernel)
+        image, weight = (
+            (b, cin, max(8, make.size(side)), max(8, make.size(side))),
+            (cout, cin // groups, kernel, kernel),
+        )
         images = _channels_last(make.tensors(image, weight))
         forward = _convolution(stride, kernel // 2, groups)
         text = f"{b}x{cin}->{cout} {side}x{side} by {kernel}" + f", {groups} groups" * (groups > 1)

@@ -61,7 +61,9 @@ def prepare(case: Case) -> Turns:
     return turns
 
 
-def take_turns(turns: Sequence[Turns], device: torch.device, seconds: float, progress: Callable[[int, float], None]) -> None:
+def take_turns(
+    turns: Sequence[Turns], device: torch.device, seconds: float, progress: Callable[[int, float], None]
+) -> None:
     """Let all of them run again and again for so long, in another order each round; at least `LEAST_ROUNDS` rounds.
 
     The next turn of a case comes after all others, so what drifts (clock rates, other load) strikes all of them alike.
