@@ -171,7 +171,7 @@ def test_a_wave_more_costs_a_wave() -> None:
     """132 tiles of 128 x 128 are one wave of 132 multiprocessors; a row of tiles more makes it two."""
     assert wave_fraction((132, 128, 128, 128), 132) == 1.0
     assert wave_fraction((133, 128, 128, 128), 132) == pytest.approx(0.75 * 4 * 133 / (5 * 132), rel=0.05)
-    assert wave_fraction((1, 128, 128, 128), 132) < 0.02
+    assert wave_fraction((1, 128, 128, 128), 132) < 0.05
     assert wave_fraction((1, 128, 128, 128 * 256), 132) > 0.5, "several share one tile where k is long"
 
 
