@@ -151,27 +151,26 @@ def _transposed(a: Tensor, b: Tensor) -> Tensor:
 
 
 _HEADS = ((8, 4, 256, 64), (8, 4, 128, 64), (2, 4, 1024, 64), (16, 8, 64, 32))
+_CAUSAL_HEADS = ((8, 4, 256, 64), (2, 4, 1024, 64))
 
 
 def _attention(make: _Maker) -> Iterator[Case]:
-    for shape in make.some(_HEADS, 1):
+    shapes = [(shape, False) for shape in make.some(_HEADS, 1)] + [(s, True) for s in make.some(_CAUSAL_HEADS, 0)]
+    for shape, is_causal in shapes:
         b, h, t, d = shape
         arguments = make.tensors(*[(b, make.size(t), h, d)] * 3)
-        text = "x".join(map(str, shape))
-        yield Case(f"attention {text}", "attention", _attend, arguments, is_cold=True)
-        yield Case(f"attention {text} with backward", "attention backward", _attend_back, arguments, is_cold=True)
+        text = "x".join(map(str, shape)) + " causal" * is_causal
+        attend = _attention_of(is_causal)
+        yield Case(f"attention {text}", "attention", attend, arguments, is_cold=True)
+        yield Case(f"attention {text} with backward", "attention backward", _and_back(attend), arguments, is_cold=True)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v)
+def _attention_of(is_causal: bool) -> Function:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
-
-def _attend_back(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    with torch.enable_grad():
-        out = _attend(*leaves)
-        return torch.autograd.grad(out, leaves, out.detach())
+    return attend
 
 
 _IMAGES = (
@@ -208,10 +207,10 @@ def _convolution(stride: int, padding: int, groups: int) -> Function:
 
 
 def _and_back(forward: Function) -> Function:
-    """The forward, and the gradients of both arguments from its own result."""
+    """The forward, and the gradients of all arguments from its own result."""
 
-    def run(x: Tensor, w: Tensor) -> Sequence[Tensor]:
-        leaves = [x.detach().requires_grad_(), w.detach().requires_grad_()]
+    def run(*arguments: Tensor) -> Sequence[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in arguments]
         with torch.enable_grad():
             out = forward(*leaves)
             return torch.autograd.grad(out, leaves, out.detach())

@@ -6,6 +6,8 @@ Every heavy operator is priced as `batch` products of an m x k by a k x n matrix
 * a convolution as the product that it is lowered to: m output pixels, n output channels of a group, k input channels of a
   group times the size of the kernel; its backward, which is two products, by the lengths of the forward;
 * attention: a product for each head of each sample, m queries, n keys, k the width of a head.
+
+Kernels of causal attention skip the blocks of keys that no query of a block may see; `visible_part` says how much is left.
 """
 
 from __future__ import annotations
@@ -24,6 +26,30 @@ Product = tuple[int, int, int, int]
 
 _BIAS_FIRST = frozenset({"aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten._addmm_activation"})
 _GRADIENT_FIRST = frozenset({"aten.convolution_backward", "aten.convolution_backward_overrideable"})
+
+CAUSAL_POSITION = {
+    "aten._scaled_dot_product_flash_attention": 4,
+    "aten._scaled_dot_product_flash_attention_for_cpu": 4,
+    "aten._scaled_dot_product_efficient_attention": 6,
+    "aten._scaled_dot_product_cudnn_attention": 6,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "aten._scaled_dot_product_flash_attention_backward": 11,
+    "aten._scaled_dot_product_efficient_attention_backward": 11,
+    "aten._scaled_dot_product_cudnn_attention_backward": 14,
+}
+"""Where attention operators take ``is_causal``."""
+
+CAUSAL_BLOCK = 64
+"""Queries that one block of a causal kernel holds: torch's CPU kernel for 192 to 767 queries, and of that order on GPUs."""
+
+
+def visible_part(packet: str, node: fx.Node, product: Product | None) -> float:
+    """Part of all pairs of a query and a key that the kernel works on: about half where the attention is causal."""
+    position = CAUSAL_POSITION.get(packet)
+    if position is None or product is None:
+        return 1.0
+    is_causal = node.args[position] if len(node.args) > position else node.kwargs.get("is_causal", False)
+    return min(1.0, (1 + CAUSAL_BLOCK / max(1, product[2])) / 2) if is_causal is True else 1.0
 
 
 def product_of(packet: str, kind: OpKind, node: fx.Node, value: Any) -> Product | None:

@@ -124,7 +124,7 @@ class Roofline:
         return self.device.rate(dtype) * _figure(self._efficiency, op, 1.0)
 
     def _fraction(self, op: Op) -> float:
-        """Part of the rate of large products that one of this size reaches."""
+        """Part of the rate of large products that one of this size reaches, more where not all of it has to be done."""
         if op.product is None or not self._half_sizes:
             return 1.0
         halves = _figure(self._half_sizes, op, (0.0, 0.0, 0.0))
@@ -133,7 +133,7 @@ class Roofline:
             fraction *= length / (length + half)
         if self.device.multiprocessors and op.kind is not OpKind.ATTENTION:
             fraction *= wave_fraction(op.product, self.device.multiprocessors)
-        return fraction
+        return fraction / op.visible
 
     @cached_property
     def _efficiency(self) -> dict[str, float]:

@@ -76,3 +76,18 @@ def test_attention_is_a_product_for_each_head() -> None:
 def test_nothing_else_has_one() -> None:
     module = make_fx(lambda x: x.sum(0).exp(), tracing_mode="fake")(torch.randn(3, 4))
     assert [describe(node).product for node in module.graph.nodes] == [None] * 4
+
+
+@pytest.mark.parametrize(("is_causal", "part"), [(False, 1.0), (True, 0.625)])
+def test_causal_attention_works_on_the_blocks_that_are_seen(is_causal: bool, part: float) -> None:
+    """256 keys in blocks of 64 queries: 64, 128, 192 and 256 of them are seen."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        with torch.enable_grad():
+            out = F.scaled_dot_product_attention(*leaves, is_causal=is_causal)
+            return torch.autograd.grad(out, leaves, out.detach())
+
+    module = make_fx(run, tracing_mode="fake")(*[torch.randn(2, 3, 256, 8)] * 3)
+    ops = [op for op in map(describe, module.graph.nodes) if op.kind is OpKind.ATTENTION]
+    assert [op.visible for op in ops] == [part] * 2
