@@ -56,8 +56,7 @@ def product_of(packet: str, kind: OpKind, node: fx.Node, value: Any) -> Product 
     """Lengths of a heavy operator's product, from the shapes in its meta; None where they cannot be read off."""
     if kind not in HEAVY_KINDS:
         return None
-    shapes = [_shape(argument) for argument in node.args]
-    shapes = [shape for shape in shapes if shape is not None]
+    shapes = [shape for argument in node.args if (shape := _shape(argument)) is not None]
     if kind is OpKind.MATMUL:
         return _of_matmul(shapes[1:] if packet in _BIAS_FIRST else shapes, packet)
     if kind is OpKind.CONV:

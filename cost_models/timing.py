@@ -74,7 +74,8 @@ def take_turns(
     count = 0
     with torch.no_grad():
         while count < LEAST_ROUNDS or time.perf_counter() - start < seconds:
-            for turn in turns[count % len(turns) :] + turns[: count % len(turns)]:
+            first = count % len(turns)
+            for turn in (*turns[first:], *turns[:first]):
                 turn.times_ns.append(_turn(turn, device, plug))
             count += 1
             progress(count, time.perf_counter() - start)
