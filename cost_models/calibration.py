@@ -8,7 +8,8 @@ measured (memory, host link, caches of GPUs) stays as the device table has it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,24 +54,41 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
         say: Gets a line whenever there is something to tell.
         is_toy: An eighth of the lengths and few cases: shows that everything is in its place, and nothing else.
     """
-    found = microbenchmarks.cases(device, dtypes_of(device), is_toy=is_toy)
+    first, *others = dtypes_of(device)
+    is_tf32 = "tf32" in dict(detect(device).flops_per_s)
+    found = microbenchmarks.cases(device, first, others, is_tf32=is_tf32, is_toy=is_toy)
     turns = []
-    for count, case in enumerate(found, start=1):
-        say(f"preparing {count} of {len(found)}: {case.name}")
-        turns.append(prepare(case))
 
     def progress(count: int, passed: float) -> None:
         say(f"measuring: round {count}, {passed:.0f} of {seconds:.0f} s")
 
-    take_turns(turns, device, seconds, progress)
+    with _float32_is_float32():
+        for count, case in enumerate(found, start=1):
+            say(f"preparing {count} of {len(found)}: {case.name}")
+            turns.append(prepare(case))
+        take_turns(turns, device, seconds, progress)
     say("fitting")
     return fitted(start_of(device), turns)
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Types beside float32 whose products are worth measuring here: on CPU those that torch's table of rates names."""
+    """Types of products to measure, that of training first: float32 on CPU, elsewhere a half one if the device has it."""
     rates = dict(detect(device).flops_per_s)
-    return [dtype for dtype, name in _DTYPES.items() if name in rates]
+    half = [dtype for dtype, name in _DTYPES.items() if name in rates]
+    return [torch.float32, *half] if device.type == "cpu" else [*half, torch.float32]
+
+
+@contextmanager
+def _float32_is_float32() -> Iterator[None]:
+    """Convolutions and products in float32 without TF32, whatever the user's settings are."""
+    allowed, precision = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+        torch.set_float32_matmul_precision(precision)
 
 
 def start_of(device: torch.device) -> dict[str, Any]:
@@ -162,18 +180,25 @@ def _fit_launches(state: _State) -> None:
 
 
 def _fit_products(state: _State) -> None:
+    """Rate and lengths of the first type, what is different of batches and biases, then the rates of the other types."""
     state.start("half_sizes", "matmul", list(_START_LENGTHS))
+    first = next((op.dtype for turn in state.turns.get("matmul", ()) for op in turn.case.ops()), "float32")
     lengths: list[Path] = [("half_sizes", "matmul", place) for place in _LENGTHS]
-    state.fit([("flops_per_s", "float32"), *lengths], state.of("matmul"))
-    for operator, free in (("aten.bmm", _LENGTHS), ("aten.addmm", (2,))):
+    state.fit([("flops_per_s", first), *lengths], state.of("matmul"))
+    for operator in ("aten.bmm", "aten.addmm"):
         state.start("half_sizes", operator, list(state.content["half_sizes"]["matmul"]))
-        state.start("efficiency", operator, 1.0)
-        paths: list[Path] = [("half_sizes", operator, place) for place in free[:1]] if operator == "aten.bmm" else []
-        paths += [("efficiency", operator)] if operator == "aten.bmm" else [("half_sizes", operator, 2)]
-        state.fit(paths, state.of(operator))
-    for name in _DTYPES.values():
-        if f"rate {name}" in state.turns:
-            state.fit([("flops_per_s", name)], state.of(f"rate {name}"))
+    state.start("efficiency", "aten.bmm", 1.0)
+    state.fit([("efficiency", "aten.bmm"), ("half_sizes", "aten.bmm", 0)], state.of("aten.bmm"))
+    # A bias is work for each element of the result, whatever k: as if k were longer.
+    state.fit([("half_sizes", "aten.addmm", 2)], state.of("aten.addmm"))
+    for name in ("float32", "bfloat16", "float16"):
+        state.fit([("flops_per_s", name)], state.of(f"rate {name}"))
+    state.fit([("flops_per_s", "tf32")], state.of("rate tf32", _as_tf32))
+
+
+def _as_tf32(case: Case) -> Price:
+    ops = case.ops()
+    return lambda model: float(sum(replace(model, tf32_kinds=(OpKind.MATMUL,)).op_time_ns(op) for op in ops))
 
 
 def _fit_heavy(state: _State) -> None:

@@ -91,6 +91,8 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
         int(properties.total_memory),
         bandwidth_bytes_per_s=bandwidth or 300_000_000_000,
         flops_per_s=tuple(sorted(rates.items())),
+        l2_bytes=getattr(properties, "L2_cache_size", 0) or None,
+        multiprocessors=int(properties.multi_processor_count),
         sources=("torch.cuda.get_device_properties: memory as measured, rates a careful guess from clocks and units",),
     )
 

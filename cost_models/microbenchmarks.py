@@ -50,21 +50,41 @@ class Case:
         return [op for op in ops if op.kind not in RUNS_NO_KERNEL]
 
 
-def cases(device: torch.device, dtypes: Sequence[torch.dtype], *, is_toy: bool = False) -> list[Case]:
-    """All of them; `is_toy`: an eighth of the lengths and few of each, for a run that only shows that all is in place."""
-    make = _Maker(device, is_toy)
-    found = [*_bandwidth(make), *_launches(make), *_matmuls(make, dtypes), *_attention(make), *_convolutions(make)]
+def cases(
+    device: torch.device,
+    dtype: torch.dtype,
+    others: Sequence[torch.dtype] = (),
+    *,
+    is_tf32: bool = False,
+    is_toy: bool = False,
+) -> list[Case]:
+    """All of them.
+
+    Args:
+        dtype: Of the products, attention and convolutions: what training on such a device uses.
+        others: Types of which the rate of matrix products is measured as well.
+        is_tf32: Whether the rate of TF32 is, too.
+        is_toy: An eighth of the lengths and few of each, for a run that only shows that all is in place.
+    """
+    make = _Maker(device, dtype, is_toy)
+    found = [*_bandwidth(make), *_launches(make), *_matmuls(make), *_rates(make, others, is_tf32=is_tf32)]
+    found += [*_attention(make), *_convolutions(make)]
     return [*found, *_pointwise(make), *_fused(make), *_gathers(make)]
 
 
 @dataclass(frozen=True)
 class _Maker:
     device: torch.device
+    dtype: torch.dtype
     is_toy: bool
 
     def tensors(self, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], tuple[Tensor, ...]]:
         """Draws tensors of these shapes."""
         return lambda: tuple(torch.randn(shape, device=self.device).to(dtype) for shape in shapes)
+
+    def factors(self, *shapes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """The same in the type of products."""
+        return self.tensors(*shapes, dtype=self.dtype)
 
     def size(self, length: int) -> int:
         """A length, an eighth of it at toy size."""
@@ -125,25 +145,39 @@ _BIASED = ((2048, 256, 256), (2048, 1024, 256), (2048, 256, 1024), (512, 512, 51
 _OTHER_TYPES = ((2048, 1024, 256), (1024, 1024, 1024), (512, 512, 512))
 
 
-def _matmuls(make: _Maker, dtypes: Sequence[torch.dtype]) -> Iterator[Case]:
+def _matmuls(make: _Maker) -> Iterator[Case]:
     size = make.size
     for m, n, k in make.some(_MATMULS, 3):
-        arguments = make.tensors((size(m), size(k)), (size(k), size(n)))
+        arguments = make.factors((size(m), size(k)), (size(k), size(n)))
         yield Case(f"mm {m}x{n}x{k}", "matmul", torch.mm, arguments, is_cold=m * n * k > 1 << 22)
     for m, n, k in make.some(_TRANSPOSED, 1):
-        arguments = make.tensors((size(k), size(m)), (size(n), size(k)))
+        arguments = make.factors((size(k), size(m)), (size(n), size(k)))
         yield Case(f"mm {m}x{n}x{k} transposed", "matmul", _transposed, arguments, is_cold=True)
     for b, m, n, k in make.some(_BATCHED, 1):
-        arguments = make.tensors((b, size(m), size(k)), (b, size(k), size(n)))
+        arguments = make.factors((b, size(m), size(k)), (b, size(k), size(n)))
         yield Case(f"bmm {b}x{m}x{n}x{k}", "aten.bmm", torch.bmm, arguments, is_cold=True)
     for m, n, k in make.some(_BIASED, 1):
-        arguments = make.tensors((size(n),), (size(m), size(k)), (size(k), size(n)))
+        arguments = make.factors((size(n),), (size(m), size(k)), (size(k), size(n)))
         yield Case(f"addmm {m}x{n}x{k}", "aten.addmm", torch.addmm, arguments, is_cold=True)
-    for dtype in dtypes:
+
+
+def _rates(make: _Maker, dtypes: Sequence[torch.dtype], *, is_tf32: bool) -> Iterator[Case]:
+    size = make.size
+    types = [(str(dtype).removeprefix("torch."), dtype, torch.mm) for dtype in dtypes]
+    types += [("tf32", torch.float32, _in_tf32)] if is_tf32 else []
+    for name, dtype, function in types:
         for m, n, k in make.some(_OTHER_TYPES, 1):
             arguments = make.tensors((size(m), size(k)), (size(k), size(n)), dtype=dtype)
-            name = str(dtype).removeprefix("torch.")
-            yield Case(f"mm {m}x{n}x{k} {name}", f"rate {name}", torch.mm, arguments, is_cold=True)
+            yield Case(f"mm {m}x{n}x{k} {name}", f"rate {name}", function, arguments, is_cold=True)
+
+
+def _in_tf32(a: Tensor, b: Tensor) -> Tensor:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return torch.mm(a, b)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _transposed(a: Tensor, b: Tensor) -> Tensor:
@@ -158,7 +192,7 @@ def _attention(make: _Maker) -> Iterator[Case]:
     shapes = [(shape, False) for shape in make.some(_HEADS, 1)] + [(s, True) for s in make.some(_CAUSAL_HEADS, 0)]
     for shape, is_causal in shapes:
         b, h, t, d = shape
-        arguments = make.tensors(*[(b, make.size(t), h, d)] * 3)
+        arguments = make.factors(*[(b, make.size(t), h, d)] * 3)
         text = "x".join(map(str, shape)) + " causal" * is_causal
         attend = _attention_of(is_causal)
         yield Case(f"attention {text}", "attention", attend, arguments, is_cold=True)
@@ -190,7 +224,7 @@ def _convolutions(make: _Maker) -> Iterator[Case]:
             (b, cin, max(8, make.size(side)), max(8, make.size(side))),
             (cout, cin // groups, kernel, kernel),
         )
-        images = _channels_last(make.tensors(image, weight))
+        images = _channels_last(make.factors(image, weight))
         forward = _convolution(stride, kernel // 2, groups)
         text = f"{b}x{cin}->{cout} {side}x{side} by {kernel}" + f", {groups} groups" * (groups > 1)
         group = "conv" if groups == 1 else "grouped conv"

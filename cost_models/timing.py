@@ -122,7 +122,7 @@ def _plug(device: torch.device) -> Callable[[], Any]:
     """Something long for the device to do; nothing on CPU."""
     if device.type != "cuda":
         return lambda: None
-    a = torch.randn(8192, 8192, device=device)
+    a = torch.randn(4096, 4096, device=device)
     return lambda: torch.mm(a, a)
 
 

@@ -1,6 +1,7 @@
 """Calibration at toy size: every case runs, the fit is written, and the file is a device."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 
 from compile_remat import calibrate as command
 from compile_remat import cli
-from compile_remat.cost_models import Roofline, load_device, make_cost_model
-from compile_remat.cost_models.calibration import fitted, start_of
+from compile_remat.cost_models import Device, OpKind, Roofline, load_device, make_cost_model
+from compile_remat.cost_models.calibration import _float32_is_float32, fitted, start_of
+from compile_remat.cost_models.device_files import device_from_json, device_to_json
 from compile_remat.cost_models.microbenchmarks import Case, cases
 from compile_remat.cost_models.timing import LEAST_ROUNDS, Turns, take_turns
 
@@ -18,7 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def toy_cases() -> list[Case]:
-    return cases(CPU, [torch.bfloat16], is_toy=True)
+    return cases(CPU, torch.float32, [torch.bfloat16], is_toy=True)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +44,10 @@ def test_the_file_is_a_device_with_measured_figures(device_file: Path) -> None:
 
 
 def test_every_group_of_cases_is_there_at_both_sizes(toy_cases: list[Case]) -> None:
-    whole = {case.group for case in cases(CPU, [torch.bfloat16])}
+    whole = {case.group for case in cases(CPU, torch.float32, [torch.bfloat16])}
     assert {"bandwidth", "launch", "matmul", "attention", "conv", "pointwise", "prims.inductor_random"} <= whole
     assert {case.group for case in toy_cases} <= whole
-    names = [case.name for case in cases(CPU, [torch.bfloat16, torch.float16])]
+    names = [case.name for case in cases(CPU, torch.float32, [torch.bfloat16, torch.float16], is_tf32=True)]
     assert len(set(names)) == len(names)
 
 
@@ -57,7 +59,7 @@ def test_a_device_that_runs_by_the_model_is_found_again(toy_cases: list[Case]) -
     known["half_sizes"] = {"matmul": [20.0, 30.0, 10.0]}
     model = Roofline(device_of(known), tf32_kinds=())
     turns = []
-    for case in cases(CPU, [torch.bfloat16]):
+    for case in cases(CPU, torch.float32, [torch.bfloat16]):
         if case.group in ("bandwidth", "matmul", "cache", "rate bfloat16"):
             turns.append(Turns(case, lambda: None, times_ns=[float(sum(model.op_time_ns(op) for op in case.ops()))]))
         elif case.group in ("launch of products", "launch", "baseline"):
@@ -68,9 +70,7 @@ def test_a_device_that_runs_by_the_model_is_found_again(toy_cases: list[Case]) -
     assert max(map(abs, errors.values())) < 0.05, errors
 
 
-def device_of(content: object) -> object:
-    from compile_remat.cost_models.device_files import device_from_json
-
+def device_of(content: object) -> Device:
     return device_from_json("known", content, "a test")
 
 
@@ -88,8 +88,38 @@ def test_turns_are_interleaved(toy_cases: list[Case]) -> None:
 
 def test_cases_are_made_on_the_device_that_is_asked_for() -> None:
     """The same code for CPU and CUDA: on fake tensors no device is needed to see where arguments go."""
-    for case in cases(torch.device("meta"), [torch.float16], is_toy=True):
+    found = cases(torch.device("meta"), torch.bfloat16, [torch.float16, torch.float32], is_tf32=True, is_toy=True)
+    for case in found:
         assert {x.device.type for x in case.arguments()} == {"meta"}
+    dtypes = {case.group: {x.dtype for x in case.arguments()} for case in found}
+    for group in ("matmul", "attention", "conv", "conv backward"):
+        assert dtypes[group] == {torch.bfloat16}
+    assert dtypes["rate float32"] == dtypes["rate tf32"] == dtypes["pointwise"] == {torch.float32}
+
+
+def test_rates_of_every_type_are_fitted() -> None:
+    """As on a GPU: products in bfloat16 first, then the rates of float32 and TF32."""
+    planted = {"bfloat16": 400e12, "float32": 40e12, "tf32": 200e12}
+    start = device_to_json(load_device("a100-80gb")) | {"efficiency": {}, "half_sizes": {}}
+    model = Roofline(device_of(start | {"flops_per_s": planted, "half_sizes": {"matmul": [0, 0, 64]}}), tf32_kinds=())
+    tf32 = replace(model, tf32_kinds=(OpKind.MATMUL,))
+    turns = []
+    for case in cases(CPU, torch.bfloat16, [torch.float32], is_tf32=True):
+        if case.group in ("matmul", "rate float32", "rate tf32", "launch of products", "launch", "baseline"):
+            priced = tf32 if case.group == "rate tf32" else model
+            took = float(sum(priced.op_time_ns(op) for op in ([] if case.compiled else case.ops())))
+            turns.append(Turns(case, lambda: None, times_ns=[max(took, float(start["launch_ns"]))]))
+    found = fitted(start, turns).content["flops_per_s"]
+    assert found["float32"] == pytest.approx(planted["float32"], rel=0.1)
+    assert found["tf32"] == pytest.approx(planted["tf32"], rel=0.1)
+    assert found["bfloat16"] == pytest.approx(planted["bfloat16"], rel=0.25)
+
+
+def test_tf32_is_off_while_float32_is_measured() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    with _float32_is_float32():
+        assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (False, "highest")
+    assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
