@@ -87,8 +87,10 @@ class _Maker:
         return self.tensors(*shapes, dtype=self.dtype)
 
     def size(self, length: int) -> int:
-        """A length, an eighth of it at toy size."""
-        return max(8, length // 8) if self.is_toy else length
+        """A length; an eighth of it at toy size, four times as much on GPUs, where less is over before it has begun."""
+        if self.is_toy:
+            return max(8, length // 8)
+        return length if self.device.type == "cpu" else 4 * length
 
     def some(self, items: Sequence[Any], count: int) -> Sequence[Any]:
         """All, or at toy size the first `count`."""
@@ -99,13 +101,13 @@ class _Maker:
 
 
 def _bandwidth(make: _Maker) -> Iterator[Case]:
-    for kib in make.some((512, 2048, 4096, 8192, 16384), 2):
-        count = make.size(kib * 256)
+    for kib in map(make.size, make.some((512, 2048, 4096, 8192, 16384), 2)):
+        count = kib * 256
         for name, function, operands in (("copy", torch.clone, 1), ("add", torch.add, 2)):
             arguments = make.tensors(*[(count,)] * operands)
             yield Case(f"{name} {kib} KiB", "bandwidth", function, arguments, is_cold=True)
-    for kib in make.some((128, 256, 512), 1):
-        yield Case(f"copy {kib} KiB in cache", "cache", torch.clone, make.tensors((make.size(kib * 256),)))
+    for kib in map(make.size, make.some((128, 256, 512), 1)):
+        yield Case(f"copy {kib} KiB in cache", "cache", torch.clone, make.tensors((kib * 256,)))
 
 
 CHAIN = 12
@@ -146,28 +148,31 @@ _OTHER_TYPES = ((2048, 1024, 256), (1024, 1024, 1024), (512, 512, 512))
 
 
 def _matmuls(make: _Maker) -> Iterator[Case]:
-    size = make.size
-    for m, n, k in make.some(_MATMULS, 3):
-        arguments = make.factors((size(m), size(k)), (size(k), size(n)))
+    for m, n, k in _sized(make, _MATMULS, 3):
+        arguments = make.factors((m, k), (k, n))
         yield Case(f"mm {m}x{n}x{k}", "matmul", torch.mm, arguments, is_cold=m * n * k > 1 << 22)
-    for m, n, k in make.some(_TRANSPOSED, 1):
-        arguments = make.factors((size(k), size(m)), (size(n), size(k)))
+    for m, n, k in _sized(make, _TRANSPOSED, 1):
+        arguments = make.factors((k, m), (n, k))
         yield Case(f"mm {m}x{n}x{k} transposed", "matmul", _transposed, arguments, is_cold=True)
     for b, m, n, k in make.some(_BATCHED, 1):
-        arguments = make.factors((b, size(m), size(k)), (b, size(k), size(n)))
+        m, n, k = (make.size(length) for length in (m, n, k))
+        arguments = make.factors((b, m, k), (b, k, n))
         yield Case(f"bmm {b}x{m}x{n}x{k}", "aten.bmm", torch.bmm, arguments, is_cold=True)
-    for m, n, k in make.some(_BIASED, 1):
-        arguments = make.factors((size(n),), (size(m), size(k)), (size(k), size(n)))
+    for m, n, k in _sized(make, _BIASED, 1):
+        arguments = make.factors((n,), (m, k), (k, n))
         yield Case(f"addmm {m}x{n}x{k}", "aten.addmm", torch.addmm, arguments, is_cold=True)
 
 
+def _sized(make: _Maker, products: Sequence[tuple[int, int, int]], count: int) -> list[tuple[int, int, int]]:
+    return [(make.size(m), make.size(n), make.size(k)) for m, n, k in make.some(products, count)]
+
+
 def _rates(make: _Maker, dtypes: Sequence[torch.dtype], *, is_tf32: bool) -> Iterator[Case]:
-    size = make.size
     types = [(str(dtype).removeprefix("torch."), dtype, torch.mm) for dtype in dtypes]
     types += [("tf32", torch.float32, _in_tf32)] if is_tf32 else []
     for name, dtype, function in types:
-        for m, n, k in make.some(_OTHER_TYPES, 1):
-            arguments = make.tensors((size(m), size(k)), (size(k), size(n)), dtype=dtype)
+        for m, n, k in _sized(make, _OTHER_TYPES, 1):
+            arguments = make.tensors((m, k), (k, n), dtype=dtype)
             yield Case(f"mm {m}x{n}x{k} {name}", f"rate {name}", function, arguments, is_cold=True)
 
 
@@ -192,8 +197,9 @@ def _attention(make: _Maker) -> Iterator[Case]:
     shapes = [(shape, False) for shape in make.some(_HEADS, 1)] + [(s, True) for s in make.some(_CAUSAL_HEADS, 0)]
     for shape, is_causal in shapes:
         b, h, t, d = shape
-        arguments = make.factors(*[(b, make.size(t), h, d)] * 3)
-        text = "x".join(map(str, shape)) + " causal" * is_causal
+        t = make.size(t)
+        arguments = make.factors(*[(b, t, h, d)] * 3)
+        text = f"{b}x{h}x{t}x{d}" + " causal" * is_causal
         attend = _attention_of(is_causal)
         yield Case(f"attention {text}", "attention", attend, arguments, is_cold=True)
         yield Case(f"attention {text} with backward", "attention backward", _and_back(attend), arguments, is_cold=True)
