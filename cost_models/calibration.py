@@ -212,7 +212,6 @@ def _fit_heavy(state: _State) -> None:
             state.start("half_sizes", operator, list(state.content["half_sizes"][kind]))
             paths: list[Path] = [("efficiency", operator), ("half_sizes", operator, 1), ("half_sizes", operator, 2)]
             state.fit(paths, state.of(f"{kind} backward"))
-    state.fit([], [*state.of("grouped conv"), *state.of("grouped conv backward")])
 
 
 def _backwards(state: _State, kind: str) -> list[Op]:

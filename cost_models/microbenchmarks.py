@@ -233,9 +233,8 @@ def _convolutions(make: _Maker) -> Iterator[Case]:
         images = _channels_last(make.factors(image, weight))
         forward = _convolution(stride, kernel // 2, groups)
         text = f"{b}x{cin}->{cout} {side}x{side} by {kernel}" + f", {groups} groups" * (groups > 1)
-        group = "conv" if groups == 1 else "grouped conv"
-        yield Case(f"conv {text}", group, forward, images, is_cold=True)
-        yield Case(f"conv {text} with backward", f"{group} backward", _and_back(forward), images, is_cold=True)
+        yield Case(f"conv {text}", "conv", forward, images, is_cold=True)
+        yield Case(f"conv {text} with backward", "conv backward", _and_back(forward), images, is_cold=True)
 
 
 def _channels_last(draw: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:

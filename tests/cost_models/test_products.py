@@ -1,6 +1,7 @@
 """Lengths of products, read off traced operators."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import Op, OpKind, Roofline, describe, load_device
 
 
 def products_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> list[Any]:
@@ -78,9 +79,11 @@ def test_nothing_else_has_one() -> None:
     assert [describe(node).product for node in module.graph.nodes] == [None] * 4
 
 
-@pytest.mark.parametrize(("is_causal", "part"), [(False, 1.0), (True, 0.625)])
-def test_causal_attention_works_on_the_blocks_that_are_seen(is_causal: bool, part: float) -> None:
-    """256 keys in blocks of 64 queries: 64, 128, 192 and 256 of them are seen."""
+@pytest.mark.parametrize(
+    ("is_causal", "length", "part"), [(False, 2048, 1.0), (True, 256, 1.0), (True, 1024, 0.75), (True, 2048, 0.625)]
+)
+def test_causal_attention_works_on_the_blocks_that_are_seen(is_causal: bool, length: int, part: float) -> None:
+    """On CPU blocks of 512 keys: of 2048 the queries see one to four of four."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -88,6 +91,14 @@ def test_causal_attention_works_on_the_blocks_that_are_seen(is_causal: bool, par
             out = F.scaled_dot_product_attention(*leaves, is_causal=is_causal)
             return torch.autograd.grad(out, leaves, out.detach())
 
-    module = make_fx(run, tracing_mode="fake")(*[torch.randn(2, 3, 256, 8)] * 3)
+    module = make_fx(run, tracing_mode="fake")(*[torch.randn(1, 1, length, 8)] * 3)
     ops = [op for op in map(describe, module.graph.nodes) if op.kind is OpKind.ATTENTION]
     assert [op.visible for op in ops] == [part] * 2
+
+
+def test_only_the_part_that_is_seen_is_paid_for() -> None:
+    device = replace(load_device("h100-sxm"), half_sizes=(("attention", (0.0, 0.0, 0.0)),))
+    figures = ("sdpa", "aten.x.default", OpKind.ATTENTION, "bfloat16", 10**12, 0, 0, False, False, (8, 4096, 4096, 64))
+    whole, half = Op(*figures), Op(*figures, visible=0.5)
+    model = Roofline(device)
+    assert model.arithmetic_time_ns(half) == pytest.approx(model.arithmetic_time_ns(whole) / 2, rel=1e-6)
