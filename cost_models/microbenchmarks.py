@@ -168,7 +168,9 @@ def _sized(make: _Maker, products: Sequence[tuple[int, int, int]], count: int) -
 
 
 def _rates(make: _Maker, dtypes: Sequence[torch.dtype], *, is_tf32: bool) -> Iterator[Case]:
-    types = [(str(dtype).removeprefix("torch."), dtype, torch.mm) for dtype in dtypes]
+    types: list[tuple[str, torch.dtype, Function]] = [
+        (str(dtype).removeprefix("torch."), dtype, torch.mm) for dtype in dtypes
+    ]
     types += [("tf32", torch.float32, _in_tf32)] if is_tf32 else []
     for name, dtype, function in types:
         for m, n, k in _sized(make, _OTHER_TYPES, 1):
