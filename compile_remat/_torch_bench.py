@@ -4,7 +4,7 @@ Checked on torch 2.13.0. Names and where they exist:
 
 - `torch._C._profiler._EventType` and the `experimental_event_tree` of a profile: 2.11 to 2.15.
 - `torch._functorch.config.activation_memory_budget` and `.enable_autograd_cache`: 2.11 to 2.15.
-- `torch._inductor.config.fx_graph_cache`: 2.11 to 2.15.
+- `torch._inductor.config.fx_graph_cache` and `.compile_threads`: 2.11 to 2.15.
 - `torch._inductor.custom_graph_pass.CustomPartitionerFn`: 2.11 to 2.15 (2.11 and 2.12 derive it from `ABC` directly).
 - `torch._functorch.partitioners.min_cut_rematerialization_partition`: 2.11 to 2.15.
 """
@@ -74,6 +74,15 @@ def private_compile_caches() -> Iterator[None]:
         inductor_config.patch(fx_graph_cache=False),
         functorch_config.patch(enable_autograd_cache=False),
     ):
+        yield
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Inductor without its pool of compiling processes: starting it takes longer than a few small kernels."""
+    import torch._inductor.config as inductor_config
+
+    with inductor_config.patch(compile_threads=1):
         yield
 
 

@@ -21,6 +21,9 @@ class Command:
 
 
 COMMANDS = (
+    Command(
+        "calibrate", "measure this device and write it as a device file", "compile_remat.calibrate", "run_calibrate"
+    ),
     Command("demo", "train a small GPT plainly and inside two budgets, and compare", "compile_remat.demo", "run_demo"),
     Command("devices", "print the device table with its sources", "compile_remat.doctor", "run_devices"),
     Command("doctor", "print versions, what is missing, and the settings", "compile_remat.doctor", "run_doctor"),

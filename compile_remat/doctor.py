@@ -29,15 +29,24 @@ def run_devices(arguments: argparse.Namespace) -> int:
 
     devices = [load_device(name) for name in device_names()]
     width = max(len(device.name) for device in devices)
-    print(f"{'device':<{width}}  {'memory GiB':>10}  {'GB/s':>7}  dense TFLOP/s")
+    print(f"{'device':<{width}}  {'memory GiB':>10}  {'GB/s':>7}  {'host GB/s':>9}  {'L2 MiB':>7}  dense TFLOP/s")
     for device in devices:
-        memory = "-" if device.memory_bytes is None else f"{device.memory_bytes / _GIB:.1f}"
         rates = ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in device.flops_per_s)
-        print(f"{device.name:<{width}}  {memory:>10}  {device.bandwidth_bytes_per_s / 1e9:>7.0f}  {rates}")
+        figures = [
+            f"{_in_units(device.memory_bytes, _GIB, 1):>10}",
+            f"{_in_units(device.bandwidth_bytes_per_s, 10**9, 0):>7}",
+            f"{_in_units(device.host_bandwidth_bytes_per_s, 10**9, 0):>9}",
+            f"{_in_units(device.l2_bytes, 1 << 20, 0):>7}",
+        ]
+        print("  ".join([f"{device.name:<{width}}", *figures, rates]))
     print("\nsources")
     for device in devices:
         print(f"{device.name}:", *(f"  {source}" for source in device.sources), sep="\n")
     return 0
+
+
+def _in_units(count: int | None, unit: int, digits: int) -> str:
+    return "-" if count is None else f"{count / unit:.{digits}f}"
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:

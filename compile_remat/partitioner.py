@@ -139,7 +139,7 @@ def plan_joint(
     report = Report(
         plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
-    report = replace(report, offers=choice.offers)
+    report = replace(report, offers=choice.offers, estimated_ops=problem.estimated)
     return Planned(joint, cost, problem, plan, report)
 
 

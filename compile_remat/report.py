@@ -45,6 +45,7 @@ class Report:
             it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
+        estimated_ops: Operators whose arithmetic no formula knows (custom operators, scans): priced by their bytes alone.
     """
 
     graph_key: str
@@ -59,6 +60,7 @@ class Report:
     scheduled_peak_bytes: int | None = None
     offers: tuple[Offer, ...] = ()
     measured_peak_bytes: int | None = None
+    estimated_ops: tuple[str, ...] = ()
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -131,6 +133,8 @@ class Report:
             text = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
             lines.append(f"  measured peak   {format_bytes(self.measured_peak_bytes)}" + f" ({text})" * bool(text))
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
+        if self.estimated_ops:
+            lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
         if self.message:
             lines.append(f"  note: {self.message}")
         if self.check:
@@ -150,7 +154,8 @@ class Report:
             raise ValueError("not a report")
         plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
         offers = tuple(Offer(**{**offer, "saved": tuple(offer["saved"])}) for offer in data["offers"])
-        return Report(**{**data, "plan": plan, "offers": offers})
+        estimated = tuple(data.get("estimated_ops", ()))
+        return Report(**{**data, "plan": plan, "offers": offers, "estimated_ops": estimated})
 
 
 def reports() -> list[Report]:

@@ -1,6 +1,6 @@
 """Bytes and time of one node on one device. Knows nothing of plans."""
 
-from compile_remat.cost_models.devices import Device as Device
+from compile_remat.cost_models.device import Device as Device
 from compile_remat.cost_models.devices import detect as detect
 from compile_remat.cost_models.devices import device_names as device_names
 from compile_remat.cost_models.devices import load_device as load_device

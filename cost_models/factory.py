@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from compile_remat.cost_models.devices import Device
+from compile_remat.cost_models.device import Device
 from compile_remat.cost_models.kinds import OpKind
 from compile_remat.cost_models.protocol import CostModel
 from compile_remat.cost_models.roofline import Roofline

@@ -29,6 +29,7 @@ from compile_remat.cost_models.kinds import (
     TargetFacts,
     target_facts,
 )
+from compile_remat.cost_models.products import Product, product_of, visible_part
 
 _storage_ref: Any = StorageWeakRef  # torch leaves it untyped
 _SYMBOL_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
@@ -51,6 +52,8 @@ class Op:
         is_random: whether it draws from a generator, so that a second run would draw other numbers: torch's tag
             ``nondeterministic_seeded``, except on attention whose ``dropout_p`` is 0 (torch's own rule from 2.14 on).
         estimated: whether no formula knows the arithmetic of a kernel of its own, so that only its bytes are priced.
+        product: of a product, how many there are and their lengths (batch, m, n, k), see `products`; else None.
+        visible: part of `flops` that causal attention really does; 1 for everything else.
     """
 
     name: str
@@ -62,6 +65,8 @@ class Op:
     write_bytes: int
     is_random: bool
     estimated: bool
+    product: Product | None = None
+    visible: float = 1.0
 
 
 def op_kind(node: fx.Node) -> OpKind:
@@ -82,7 +87,10 @@ def describe(node: fx.Node) -> Op:
     written = _written_bytes(value)
     read = _read_bytes(inputs, written if facts.packet in GATHERS else None)
     dtype = _arithmetic_dtype(kind, value, inputs)
-    return Op(node.name, text, kind, dtype, flops, read, written, _is_random(node, facts), estimated)
+    product = product_of(facts.packet, kind, node, value)
+    visible = visible_part(facts.packet, node, product)
+    is_random = _is_random(node, facts)
+    return Op(node.name, text, kind, dtype, flops, read, written, is_random, estimated, product, visible)
 
 
 def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:

@@ -25,6 +25,11 @@ class CostModel(Protocol):
         """Time that a kernel takes before it does anything."""
         ...
 
+    @property
+    def cache_bytes(self) -> int:
+        """How much may be read and written after a result before the cache no longer holds it; 0: it never does."""
+        ...
+
     def key(self) -> str:
         """The model and every figure that can change a price; becomes part of cache keys."""
         ...
@@ -37,8 +42,8 @@ class CostModel(Protocol):
         """The arithmetic alone."""
         ...
 
-    def traffic_time_ns(self, nbytes: int) -> int:
-        """Moving `nbytes` through device memory."""
+    def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
+        """Moving `nbytes` between a kernel and device memory, `cached_bytes` of them only as far as the cache."""
         ...
 
     def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:

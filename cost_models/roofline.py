@@ -2,21 +2,41 @@
 
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures",
 Communications of the ACM 52(4), 2009. Both roofs are the device's figures times the fraction of them that such kernels
-reach (`Device.efficiency`), one constant for each kind of operator: a first approximation that knows nothing of sizes,
-so it flatters small and skinny matrix products, and it sees no cache.
+reach (`Device.efficiency`). Of products (matrix products, convolutions, attention) the fraction depends on the size:
+
+* each dimension counts as if it were longer by a length of its own (`Device.half_sizes`): half the rate is left where
+  the dimension is as long as that, all of it where it is much longer. So small products are slow, and skinny ones too;
+* where the device says how many tiles it works on at once (`Device.multiprocessors`), tiles count as whole ones, and so
+  do the waves of them that run one after the other.
+
+What a kernel reads of a result that is still in the cache (`cached_bytes`) passes at the cache's bandwidth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from math import ceil
+from typing import TypeVar
 
-from compile_remat.cost_models.devices import Device
+from compile_remat.cost_models.device import Device
 from compile_remat.cost_models.kinds import HEAVY_KINDS, RUNS_NO_KERNEL, OpKind
 from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.products import Product
 
 _NS = 1_000_000_000
+
+Figure = TypeVar("Figure")
+
+TILES = ((128, 128, 1.0), (64, 64, 0.75), (16, 64, 0.4))
+"""Rows and columns of the result that one multiprocessor works on at a time, and which part of the rate such a tile
+reaches at most: GPU libraries take large tiles for large products (NVIDIA, "Matrix Multiplication Background User's
+Guide", tile and wave quantisation); small ones read their operands more often. The parts are assumed, not measured."""
+
+SPLIT_LENGTH = 256
+"""Least length of k for each of several multiprocessors that share one tile (split-k), which is how a product with few
+tiles still fills the device."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +62,52 @@ class Roofline:
         """The device's launch time."""
         return self.device.launch_ns
 
+    @property
+    def cache_bytes(self) -> int:
+        """How much of what was just written is read at the cache's bandwidth; 0 where the device does not state one."""
+        return self.device.l2_bytes or 0 if self.device.l2_bandwidth_bytes_per_s else 0
+
     def key(self) -> str:
         """Every figure that a price depends on; neither the device's name nor its capacity is one."""
         device = self.device
-        figures = (device.bandwidth_bytes_per_s, device.flops_per_s, device.launch_ns, device.efficiency)
+        figures = (
+            device.bandwidth_bytes_per_s,
+            device.flops_per_s,
+            device.launch_ns,
+            device.efficiency,
+            device.half_sizes,
+            device.launches_ns,
+            device.multiprocessors,
+            (device.l2_bytes, device.l2_bandwidth_bytes_per_s) if self.cache_bytes else None,
+        )
         return f"roofline:{figures}:{','.join(self.tf32_kinds)}"
 
     def op_time_ns(self, op: Op) -> int:
         """Launch plus the longer of arithmetic and traffic; 0 where no kernel runs."""
-        return self.group_time_ns((op,), read_bytes=op.read_bytes, write_bytes=op.write_bytes)
+        if op.kind in RUNS_NO_KERNEL:
+            return 0
+        launch_ns = int(_figure(self._launches_ns, op, self.launch_time_ns))
+        return launch_ns + max(self.arithmetic_time_ns(op), self.traffic_time_ns(op.read_bytes + op.write_bytes))
 
     def arithmetic_time_ns(self, op: Op) -> int:
-        """Floating-point operations at the rate of the operator's type and kind, rounded up."""
-        if op.flops == 0:
-            return 0
-        return ceil(op.flops * _NS / self._rate(op))
+        """Floating-point operations at the rate of the operator's type, kind and size, rounded up.
 
-    def traffic_time_ns(self, nbytes: int) -> int:
-        """Bytes at the bandwidth that kernels reach, rounded up."""
-        return ceil(nbytes * _NS / (self.device.bandwidth_bytes_per_s * self.device.efficiency_of("bandwidth")))
+        An operator that only moves data has none. Where the device says which part of the bandwidth it reaches (gathers
+        and scatters), that time stands here.
+        """
+        if op.flops == 0:
+            part = self._efficiency.get(_packet(op.target))
+            return 0 if part is None else ceil(self.traffic_time_ns(op.read_bytes + op.write_bytes) / part)
+        return ceil(op.flops * _NS / (self._rate(op) * self._fraction(op)))
+
+    def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
+        """Bytes at the bandwidth that kernels reach, those of them that the cache still holds at the cache's; rounded up."""
+        device = self.device
+        from_memory = nbytes * _NS / (device.bandwidth_bytes_per_s * self._efficiency.get("bandwidth", 1.0))
+        if not cached_bytes or not device.l2_bandwidth_bytes_per_s:
+            return ceil(from_memory)
+        cached_bytes = min(cached_bytes, nbytes)
+        return ceil(from_memory * (1 - cached_bytes / nbytes) + cached_bytes * _NS / device.l2_bandwidth_bytes_per_s)
 
     def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
         """Launch plus the longer of the summed arithmetic and the traffic in and out; 0 if none of `ops` runs."""
@@ -74,4 +121,55 @@ class Roofline:
         dtype = op.dtype if op.kind in HEAVY_KINDS or op.kind is OpKind.OTHER else "float32"
         if dtype == "float32" and op.kind in self.tf32_kinds:
             dtype = "tf32"
-        return self.device.rate(dtype) * self.device.efficiency_of(op.kind)
+        return self.device.rate(dtype) * _figure(self._efficiency, op, 1.0)
+
+    def _fraction(self, op: Op) -> float:
+        """Part of the rate of large products that one of this size reaches, more where not all of it has to be done."""
+        if op.product is None or not self._half_sizes:
+            return 1.0
+        halves = _figure(self._half_sizes, op, (0.0, 0.0, 0.0))
+        fraction = 1.0
+        for length, half in zip(op.product[1:], halves, strict=True):
+            fraction *= length / (length + half)
+        if self.device.multiprocessors and op.kind is not OpKind.ATTENTION:
+            fraction *= wave_fraction(op.product, self.device.multiprocessors)
+        return fraction / op.visible
+
+    @cached_property
+    def _efficiency(self) -> dict[str, float]:
+        return dict(self.device.efficiency)
+
+    @cached_property
+    def _half_sizes(self) -> dict[str, tuple[float, ...]]:
+        return dict(self.device.half_sizes)
+
+    @cached_property
+    def _launches_ns(self) -> dict[str, int]:
+        return dict(self.device.launches_ns)
+
+
+def wave_fraction(product: Product, multiprocessors: int) -> float:
+    """Useful part of the tiles of a product, and of the waves in which `multiprocessors` work them off."""
+    batch, m, n, k = product
+    best = 0.0
+    for rows, columns, part in TILES:
+        tiles = batch * ceil(m / rows) * ceil(n / columns)
+        splits = max(1, min(k // SPLIT_LENGTH, multiprocessors // tiles))
+        waves = ceil(tiles * splits / multiprocessors)
+        useful = batch * m * n / (tiles * rows * columns)
+        best = max(best, part * useful * tiles * splits / (waves * multiprocessors))
+    return best
+
+
+def _figure(figures: dict[str, Figure], op: Op, default: Figure) -> Figure:
+    """What is said of the operator, else of its kind."""
+    if not figures:
+        return default
+    found = figures.get(_packet(op.target))
+    return figures.get(op.kind, default) if found is None else found
+
+
+@cache
+def _packet(target: str) -> str:
+    """The operator without its overload: "aten.mm" of "aten.mm.default"."""
+    return target.rpartition(".")[0] if target.count(".") > 1 else target

@@ -27,6 +27,11 @@ class UnitCost:
         """0."""
         return 0
 
+    @property
+    def cache_bytes(self) -> int:
+        """0."""
+        return 0
+
     def key(self) -> str:
         """Constant: there are no figures."""
         return "unit"
@@ -39,7 +44,7 @@ class UnitCost:
         """The same as `op_time_ns`."""
         return self.op_time_ns(op)
 
-    def traffic_time_ns(self, nbytes: int) -> int:
+    def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
         """0."""
         return 0
 

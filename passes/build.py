@@ -145,7 +145,9 @@ class _Builder:
         steps = tuple(self._step(d, index_of, step_of) for d in self.steps)
         final = self._final_step(index_of, step_of)
         saved = sorted({index_of[r] for n in reference for r in self.roots.get(n, ()) if r in index_of})
-        return Problem(values, (*steps, final), step_time_ns, tuple(i for i in saved if values[i].is_saveable))
+        estimated = sorted({d.op.target for d in (*self.values, *self.steps) if d.op.estimated})
+        chosen = tuple(i for i in saved if values[i].is_saveable)
+        return Problem(values, (*steps, final), step_time_ns, chosen, tuple(estimated))
 
     # -- one node -----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,9 @@ A plan's time must be a sum over its nodes, so that a cut, a linear bound and a 
 kernel's memory traffic is shared out: the first node of a fused group that reads a buffer pays for reading it, the node
 whose result goes to memory pays for writing it, and what stays in registers costs its arithmetic alone.  Nodes
 that fuse are those with equally many unfused kernels before them (`Draft.depth`).
+
+What was written a moment ago may still lie in the device's cache: a fused kernel reads it from there if no more than
+`CostModel.cache_bytes` were read and written since.
 """
 
 from __future__ import annotations
@@ -45,13 +48,13 @@ class Draft:
 def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> int:
     """Set `time_ns` of all and `save_time_ns` of the values; returns the time of a step that recomputes nothing."""
     forward_stored, backward_stored = _stored_sets(values, steps)
-    seen: set[tuple[int | str, int]] = set()
+    reads = _Reads(forward_stored | backward_stored, cost.cache_bytes)
     once_more: dict[int, int] = {}
     for draft in (*values, *steps):
-        arithmetic_ns, read_bytes = _work(draft, forward_stored | backward_stored, seen, cost)
+        work = reads.of(draft, cost)
         is_stored = id(draft) in (forward_stored if draft.in_forward else backward_stored)
-        draft.time_ns = _time(draft, arithmetic_ns, read_bytes, is_stored, cost)
-        once_more[id(draft)] = _time(draft, arithmetic_ns, read_bytes, id(draft) in backward_stored, cost)
+        draft.time_ns = _time(draft, work, is_stored, cost)
+        once_more[id(draft)] = _time(draft, work, id(draft) in backward_stored, cost)
     step_time_ns = sum(d.time_ns for d in (*values, *steps))
     for draft in values:
         draft.time_ns = once_more[id(draft)]  # what is a buffer in the forward may stay in registers in the backward
@@ -74,31 +77,62 @@ def _stored_sets(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[i
     return forward, backward
 
 
-def _work(draft: Draft, buffers: set[int], seen: set[tuple[int | str, int]], cost: CostModel) -> tuple[int, int]:
-    """Arithmetic in ns, and the bytes that the node is the first of its fused group to read."""
-    if draft.kernel not in (POINTWISE, REDUCTION):
-        return 0, 0
-    read_bytes = 0
-    for source in draft.sources:
-        key = (id(source), draft.depth)
-        if id(source) in buffers and key not in seen:
-            seen.add(key)
-            read_bytes += source.nbytes
-    for name, nbytes in draft.input_reads:
-        if (name, draft.depth) not in seen:
-            seen.add((name, draft.depth))
-            read_bytes += nbytes
-    return cost.arithmetic_time_ns(draft.op), read_bytes
+@dataclass(frozen=True)
+class _Work:
+    """A fused node's arithmetic in ns, the bytes that it is the first of its group to read, those of them in the cache."""
+
+    arithmetic_ns: int = 0
+    read_bytes: int = 0
+    cached_bytes: int = 0
 
 
-def _time(draft: Draft, arithmetic_ns: int, read_bytes: int, is_stored: bool, cost: CostModel) -> int:
+class _Reads:
+    """What fused groups read, node by node in the order in which they run."""
+
+    def __init__(self, buffers: set[int], cache_bytes: int) -> None:
+        self.buffers, self.cache_bytes = buffers, cache_bytes
+        self.seen: set[tuple[int | str, int]] = set()
+        self.moved_bytes = 0
+        self.written_at: dict[int, int] = {}
+
+    def of(self, draft: Draft, cost: CostModel) -> _Work:
+        """The work of the next node."""
+        work = self._work(draft, cost) if draft.kernel in (POINTWISE, REDUCTION) else _Work()
+        if draft.kernel == EXTERN:
+            self.moved_bytes += draft.op.read_bytes + draft.op.write_bytes
+        self.moved_bytes += work.read_bytes
+        if id(draft) in self.buffers:
+            self.moved_bytes += 0 if draft.kernel == EXTERN else draft.nbytes
+            self.written_at[id(draft)] = self.moved_bytes
+        return work
+
+    def _work(self, draft: Draft, cost: CostModel) -> _Work:
+        read_bytes = cached_bytes = 0
+        for source in draft.sources:
+            key = (id(source), draft.depth)
+            if id(source) in self.buffers and key not in self.seen:
+                self.seen.add(key)
+                read_bytes += source.nbytes
+                cached_bytes += source.nbytes if self._is_cached(source) else 0
+        for name, nbytes in draft.input_reads:
+            if (name, draft.depth) not in self.seen:
+                self.seen.add((name, draft.depth))
+                read_bytes += nbytes
+        return _Work(cost.arithmetic_time_ns(draft.op), read_bytes, cached_bytes)
+
+    def _is_cached(self, source: Draft) -> bool:
+        written_at = self.written_at.get(id(source))
+        return written_at is not None and self.moved_bytes - written_at + source.nbytes <= self.cache_bytes
+
+
+def _time(draft: Draft, work: _Work, is_stored: bool, cost: CostModel) -> int:
     """The node's share: a kernel of its own, or arithmetic against traffic, and a launch if it ends in a buffer."""
     if draft.kernel == EXTERN:
         return cost.op_time_ns(draft.op)
     if draft.kernel not in (POINTWISE, REDUCTION):
         return 0
-    traffic_ns = cost.traffic_time_ns(read_bytes + (draft.nbytes if is_stored else 0))
-    return (cost.launch_time_ns if is_stored else 0) + max(arithmetic_ns, traffic_ns)
+    traffic_ns = cost.traffic_time_ns(work.read_bytes + (draft.nbytes if is_stored else 0), work.cached_bytes)
+    return (cost.launch_time_ns if is_stored else 0) + max(work.arithmetic_ns, traffic_ns)
 
 
 def _save_time(draft: Draft, forward_stored: set[int], backward_stored: set[int], cost: CostModel) -> int:

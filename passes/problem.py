@@ -144,18 +144,20 @@ class Problem:
         step_time_ns: Estimated time of forward and backward with nothing recomputed.
         reference: Indices of the values that torch's own default partition saves, roots in place of views; empty
             where it was not asked.
+        estimated: Operators whose arithmetic no formula knows, priced by the bytes that they move; sorted, each once.
     """
 
     values: tuple[Value, ...]
     steps: tuple[Step, ...]
     step_time_ns: int = 0
     reference: tuple[int, ...] = ()
+    estimated: tuple[str, ...] = ()
 
     def key(self) -> str:
         """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
 
         It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
-        `reference` (known at the budget `max` alone), `step_time_ns` and `KERNELS_OWN` are not in it.
+        `reference` (known at the budget `max` alone), `step_time_ns`, `estimated` and `KERNELS_OWN` are not in it.
         """
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -175,6 +177,7 @@ class Problem:
             steps=tuple(Step(**_fields(s)) for s in data["steps"]),
             step_time_ns=data["step_time_ns"],
             reference=tuple(data["reference"]),
+            estimated=tuple(data.get("estimated", ())),
         )
 
 

@@ -78,9 +78,19 @@ def test_json_holds_everything() -> None:
         "scheduled_peak_bytes": None,
         "measured_peak_bytes": None,
         "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
+        "estimated_ops": [],
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report.from_json(report.to_json()) == report
+
+
+def test_operators_that_were_estimated_are_named() -> None:
+    report = dataclasses.replace(REPORT, estimated_ops=("aten.sort.default", "mine.custom.default"))
+    assert "\n  estimated by bytes alone: aten.sort.default, mine.custom.default\n" in str(report)
+    assert Report.from_json(report.to_json()) == report
+    older = json.loads(report.to_json())
+    del older["estimated_ops"]
+    assert Report.from_json(json.dumps(older)).estimated_ops == ()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}}', '{"plan": null, "colour": 1}'])

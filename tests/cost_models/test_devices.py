@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from compile_remat.cost_models import detect, device_names, load_device
-from compile_remat.cost_models.devices import GPU_EFFICIENCY, _from_properties
+from compile_remat.cost_models.device import GPU_EFFICIENCY
+from compile_remat.cost_models.devices import _from_properties
 from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
 from compile_remat.errors import DeviceError
 
@@ -34,7 +35,13 @@ def test_entry_is_sane(name: str) -> None:
     assert device.rate("tf32") >= device.rate("float32")
     assert device.rate("float8") >= device.rate("bfloat16")
     assert 10**10 <= device.bandwidth_bytes_per_s <= 10**13
-    assert (device.memory_bytes is None) == (name == "cpu")
+    figures = (device.memory_bytes, device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors)
+    assert all((figure is None) == (name == "cpu") for figure in figures)
+    if name != "cpu":
+        assert 10 * 10**9 <= (device.host_bandwidth_bytes_per_s or 0) <= 100 * 10**9
+        assert 4 << 20 <= (device.l2_bytes or 0) <= 256 << 20
+        assert any("host link" in source for source in device.sources)
+        assert any("L2" in source for source in device.sources)
     assert device.read_limit == (12 if name == "cpu" else 8)
     assert all(0 < device.efficiency_of(kind) <= 1 for kind in (*OpKind, "bandwidth"))
     assert hash(device) == hash(load_device(name))
@@ -84,6 +91,27 @@ def test_file_of_the_same_shape_is_accepted(tmp_path: Path) -> None:
     assert (lab.name, lab.memory_bytes, lab.launch_ns, lab.efficiency) == ("lab", 10**10, 7, (("matmul", 0.9),))
 
 
+def test_what_an_older_file_does_not_say_is_unknown(tmp_path: Path) -> None:
+    device = load_device(write(tmp_path / "old.json", GOOD | {"efficiency": {"matmul": 0.9}}))
+    assert (device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors) == (None, None, None)
+    assert (device.half_sizes, device.launches_ns) == ((), ())
+
+
+def test_new_figures_are_read(tmp_path: Path) -> None:
+    more = {
+        "host_bandwidth_bytes_per_s": 1e10,
+        "l2_bytes": 1 << 21,
+        "l2_bandwidth_bytes_per_s": 9e12,
+        "multiprocessors": 4,
+        "half_sizes": {"matmul": [1, 2, 3]},
+        "launches_ns": {"conv": 5},
+    }
+    device = load_device(write(tmp_path / "new.json", GOOD | more))
+    assert (device.host_bandwidth_bytes_per_s, device.l2_bytes, device.multiprocessors) == (10**10, 1 << 21, 4)
+    assert (device.l2_bandwidth_bytes_per_s, device.launches_ns) == (9 * 10**12, (("conv", 5),))
+    assert device.half_sizes == (("matmul", (1.0, 2.0, 3.0)),)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -97,6 +125,11 @@ def test_file_of_the_same_shape_is_accepted(tmp_path: Path) -> None:
         (GOOD | {"memory_bytes": "80GB"}, "\"memory_bytes\" has to be a number above 0, found '80GB'"),
         (GOOD | {"launch_ns": True}, '"launch_ns" has to be a number above 0, found True'),
         (GOOD | {"efficiency": 0.5}, '"efficiency" has to map'),
+        (GOOD | {"l2_bytes": "6 MB"}, "\"l2_bytes\" has to be a number above 0, found '6 MB'"),
+        (GOOD | {"half_sizes": 3}, '"half_sizes" has to map'),
+        (GOOD | {"half_sizes": {"conv": [1, 2]}}, '"half_sizes" of conv has to be three lengths (m, n, k)'),
+        (GOOD | {"half_sizes": {"conv": [1, 2, -3]}}, "has to be 0 or more, found -3"),
+        (GOOD | {"launches_ns": {"conv": 0}}, '"launches_ns of conv" has to be a number above 0'),
     ],
 )
 def test_bad_file_gets_a_clear_error(tmp_path: Path, content: Any, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -198,3 +199,14 @@ def test_symbolic_sizes_add_no_guards() -> None:
     torch.compile(lambda x: (x @ weight).sin().sum(), backend=backend, dynamic=True)(torch.randn(512, 512))
     assert seen[0][0] == seen[0][1]
     assert seen[0][2] == MIB
+
+
+def test_operators_without_a_formula_are_named_and_not_free() -> None:
+    cost = Roofline(load_device("h100-sxm"))
+    problem = problem_of(lambda x, w: (x @ w).sort()[0].sin(), *weights(2), cost=cost)
+    assert problem.estimated == ("aten.sort.default",)
+    (sort,) = (value for value in problem.values if value.name.startswith("sort"))
+    assert sort.time_ns > cost.launch_time_ns
+    assert Problem.from_json(problem.to_json()) == problem
+    assert replace(problem, estimated=()).key() == problem.key()
+    assert problem_of(lambda x, w: (x @ w).sin(), *weights(2), cost=cost).estimated == ()

@@ -31,6 +31,7 @@ class Plain:
 
     name: str = "plain"
     launch_time_ns: int = LAUNCH_NS
+    cache_bytes: int = 0
 
     def key(self) -> str:
         return self.name
@@ -41,8 +42,8 @@ class Plain:
     def arithmetic_time_ns(self, op: Op) -> int:
         return op.flops
 
-    def traffic_time_ns(self, nbytes: int) -> int:
-        return nbytes
+    def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
+        return nbytes - cached_bytes
 
     def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
         return self.launch_time_ns + max(sum(op.flops for op in ops), read_bytes + write_bytes)
@@ -192,6 +193,36 @@ def test_saving_what_is_a_buffer_by_itself_costs_nothing(kernel: str) -> None:
     node = value(kernel, 50)
     price([node], [step(POINTWISE, 20, node, is_output=True)], COST)
     assert node.save_time_ns == 0
+
+
+# -- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_just_written_is_read_from_the_cache() -> None:
+    """Here a byte out of the cache is free."""
+    product = value(EXTERN, 40, flops=7)
+    near = step(POINTWISE, 10, product, depth=1, is_output=True)
+    far = step(POINTWISE, 10, product, depth=2, is_output=True)
+    price([product], [near, far], Plain(cache_bytes=60))
+    assert times([near, far]) == [LAUNCH_NS + 10, LAUNCH_NS + 10 + 40], "the 50 bytes of the first came between"
+    price([product], [near, far], Plain(cache_bytes=1000))
+    assert times([near, far]) == [LAUNCH_NS + 10, LAUNCH_NS + 10]
+    price([product], [near, far], COST)
+    assert times([near, far]) == [LAUNCH_NS + 50, LAUNCH_NS + 50]
+
+
+def test_what_other_kernels_move_pushes_a_result_out_of_the_cache() -> None:
+    product = value(EXTERN, 40, flops=7)
+    other = value(EXTERN, 500)
+    reader = step(POINTWISE, 10, product, depth=1, is_output=True)
+    price([product, other], [reader], Plain(cache_bytes=100))
+    assert reader.time_ns == LAUNCH_NS + 50
+
+
+def test_inputs_come_from_memory() -> None:
+    reader = step(POINTWISE, 10, reads=(X,), is_output=True)
+    price([], [reader], Plain(cache_bytes=10**9))
+    assert reader.time_ns == LAUNCH_NS + 110
 
 
 # -- the sum ----------------------------------------------------------------------------------------------------------

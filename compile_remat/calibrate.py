@@ -1,0 +1,124 @@
+"""`compile-remat calibrate`: measure the device that is here and write it as a file that `device` accepts.
+
+    compile-remat calibrate --out mydevice.json
+    REMAT_DEVICE=mydevice.json python train.py
+
+On CPU what is measured is the processor with the threads that torch uses now (OMP_NUM_THREADS, torch.set_num_threads).
+Measure on a quiet machine: with other processes on the same cores every figure comes out too slow.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from compile_remat.cost_models.calibration import Calibration
+
+DEFAULT_SECONDS = 45.0
+TOY_SECONDS = 5.0
+"""A shorter run than this has no use but to show that everything is in its place."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the command; nothing heavy is imported here."""
+    parser.add_argument("--device", default=None, help="cpu or cuda (default cuda where there is one)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default DEVICE-calibrated.json)")
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=DEFAULT_SECONDS,
+        help="how long to measure, beside preparing and compiling (default 45); below 5 tiny kernels run, for a trial",
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"must lie above 0 and be at most 3600, got {text}")
+    return value
+
+
+def run_calibrate(arguments: argparse.Namespace) -> int:
+    """Measure, fit, print measured beside fitted times, and write the file."""
+    from datetime import UTC, datetime
+
+    import torch
+
+    from compile_remat._torch_bench import compiling_alone
+    from compile_remat.cost_models import load_device
+    from compile_remat.cost_models.calibration import calibrate, sources_of
+    from compile_remat.errors import RematError
+    from compile_remat.files import write_atomically
+
+    name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type not in ("cpu", "cuda"):
+        raise RematError(f"calibrate measures cpu and cuda devices, not {name!r}.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RematError("there is no CUDA device here.")
+    path: Path = arguments.out or Path(f"{device.type}-calibrated.json")
+    say = _Progress()
+    with compiling_alone():
+        found = calibrate(device, arguments.seconds, say, is_toy=arguments.seconds < TOY_SECONDS)
+    say.end()
+    found.content["sources"] = sources_of(device, datetime.now(UTC).strftime("%Y-%m-%d"))
+    print(table(found))
+    write_atomically(path, json.dumps(rounded(found.content), indent=1) + "\n")
+    load_device(str(path))
+    print(f"\nwritten to {path}; use it with REMAT_DEVICE={path}")
+    return 0
+
+
+def table(found: "Calibration") -> str:
+    """Measured and fitted time of every kernel, and how far the fit is off."""
+    model = found.model()
+    width = max(len(point.name) for point in found.points)
+    lines = [f"{'kernel':<{width}}  {'measured us':>12}  {'fitted us':>10}  {'error':>7}"]
+    for point in found.points:
+        measured, fitted = point.measured_ns / 1e3, point.fitted_ns(model) / 1e3
+        lines.append(f"{point.name:<{width}}  {measured:>12.1f}  {fitted:>10.1f}  {point.error(model):>+7.1%}")
+    errors = sorted(abs(point.error(model)) for point in found.points)
+    lines.append(f"\nmedian error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}, {len(errors)} kernels")
+    return "\n".join(lines)
+
+
+def rounded(content: dict[str, object]) -> dict[str, object]:
+    """Figures with four digits: more were not measured."""
+    return {key: _rounded(value) for key, value in content.items()}
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _rounded(figure) for key, figure in value.items()}
+    if isinstance(value, list):
+        return [_rounded(figure) for figure in value]
+    if isinstance(value, float) and value:
+        return float(f"{value:.4g}")
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 10**9:
+        return round(value, 3 - math.floor(math.log10(value)))
+    return value
+
+
+class _Progress:
+    """One line on stderr that is written over; a line each where stderr is no terminal, but few of them."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def __call__(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{text:<78.78}", end="", file=sys.stderr, flush=True)
+            return
+        topic = text.partition(" ")[0]
+        if topic != self.said:
+            print(text, file=sys.stderr, flush=True)
+        self.said = topic
+
+    def end(self) -> None:
+        """Leave the line."""
+        if sys.stderr.isatty():
+            print(file=sys.stderr)

@@ -1,0 +1,292 @@
+"""Measure the present device and fit the figures of the roofline model to it.
+
+The figures are fitted one group after the other, each with those before it fixed: memory, launches, products in float32,
+products in other types, attention, convolutions, the arithmetic of fused kernels, gathers and scatters. What is not
+measured (memory, host link, caches of GPUs) stays as the device table has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from compile_remat.cost_models import microbenchmarks
+from compile_remat.cost_models.device_files import device_to_json
+from compile_remat.cost_models.devices import detect
+from compile_remat.cost_models.fitting import Path, Point, Price, fit, model_of, put
+from compile_remat.cost_models.flops import element_weight
+from compile_remat.cost_models.kinds import OpKind
+from compile_remat.cost_models.microbenchmarks import CHAIN, FUNCTIONS, POLYNOMIAL, Case
+from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.roofline import Roofline
+from compile_remat.cost_models.timing import Turns, clock_name, prepare, take_turns
+
+Say = Callable[[str], None]
+
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_LENGTHS = (0, 1, 2)
+_START_LENGTHS = [8.0, 8.0, 16.0]
+_SLOW = 0.02
+"""Arithmetic starts so slow that it outweighs the traffic, else a change of it would change no price."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A calibrated device as a JSON object, and the points that it was fitted to, group by group."""
+
+    content: dict[str, Any]
+    points: tuple[Point, ...]
+
+    def model(self) -> Roofline:
+        """The model with the fitted figures."""
+        return model_of(self.content)
+
+
+def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = False) -> Calibration:
+    """Run every case in turns for about `seconds`, preparation not counted, and fit.
+
+    Args:
+        say: Gets a line whenever there is something to tell.
+        is_toy: An eighth of the lengths and few cases: shows that everything is in its place, and nothing else.
+    """
+    first, *others = dtypes_of(device)
+    is_tf32 = "tf32" in dict(detect(device).flops_per_s)
+    found = microbenchmarks.cases(device, first, others, is_tf32=is_tf32, is_toy=is_toy)
+    turns = []
+
+    def progress(count: int, passed: float) -> None:
+        say(f"measuring: round {count}, {passed:.0f} of {seconds:.0f} s")
+
+    with _float32_is_float32():
+        for count, case in enumerate(found, start=1):
+            say(f"preparing {count} of {len(found)}: {case.name}")
+            turns.append(prepare(case))
+        take_turns(turns, device, seconds, progress)
+    say("fitting")
+    return fitted(start_of(device), turns)
+
+
+def dtypes_of(device: torch.device) -> list[torch.dtype]:
+    """Types of products to measure, that of training first: float32 on CPU, elsewhere a half one if the device has it."""
+    rates = dict(detect(device).flops_per_s)
+    half = [dtype for dtype, name in _DTYPES.items() if name in rates]
+    return [torch.float32, *half] if device.type == "cpu" else [*half, torch.float32]
+
+
+@contextmanager
+def _float32_is_float32() -> Iterator[None]:
+    """Convolutions and products in float32 without TF32, whatever the user's settings are."""
+    allowed, precision = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = allowed
+        torch.set_float32_matmul_precision(precision)
+
+
+def start_of(device: torch.device) -> dict[str, Any]:
+    """The figures to start from: the device table's, with every efficiency 1 and the cache of this processor."""
+    known = replace(detect(device), efficiency=(("bandwidth", 1.0),), half_sizes=(), launches_ns=())
+    if device.type == "cpu":
+        known = replace(known, l2_bytes=_cpu_cache_bytes())
+    return device_to_json(known)
+
+
+def sources_of(device: torch.device, date: str) -> list[str]:
+    """Where the figures come from, in words."""
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    text = f"measured by compile-remat calibrate on {device.type} ({hardware}), torch {torch.__version__}, {date}"
+    return [f"{text}; {clock_name(device)}", "memory, host link and other figures: the device table"]
+
+
+def fitted(start: Mapping[str, Any], turns: Sequence[Turns]) -> Calibration:
+    """Fit the figures of `start` to what the turns took."""
+    state = _State(dict(start), {}, {})
+    for turn in turns:
+        state.turns.setdefault(turn.case.group, []).append(turn)
+    _fit_memory(state)
+    _fit_launches(state)
+    _fit_products(state)
+    _fit_heavy(state)
+    _fit_arithmetic(state)
+    _fit_scatters(state)
+    order = [turn.case.name for turn in turns]
+    points = sorted(state.points.values(), key=lambda point: order.index(point.name))
+    return Calibration(state.content, tuple(points))
+
+
+@dataclass
+class _State:
+    """The figures so far, the turns of each group, and the points that were fitted."""
+
+    content: dict[str, Any]
+    turns: dict[str, list[Turns]]
+    points: dict[str, Point]
+
+    def fit(self, paths: Sequence[Path], points: Iterable[Point]) -> None:
+        found = list(points)
+        self.points.update((point.name, point) for point in found)
+        self.content = fit(self.content, paths, found)
+
+    def start(self, figure: str, key: str, value: Any) -> None:
+        self.content.setdefault(figure, {}).setdefault(key, value)
+
+    def of(self, group: str, price: Callable[[Case], Price] | None = None) -> list[Point]:
+        """Points of a group, by default priced as unfused kernels one after the other."""
+        found = self.turns.get(group, [])
+        return [Point(turn.case.name, turn.median_ns, (price or _as_kernels)(turn.case)) for turn in found]
+
+    def median_ns(self, group: str) -> float:
+        return min(turn.median_ns for turn in self.turns[group])
+
+
+def _as_kernels(case: Case) -> Price:
+    ops = case.ops()
+    return lambda model: float(sum(model.op_time_ns(op) for op in ops))
+
+
+# -- the groups -------------------------------------------------------------------------------------------------------
+
+
+def _fit_memory(state: _State) -> None:
+    """Bandwidth and the launch of eager kernels from copies and sums of all sizes; the cache's from copies that fit it."""
+    state.fit([("bandwidth_bytes_per_s",), ("launch_ns",)], state.of("bandwidth"))
+    if state.content.get("l2_bytes") is None:
+        return
+    state.content["l2_bandwidth_bytes_per_s"] = 4 * state.content["bandwidth_bytes_per_s"]
+
+    def price(case: Case) -> Price:
+        nbytes = sum(op.read_bytes + op.write_bytes for op in case.ops())
+        return lambda model: model.launch_time_ns + model.traffic_time_ns(nbytes, cached_bytes=nbytes)
+
+    state.fit([("l2_bandwidth_bytes_per_s",), ("launch_ns",)], state.of("cache", price))
+
+
+def _fit_launches(state: _State) -> None:
+    """The smallest product takes nothing but its launch; of a chain of products and fused kernels theirs is left over."""
+    product_ns = state.median_ns("launch of products")
+    chain_ns = state.median_ns("launch") / CHAIN
+    put(state.content, ("launch_ns",), max(0.1 * product_ns, chain_ns - product_ns))
+    state.content["launches_ns"] = {}
+    for kind in (OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION, OpKind.OTHER):
+        state.content["launches_ns"][str(kind)] = max(1, round(product_ns))
+
+
+def _fit_products(state: _State) -> None:
+    """Rate and lengths of the first type, what is different of batches and biases, then the rates of the other types."""
+    state.start("half_sizes", "matmul", list(_START_LENGTHS))
+    first = next((op.dtype for turn in state.turns.get("matmul", ()) for op in turn.case.ops()), "float32")
+    lengths: list[Path] = [("half_sizes", "matmul", place) for place in _LENGTHS]
+    state.fit([("flops_per_s", first), *lengths], state.of("matmul"))
+    for operator in ("aten.bmm", "aten.addmm"):
+        state.start("half_sizes", operator, list(state.content["half_sizes"]["matmul"]))
+    state.start("efficiency", "aten.bmm", 1.0)
+    state.fit([("efficiency", "aten.bmm"), ("half_sizes", "aten.bmm", 0)], state.of("aten.bmm"))
+    # A bias is work for each element of the result, whatever k: as if k were longer.
+    state.fit([("half_sizes", "aten.addmm", 2)], state.of("aten.addmm"))
+    for name in ("float32", "bfloat16", "float16"):
+        state.fit([("flops_per_s", name)], state.of(f"rate {name}"))
+    state.fit([("flops_per_s", "tf32")], state.of("rate tf32", _as_tf32))
+
+
+def _as_tf32(case: Case) -> Price:
+    ops = case.ops()
+    return lambda model: float(sum(replace(model, tf32_kinds=(OpKind.MATMUL,)).op_time_ns(op) for op in ops))
+
+
+def _fit_heavy(state: _State) -> None:
+    """Attention and convolutions: the part of the products' rate, and lengths; then the same of their backwards."""
+    for kind in ("attention", "conv"):
+        state.start("efficiency", kind, 0.7)
+        state.start("half_sizes", kind, list(_START_LENGTHS))
+        state.fit([("efficiency", kind), *[("half_sizes", kind, place) for place in _LENGTHS]], state.of(kind))
+        for operator in sorted({op.target.rpartition(".")[0] for op in _backwards(state, kind)}):
+            state.start("efficiency", operator, state.content["efficiency"][kind])
+            state.start("half_sizes", operator, list(state.content["half_sizes"][kind]))
+            paths: list[Path] = [("efficiency", operator), ("half_sizes", operator, 1), ("half_sizes", operator, 2)]
+            state.fit(paths, state.of(f"{kind} backward"))
+
+
+def _backwards(state: _State, kind: str) -> list[Op]:
+    ops = [op for turn in state.turns.get(f"{kind} backward", ()) for op in turn.case.ops()]
+    return [op for op in ops if op.kind == kind and "backward" in op.target]
+
+
+def _fit_arithmetic(state: _State) -> None:
+    """Plain multiply-adds first: the others are told as parts of the same rate."""
+    state.start("efficiency", "pointwise", _SLOW)
+    state.fit([("efficiency", "pointwise")], state.of("pointwise", lambda case: _fused(case, _polynomial(case))))
+    baseline_ns = state.median_ns("baseline")
+    for name in FUNCTIONS:
+        if f"aten.{name}" in state.turns:
+            state.start("efficiency", f"aten.{name}", _SLOW)
+
+            def price(case: Case) -> Price:
+                ops = case.ops()
+                return lambda model: baseline_ns + sum(model.arithmetic_time_ns(op) for op in ops)
+
+            state.fit([("efficiency", f"aten.{name}")], state.of(f"aten.{name}", price))
+    by_hand: tuple[tuple[str, str, str, int], ...] = (
+        # group, figure, operator, how many of them
+        ("prims.inductor_random", "prims.inductor_random", "prims.inductor_random.default", 1),
+        ("aten.var_mean", "aten.var_mean", "aten.var_mean.correction", 1),
+        ("reduction", "reduction", "aten.sum.dim_IntList", 2),
+    )
+    for group, figure, operator, count in by_hand:
+        if group in state.turns:
+            state.start("efficiency", figure, _SLOW)
+
+            def fused(case: Case, operator: str = operator, count: int = count) -> Price:
+                return _fused(case, [_elementwise(operator, case)] * count, kernels=count)
+
+            state.fit([("efficiency", figure)], state.of(group, fused))
+
+
+def _fit_scatters(state: _State) -> None:
+    for operator in ("aten.embedding", "aten.embedding_dense_backward", "aten.index_put"):
+        if operator in state.turns:
+            state.start("efficiency", operator, 0.5)
+            state.fit([("efficiency", operator)], state.of(operator))
+
+
+# -- fused kernels, whose operators Inductor's decompositions make ------------------------------------------------------
+
+
+def _fused(case: Case, ops: Sequence[Op], kernels: int = 1) -> Price:
+    """One kernel or several, on the case's first argument: launches, and the longer of arithmetic and traffic."""
+    nbytes = case.arguments()[0].nbytes
+
+    def price(model: Roofline) -> float:
+        arithmetic_ns = sum(model.arithmetic_time_ns(op) for op in ops)
+        return float(kernels * model.launch_time_ns + max(arithmetic_ns, model.traffic_time_ns(kernels * nbytes)))
+
+    return price
+
+
+def _polynomial(case: Case) -> list[Op]:
+    return [_elementwise("aten.mul.Tensor", case)] * (2 * POLYNOMIAL)
+
+
+def _elementwise(operator: str, case: Case) -> Op:
+    """One operator on every element of the case's first argument."""
+    tensor = case.arguments()[0]
+    is_reduction = operator.startswith(("aten.sum", "aten.var"))
+    kind = OpKind.REDUCTION if is_reduction else OpKind.POINTWISE
+    flops = tensor.numel() * element_weight(operator.rpartition(".")[0])
+    return Op(operator, operator, kind, "float32", flops, tensor.nbytes, tensor.nbytes, False, False)
+
+
+def _cpu_cache_bytes() -> int | None:
+    """Second-level caches of the processors that torch's threads run on, where the system tells."""
+    try:
+        each = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+    return each * torch.get_num_threads() if each > 0 else None

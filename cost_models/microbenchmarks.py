@@ -1,0 +1,344 @@
+"""The kernels that calibration runs: what each does, on which arguments, and what the model is asked for.
+
+Every case says which figures it is there for (`group`). Its counts come from `describe`, on a trace of the very function
+that is timed, so that what is fitted is what plans are priced with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from compile_remat.cost_models.kinds import RUNS_NO_KERNEL
+from compile_remat.cost_models.ops import Op, describe
+
+Function = Callable[..., Any]
+Shapes = Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel, or a few that follow each other.
+
+    Attributes:
+        name: What the table calls it.
+        group: The figures that it is there for.
+        function: What is timed.
+        arguments: Draws its arguments.
+        compiled: Whether Inductor makes its kernels; it is one fused kernel then.
+        is_cold: Whether it runs once in each turn, after all others: then its arguments have left the cache. Else it runs
+            several times, on arguments that the cache holds.
+    """
+
+    name: str
+    group: str
+    function: Function
+    arguments: Callable[[], tuple[Tensor, ...]]
+    compiled: bool = False
+    is_cold: bool = False
+
+    def ops(self) -> list[Op]:
+        """Counts of all kernels in it, from a trace on fake tensors."""
+        traced = make_fx(self.function, tracing_mode="fake")(*self.arguments())
+        ops = [describe(node) for node in traced.graph.nodes if node.op == "call_function"]
+        return [op for op in ops if op.kind not in RUNS_NO_KERNEL]
+
+
+def cases(
+    device: torch.device,
+    dtype: torch.dtype,
+    others: Sequence[torch.dtype] = (),
+    *,
+    is_tf32: bool = False,
+    is_toy: bool = False,
+) -> list[Case]:
+    """All of them.
+
+    Args:
+        dtype: Of the products, attention and convolutions: what training on such a device uses.
+        others: Types of which the rate of matrix products is measured as well.
+        is_tf32: Whether the rate of TF32 is, too.
+        is_toy: An eighth of the lengths and few of each, for a run that only shows that all is in place.
+    """
+    make = _Maker(device, dtype, is_toy)
+    found = [*_bandwidth(make), *_launches(make), *_matmuls(make), *_rates(make, others, is_tf32=is_tf32)]
+    found += [*_attention(make), *_convolutions(make)]
+    return [*found, *_pointwise(make), *_fused(make), *_gathers(make)]
+
+
+@dataclass(frozen=True)
+class _Maker:
+    device: torch.device
+    dtype: torch.dtype
+    is_toy: bool
+
+    def tensors(self, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], tuple[Tensor, ...]]:
+        """Draws tensors of these shapes."""
+        return lambda: tuple(torch.randn(shape, device=self.device).to(dtype) for shape in shapes)
+
+    def factors(self, *shapes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
+        """The same in the type of products."""
+        return self.tensors(*shapes, dtype=self.dtype)
+
+    def size(self, length: int) -> int:
+        """A length; an eighth of it at toy size, four times as much on GPUs, where less is over before it has begun."""
+        if self.is_toy:
+            return max(8, length // 8)
+        return length if self.device.type == "cpu" else 4 * length
+
+    def some(self, items: Sequence[Any], count: int) -> Sequence[Any]:
+        """All, or at toy size the first `count`."""
+        return items[:count] if self.is_toy else items
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _bandwidth(make: _Maker) -> Iterator[Case]:
+    for kib in map(make.size, make.some((512, 2048, 4096, 8192, 16384), 2)):
+        count = kib * 256
+        for name, function, operands in (("copy", torch.clone, 1), ("add", torch.add, 2)):
+            arguments = make.tensors(*[(count,)] * operands)
+            yield Case(f"{name} {kib} KiB", "bandwidth", function, arguments, is_cold=True)
+    for kib in map(make.size, make.some((128, 256, 512), 1)):
+        yield Case(f"copy {kib} KiB in cache", "cache", torch.clone, make.tensors((kib * 256,)))
+
+
+CHAIN = 12
+"""Kernels in a chain, so that what one costs is told apart from what the call costs."""
+
+
+def _launches(make: _Maker) -> Iterator[Case]:
+    small = make.tensors((8, 8), (8, 8))
+    yield Case("smallest product", "launch of products", torch.mm, small)
+    yield Case("smallest product and kernel", "launch", smallest_kernels, small, compiled=True)
+
+
+def smallest_kernels(x: Tensor, w: Tensor) -> Tensor:
+    """`CHAIN` products, each with a fused kernel behind it."""
+    for _ in range(CHAIN):
+        x = torch.relu(x @ w)
+    return x
+
+
+# -- products ---------------------------------------------------------------------------------------------------------
+
+_MATMULS = (
+    (2048, 256, 256),
+    (256, 256, 2048),
+    (2048, 1024, 256),
+    (2048, 256, 1024),
+    (1024, 1024, 1024),
+    (512, 512, 512),
+    (128, 128, 128),
+    (32, 1024, 1024),
+    (1024, 1024, 32),
+    (4096, 64, 64),
+)
+_TRANSPOSED = ((256, 1024, 2048), (1024, 256, 2048), (2048, 256, 1024))
+_BATCHED = ((32, 256, 256, 64), (32, 256, 64, 256), (64, 64, 64, 64))
+_BIASED = ((2048, 256, 256), (2048, 1024, 256), (2048, 256, 1024), (512, 512, 512))
+_OTHER_TYPES = ((2048, 1024, 256), (1024, 1024, 1024), (512, 512, 512))
+
+
+def _matmuls(make: _Maker) -> Iterator[Case]:
+    for m, n, k in _sized(make, _MATMULS, 3):
+        arguments = make.factors((m, k), (k, n))
+        yield Case(f"mm {m}x{n}x{k}", "matmul", torch.mm, arguments, is_cold=m * n * k > 1 << 22)
+    for m, n, k in _sized(make, _TRANSPOSED, 1):
+        arguments = make.factors((k, m), (n, k))
+        yield Case(f"mm {m}x{n}x{k} transposed", "matmul", _transposed, arguments, is_cold=True)
+    for b, m, n, k in make.some(_BATCHED, 1):
+        m, n, k = (make.size(length) for length in (m, n, k))
+        arguments = make.factors((b, m, k), (b, k, n))
+        yield Case(f"bmm {b}x{m}x{n}x{k}", "aten.bmm", torch.bmm, arguments, is_cold=True)
+    for m, n, k in _sized(make, _BIASED, 1):
+        arguments = make.factors((n,), (m, k), (k, n))
+        yield Case(f"addmm {m}x{n}x{k}", "aten.addmm", torch.addmm, arguments, is_cold=True)
+
+
+def _sized(make: _Maker, products: Sequence[tuple[int, int, int]], count: int) -> list[tuple[int, int, int]]:
+    return [(make.size(m), make.size(n), make.size(k)) for m, n, k in make.some(products, count)]
+
+
+def _rates(make: _Maker, dtypes: Sequence[torch.dtype], *, is_tf32: bool) -> Iterator[Case]:
+    types: list[tuple[str, torch.dtype, Function]] = [
+        (str(dtype).removeprefix("torch."), dtype, torch.mm) for dtype in dtypes
+    ]
+    types += [("tf32", torch.float32, _in_tf32)] if is_tf32 else []
+    for name, dtype, function in types:
+        for m, n, k in _sized(make, _OTHER_TYPES, 1):
+            arguments = make.tensors((m, k), (k, n), dtype=dtype)
+            yield Case(f"mm {m}x{n}x{k} {name}", f"rate {name}", function, arguments, is_cold=True)
+
+
+def _in_tf32(a: Tensor, b: Tensor) -> Tensor:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        return torch.mm(a, b)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _transposed(a: Tensor, b: Tensor) -> Tensor:
+    return torch.mm(a.t(), b.t())
+
+
+_HEADS = ((8, 4, 256, 64), (8, 4, 128, 64), (2, 4, 1024, 64), (16, 8, 64, 32))
+_CAUSAL_HEADS = ((8, 4, 256, 64), (2, 4, 1024, 64))
+
+
+def _attention(make: _Maker) -> Iterator[Case]:
+    shapes = [(shape, False) for shape in make.some(_HEADS, 1)] + [(s, True) for s in make.some(_CAUSAL_HEADS, 0)]
+    for shape, is_causal in shapes:
+        b, h, t, d = shape
+        t = make.size(t)
+        arguments = make.factors(*[(b, t, h, d)] * 3)
+        text = f"{b}x{h}x{t}x{d}" + " causal" * is_causal
+        attend = _attention_of(is_causal)
+        yield Case(f"attention {text}", "attention", attend, arguments, is_cold=True)
+        yield Case(f"attention {text} with backward", "attention backward", _and_back(attend), arguments, is_cold=True)
+
+
+def _attention_of(is_causal: bool) -> Function:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    return attend
+
+
+_IMAGES = (
+    # batch, channels in and out, side, kernel, stride, groups
+    (8, 32, 64, 32, 3, 1, 1),
+    (8, 64, 64, 16, 3, 1, 1),
+    (8, 64, 128, 32, 3, 2, 1),
+    (8, 128, 128, 16, 1, 1, 1),
+    (8, 3, 32, 64, 3, 1, 1),
+    (8, 64, 64, 32, 7, 1, 64),
+)
+
+
+def _convolutions(make: _Maker) -> Iterator[Case]:
+    for b, cin, cout, side, kernel, stride, groups in make.some(_IMAGES, 1):
+        image, weight = (
+            (b, cin, max(8, make.size(side)), max(8, make.size(side))),
+            (cout, cin // groups, kernel, kernel),
+        )
+        images = _channels_last(make.factors(image, weight))
+        forward = _convolution(stride, kernel // 2, groups)
+        text = f"{b}x{cin}->{cout} {side}x{side} by {kernel}" + f", {groups} groups" * (groups > 1)
+        yield Case(f"conv {text}", "conv", forward, images, is_cold=True)
+        yield Case(f"conv {text} with backward", "conv backward", _and_back(forward), images, is_cold=True)
+
+
+def _channels_last(draw: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:
+    return lambda: tuple(x.contiguous(memory_format=torch.channels_last) for x in draw())
+
+
+def _convolution(stride: int, padding: int, groups: int) -> Function:
+    return lambda x, w: F.conv2d(x, w, stride=stride, padding=padding, groups=groups)
+
+
+def _and_back(forward: Function) -> Function:
+    """The forward, and the gradients of all arguments from its own result."""
+
+    def run(*arguments: Tensor) -> Sequence[Tensor]:
+        leaves = [x.detach().requires_grad_() for x in arguments]
+        with torch.enable_grad():
+            out = forward(*leaves)
+            return torch.autograd.grad(out, leaves, out.detach())
+
+    return run
+
+
+# -- arithmetic of fused kernels --------------------------------------------------------------------------------------
+
+FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "sqrt", "rsqrt", "reciprocal", "log1p")
+"""Operators whose arithmetic is measured one by one, as eager kernels on what fits the cache: the same vector code as in
+fused kernels. Their memory traffic is taken off, as measured by a copy of the same size."""
+
+
+def _pointwise(make: _Maker) -> Iterator[Case]:
+    shape = (make.size(64), 1024)
+    yield Case("copy for comparison", "baseline", lambda x: torch.clone(x), make.tensors(shape))
+    for name in make.some(FUNCTIONS, 2):
+        function = getattr(torch, name)
+
+        def positive() -> tuple[Tensor, ...]:
+            return (torch.rand(shape, device=make.device) + 0.5,)
+
+        yield Case(name, f"aten.{name}", function, positive)
+
+
+POLYNOMIAL = 24
+"""Multiply-adds for each element of the kernel that measures plain arithmetic."""
+
+
+def polynomial(x: Tensor) -> Tensor:
+    """`POLYNOMIAL` dependent multiply-adds."""
+    y = x
+    for _ in range(POLYNOMIAL):
+        y = y * x + 0.5
+    return y
+
+
+def dropout_mask(x: Tensor) -> Tensor:
+    """One random number for each element."""
+    return (torch.rand_like(x) > 0.1).to(x.dtype) * x
+
+
+def variance(x: Tensor) -> Tensor:
+    """Mean and variance of each row, as of a layer norm."""
+    var, mean = torch.var_mean(x, dim=-1, keepdim=True)
+    return var + mean
+
+
+def sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums along the rows, and along the columns as of a bias gradient: two kernels."""
+    return x.sum(-1), x.sum(0)
+
+
+def _fused(make: _Maker) -> Iterator[Case]:
+    rows = make.tensors((make.size(2048), 256))
+    cached = make.tensors((make.size(64), 1024))
+    yield Case("polynomial", "pointwise", polynomial, cached, compiled=True)
+    yield Case("random numbers", "prims.inductor_random", dropout_mask, rows, compiled=True)
+    if not make.is_toy:
+        yield Case("variances of rows", "aten.var_mean", variance, rows, compiled=True)
+        yield Case("sums of rows and of columns", "reduction", sums, rows, compiled=True)
+
+
+# -- gathers and scatters -----------------------------------------------------------------------------------------------
+
+
+def _gathers(make: _Maker) -> Iterator[Case]:
+    table, count, width = (make.size(n) for n in (8192, 4096, 256))
+
+    def arguments() -> tuple[Tensor, ...]:
+        places = torch.randint(table, (count,), device=make.device)
+        return torch.randn(table, width, device=make.device), places
+
+    def gradients() -> tuple[Tensor, ...]:
+        places = torch.randint(table, (count,), device=make.device)
+        return torch.randn(count, width, device=make.device), places
+
+    def scatter(gradient: Tensor, places: Tensor) -> Any:
+        return torch.ops.aten.embedding_dense_backward.default(gradient, places, table, -1, False)
+
+    def gather(weight: Tensor, places: Tensor) -> Any:
+        return torch.ops.aten.embedding.default(weight, places)
+
+    def add_at(gradient: Tensor, places: Tensor) -> Tensor:
+        return torch.zeros(table, width, device=make.device).index_put((places,), gradient, accumulate=True)
+
+    yield Case("gather rows", "aten.embedding", gather, arguments, is_cold=True)
+    yield Case("scatter rows", "aten.embedding_dense_backward", scatter, gradients, is_cold=True)
+    yield Case("add at rows", "aten.index_put", add_at, gradients, is_cold=True)

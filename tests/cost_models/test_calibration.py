@@ -1,0 +1,149 @@
+"""Calibration at toy size: every case runs, the fit is written, and the file is a device."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compile_remat import calibrate as command
+from compile_remat import cli
+from compile_remat.cost_models import Device, OpKind, Roofline, load_device, make_cost_model
+from compile_remat.cost_models.calibration import _float32_is_float32, fitted, start_of
+from compile_remat.cost_models.device_files import device_from_json, device_to_json
+from compile_remat.cost_models.microbenchmarks import Case, cases
+from compile_remat.cost_models.timing import LEAST_ROUNDS, Turns, take_turns
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def toy_cases() -> list[Case]:
+    return cases(CPU, torch.float32, [torch.bfloat16], is_toy=True)
+
+
+@pytest.fixture(scope="module")
+def device_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibrated") / "mine.json"
+    assert cli.main(["calibrate", "--device", "cpu", "--seconds", "0.2", "--out", str(path)]) == 0
+    return path
+
+
+def test_the_file_is_a_device_with_measured_figures(device_file: Path) -> None:
+    """Which figures is all that can be said: kernels of this size are over before they tell anything."""
+    device, table = load_device(str(device_file)), load_device("cpu")
+    assert device.name == "cpu", "by this name the planner knows what kernels of CPUs take beside their outputs"
+    assert any("compile-remat calibrate" in source for source in device.sources)
+    assert {"matmul", "conv", "attention"} <= {name for name, _ in device.half_sizes}
+    assert {"conv", "attention", "pointwise", "aten.embedding_dense_backward"} <= {
+        name for name, _ in device.efficiency
+    }
+    assert device.read_limit == table.read_limit
+    assert make_cost_model("roofline", device).key() != make_cost_model("roofline", table).key()
+
+
+def test_every_group_of_cases_is_there_at_both_sizes(toy_cases: list[Case]) -> None:
+    whole = {case.group for case in cases(CPU, torch.float32, [torch.bfloat16])}
+    assert {"bandwidth", "launch", "matmul", "attention", "conv", "pointwise", "prims.inductor_random"} <= whole
+    assert {case.group for case in toy_cases} <= whole
+    names = [case.name for case in cases(CPU, torch.float32, [torch.bfloat16, torch.float16], is_tf32=True)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_device_that_runs_by_the_model_is_found_again(toy_cases: list[Case]) -> None:
+    """Times that a known device would take, in place of measured ones: then every product costs what it cost there."""
+    known = start_of(CPU)
+    known["flops_per_s"] = {"float32": 90_000_000_000, "bfloat16": 200_000_000_000}
+    known["bandwidth_bytes_per_s"] = 9_000_000_000
+    known["half_sizes"] = {"matmul": [20.0, 30.0, 10.0]}
+    model = Roofline(device_of(known), tf32_kinds=())
+    turns = []
+    for case in cases(CPU, torch.float32, [torch.bfloat16]):
+        if case.group in ("bandwidth", "matmul", "cache", "rate bfloat16"):
+            turns.append(Turns(case, lambda: None, times_ns=[float(sum(model.op_time_ns(op) for op in case.ops()))]))
+        elif case.group in ("launch of products", "launch", "baseline"):
+            turns.append(Turns(case, lambda: None, times_ns=[float(known["launch_ns"])]))
+    found = fitted(start_of(CPU), turns)
+    errors = {point.name: point.error(found.model()) for point in found.points if point.name.startswith("mm ")}
+    assert len(errors) > 10
+    assert max(map(abs, errors.values())) < 0.05, errors
+
+
+def device_of(content: object) -> Device:
+    return device_from_json("known", content, "a test")
+
+
+def test_turns_are_interleaved(toy_cases: list[Case]) -> None:
+    ran: list[str] = []
+    picked = [case for case in toy_cases if case.is_cold][:3]
+    turns = [Turns(case, lambda name=case.name: ran.append(name)) for case in picked]  # type: ignore[misc]
+    rounds: list[int] = []
+    take_turns(turns, CPU, 0.0, lambda count, passed: rounds.append(count))
+    names = [case.name for case in picked]
+    assert rounds == list(range(1, LEAST_ROUNDS + 1))
+    assert ran == [*names, *names[1:], *names[:1], *names[2:], *names[:2]]
+    assert all(len(turn.times_ns) == LEAST_ROUNDS and min(turn.times_ns) >= 1 for turn in turns)
+
+
+def test_cases_are_made_on_the_device_that_is_asked_for() -> None:
+    """The same code for CPU and CUDA: on fake tensors no device is needed to see where arguments go."""
+    found = cases(torch.device("meta"), torch.bfloat16, [torch.float16, torch.float32], is_tf32=True, is_toy=True)
+    for case in found:
+        assert {x.device.type for x in case.arguments()} == {"meta"}
+    dtypes = {case.group: {x.dtype for x in case.arguments()} for case in found}
+    for group in ("matmul", "attention", "conv", "conv backward"):
+        assert dtypes[group] == {torch.bfloat16}
+    assert dtypes["rate float32"] == dtypes["rate tf32"] == dtypes["pointwise"] == {torch.float32}
+
+
+def test_rates_of_every_type_are_fitted() -> None:
+    """As on a GPU: products in bfloat16 first, then the rates of float32 and TF32."""
+    planted = {"bfloat16": 400e12, "float32": 40e12, "tf32": 200e12}
+    start = device_to_json(load_device("a100-80gb")) | {"efficiency": {}, "half_sizes": {}}
+    model = Roofline(device_of(start | {"flops_per_s": planted, "half_sizes": {"matmul": [0, 0, 64]}}), tf32_kinds=())
+    tf32 = replace(model, tf32_kinds=(OpKind.MATMUL,))
+    turns = []
+    for case in cases(torch.device("meta"), torch.bfloat16, [torch.float32], is_tf32=True):
+        if case.group in ("matmul", "rate float32", "rate tf32", "launch of products", "launch", "baseline"):
+            priced = tf32 if case.group == "rate tf32" else model
+            took = float(sum(priced.op_time_ns(op) for op in ([] if case.compiled else case.ops())))
+            turns.append(Turns(case, lambda: None, times_ns=[max(took, float(start["launch_ns"]))]))
+    found = fitted(start, turns).content["flops_per_s"]
+    assert found["float32"] == pytest.approx(planted["float32"], rel=0.1)
+    assert found["tf32"] == pytest.approx(planted["tf32"], rel=0.1)
+    assert found["bfloat16"] == pytest.approx(planted["bfloat16"], rel=0.25)
+
+
+def test_tf32_is_off_while_float32_is_measured() -> None:
+    before = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    with _float32_is_float32():
+        assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == (False, "highest")
+    assert (torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_is_calibrated_by_the_same_command(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    assert cli.main(["calibrate", "--device", "cuda", "--seconds", "0.2", "--out", str(path)]) == 0
+    device = load_device(str(path))
+    assert device.memory_bytes and device.multiprocessors != 0
+
+
+@pytest.mark.parametrize(("seconds", "message"), [("0", "above 0"), ("-3", "above 0"), ("1e9", "at most 3600")])
+def test_a_time_that_makes_no_sense_is_refused(seconds: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["calibrate", "--seconds", seconds])
+    assert message in capsys.readouterr().err
+
+
+def test_other_devices_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", "--device", "meta", "--seconds", "1"]) == 2
+    assert "cpu and cuda" in capsys.readouterr().err
+
+
+def test_figures_are_written_with_four_digits() -> None:
+    content = {"a": {"b": 0.123456}, "c": 123_456_789_012, "d": [1.23456, 0.0], "e": "text", "f": 7, "g": None}
+    expected = {"a": {"b": 0.1235}, "c": 123_500_000_000, "d": [1.235, 0.0], "e": "text", "f": 7, "g": None}
+    assert command.rounded(content) == expected
+    assert json.loads(json.dumps(command.rounded(content))) == expected

@@ -1,0 +1,106 @@
+"""Least squares find the figures that the measured times were made from."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compile_remat.cost_models import Op, OpKind
+from compile_remat.cost_models.device_files import device_from_json, device_to_json
+from compile_remat.cost_models.devices import device_names, load_device
+from compile_remat.cost_models.fitting import Path, Point, fit, model_of
+
+PLANTED: dict[str, Any] = {
+    "bandwidth_bytes_per_s": 20_000_000_000,
+    "flops_per_s": {"float32": 150_000_000_000},
+    "launch_ns": 3_000,
+    "efficiency": {"aten.exp": 0.2},
+    "half_sizes": {"matmul": [40.0, 25.0, 60.0]},
+    "launches_ns": {"matmul": 2_000},
+}
+START: dict[str, Any] = {
+    "bandwidth_bytes_per_s": 50_000_000_000,
+    "flops_per_s": {"float32": 1_000_000_000_000},
+    "launch_ns": 100,
+    "efficiency": {"aten.exp": 1.0},
+    "half_sizes": {"matmul": [8.0, 8.0, 16.0]},
+    "launches_ns": {"matmul": 2_000},
+}
+
+
+def product(m: int, n: int, k: int) -> Op:
+    nbytes = 4 * (m * k + k * n)
+    return Op(
+        "mm", "aten.mm.default", OpKind.MATMUL, "float32", 2 * m * n * k, nbytes, 4 * m * n, False, False, (1, m, n, k)
+    )
+
+
+def points(noise: float = 0.0) -> list[Point]:
+    truth = model_of(PLANTED)
+    draw = np.random.default_rng(0)
+    found = []
+    for m, n, k in [(2048, 256, 256), (256, 256, 2048), (1024, 1024, 1024), (128, 128, 128), (32, 1024, 1024),
+                    (1024, 1024, 32), (4096, 64, 64), (64, 2048, 256)]:  # fmt: skip
+        op = product(m, n, k)
+        measured = truth.op_time_ns(op) * float(np.exp(noise * draw.standard_normal()))
+        found.append(Point(f"{m}x{n}x{k}", measured, lambda model, op=op: model.op_time_ns(op)))  # type: ignore[misc]
+    return found
+
+
+PATHS: list[Path] = [("flops_per_s", "float32"), *[("half_sizes", "matmul", place) for place in range(3)]]
+
+
+def test_planted_figures_of_products_are_found() -> None:
+    start = START | {"bandwidth_bytes_per_s": PLANTED["bandwidth_bytes_per_s"]}
+    found = fit(start, PATHS, points())
+    assert found["flops_per_s"]["float32"] == pytest.approx(150e9, rel=0.02)
+    assert found["half_sizes"]["matmul"] == pytest.approx([40, 25, 60], rel=0.1)
+    assert all(abs(point.error(model_of(found))) < 0.01 for point in points())
+
+
+def test_noise_moves_prices_no_further_than_itself() -> None:
+    start = START | {"bandwidth_bytes_per_s": PLANTED["bandwidth_bytes_per_s"]}
+    found = fit(start, PATHS, points(noise=0.05))
+    assert all(abs(point.error(model_of(found))) < 0.1 for point in points())
+
+
+def test_one_disturbed_point_does_not_carry_the_others_away() -> None:
+    start = START | {"bandwidth_bytes_per_s": PLANTED["bandwidth_bytes_per_s"]}
+    clean = points()
+    disturbed = [replace(clean[0], measured_ns=5 * clean[0].measured_ns), *clean[1:]]
+    model = model_of(fit(start, PATHS, disturbed))
+    assert np.median([abs(point.error(model)) for point in clean]) < 0.1
+
+
+def test_bandwidth_and_launch_are_told_apart() -> None:
+    truth = model_of(PLANTED)
+
+    def at(nbytes: int) -> Point:
+        measured = truth.launch_time_ns + truth.traffic_time_ns(nbytes)
+        return Point(str(nbytes), measured, lambda model: model.launch_time_ns + model.traffic_time_ns(nbytes))
+
+    found = fit(START, [("bandwidth_bytes_per_s",), ("launch_ns",)], [at(1 << n) for n in range(12, 26, 2)])
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(20e9, rel=0.01)
+    assert found["launch_ns"] == pytest.approx(3_000, rel=0.02)
+
+
+def test_a_figure_of_exactly_one_moves() -> None:
+    """Its logarithm is 0, where steps in proportion to it would be none."""
+    op = Op("exp", "aten.exp.default", OpKind.POINTWISE, "float32", 10**6, 0, 0, False, False)
+    measured = model_of(PLANTED).arithmetic_time_ns(op) / 1
+    start = START | {"flops_per_s": PLANTED["flops_per_s"]}
+    found = fit(
+        start, [("efficiency", "aten.exp")], [Point("exp", measured, lambda model: model.arithmetic_time_ns(op))]
+    )
+    assert found["efficiency"]["aten.exp"] == pytest.approx(0.2, rel=0.01)
+
+
+def test_nothing_measured_changes_nothing() -> None:
+    assert fit(START, PATHS, []) == START
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_device_survives_being_written_and_read(name: str) -> None:
+    device = load_device(name)
+    assert device_from_json("another", device_to_json(device), "a test") == device
