@@ -75,7 +75,7 @@ class Contest:
     """One model on one device.
 
     Args:
-        options: Options of our backend beside the budget.
+        options: Options of our backend beside the budget; with ``compiler=eager`` the others compile nothing, too.
         gradients: The file that keeps samples of plain's gradients from one call to the next.
     """
 
@@ -136,11 +136,15 @@ class Contest:
         if task.kind == "eager":
             return harness.Training(case.module, case.module, case.inputs)
         if task.kind == "checkpoint":
-            return harness.plain(checkpointed(case))
+            return self._plain(checkpointed(case))
         if task.kind == "remat":
             assert task.memory_budget is not None
             return harness.remat(case, task.memory_budget, **self.options)
-        return harness.plain(case)
+        return self._plain(case)
+
+    def _plain(self, case: Case) -> harness.Training:
+        """torch.compile without us; ``aot_eager`` partitions the graph as Inductor does, and runs the parts as they are."""
+        return harness.training(case, backend="aot_eager" if self.options.get("compiler") == "eager" else "inductor")
 
     def _times(self, run: harness.Training) -> list[int]:
         """After two steps that nobody looks at, as many as a few seconds allow."""

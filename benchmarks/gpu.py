@@ -9,7 +9,7 @@ At the end DIR/NAME.png shows the frontiers (matplotlib is an extra). Times are 
 `max_memory_allocated` above the level before the step. `error` is of the prediction against the measured figure, `extra` the
 measured time beyond plain's, and beside it the predicted one and its proven lower bound, as parts of the step. `gradients` is
 the relative difference from plain's; eager mode draws other random numbers, so a model with dropout differs there. The exit
-status is 1 if a point failed or falls short.
+status is 1 if a point failed or falls short. `--option compiler=eager` runs all graphs without compiling them.
 """
 
 import argparse
