@@ -61,10 +61,13 @@ def _all_tasks(points: Sequence[Point]) -> Iterator[Task]:
 
 
 def _matches(points: Sequence[Point]) -> Iterator[Task]:
-    """Ours at each rival's measured peak, one for those that are as good as equal."""
+    """Ours at each rival's measured peak, one for those that are as good as equal; plain's own peak is that of `max`."""
+    plain = find(points, "plain", "default")
     taken = [p.budget_bytes for p in points if p.kind == "remat" and p.budget_bytes and not p.setting.startswith("at ")]
     for rival in points:
         if rival.kind not in ("checkpoint", "torch") or not rival.peak_bytes:
+            continue
+        if plain is not None and plain.peak_bytes and rival.peak_bytes >= NEAR * plain.peak_bytes:
             continue
         if not any(NEAR * rival.peak_bytes <= nbytes <= rival.peak_bytes for nbytes in taken):
             taken.append(rival.peak_bytes)

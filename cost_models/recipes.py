@@ -103,9 +103,9 @@ def _are_places(like: Like, op: Op) -> bool:
 
 def _plain(value: Any, kind: OpKind) -> Any:
     if isinstance(value, fx.Node):
-        value = value.meta.get("val")
-        if value is None:
+        if "val" not in value.meta:
             raise _NotPlain
+        value = value.meta["val"]
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise _NotPlain

@@ -40,8 +40,8 @@ class Sine(nn.Module):
 
 
 def chain(scale: float) -> Built:
-    """6 x (Linear 128, sine, sine), batch 4096"""
-    return Chain(128), (torch.randn(4096, 128),)
+    """6 x (Linear 128, sine, sine), batch 2048"""
+    return Chain(128), (torch.randn(2048, 128),)
 
 
 @pytest.mark.parametrize("name", large.LARGE)
@@ -100,9 +100,8 @@ def test_the_most_telling_points_come_first_and_rivals_are_matched_once() -> Non
     assert [t.setting for t in left if t.kind == "torch"] == ["0.5", "0.3", "0.1", "0.7", "0.9", "0"]
     matches = [t for t in tasks(points[:6]) if t.setting.startswith("at ")]
     assert matches == [
-        Task("remat", "at checkpoint blocks", 40 * MIB),  # and torch's 0.3 lies there, too
-        Task("remat", "at torch 0.5", 100 * MIB),
-    ]
+        Task("remat", "at checkpoint blocks", 40 * MIB)
+    ]  # torch's 0.3 lies there, too, its 0.5 at plain's
     assert Task("remat", "at checkpoint blocks", 40 * MIB) not in list(tasks(points))
 
 
@@ -269,7 +268,7 @@ def test_a_failing_point_is_recorded_and_may_be_retried(
     monkeypatch.setitem(large.LARGE, "chain", broken)
     assert gpu.main(flags) == 1
     (point,) = json.loads((tmp_path / "chain.json").read_text())["points"]
-    assert "shape" in point["failure"] and point["peak_bytes"] is None and point["wall_s"] > 0
+    assert "RuntimeError" in point["failure"] and point["peak_bytes"] is None and point["wall_s"] > 0
     assert "no picture" in capsys.readouterr().out
     monkeypatch.setitem(large.LARGE, "chain", chain)
     assert gpu.main([*flags, "--retry"]) == 0
