@@ -77,11 +77,11 @@ def plain_again(case: Case) -> Training:
     return training(case, options={"trace.enabled": False})
 
 
-def remat(case: Case, memory_budget: int | str) -> Training:
+def remat(case: Case, memory_budget: int | str, **options: str) -> Training:
     """The case under our backend. The function, not its name: this runs from a checkout that is not installed too."""
     from compile_remat.backend import remat as backend
 
-    return training(case, backend=backend, options={"memory_budget": memory_budget})
+    return training(case, backend=backend, options={"memory_budget": memory_budget, **options})
 
 
 def measure(run: Training, device: str, repeats: int) -> Measured:

@@ -60,19 +60,25 @@ def torch_activation_budget(value: float) -> Iterator[None]:
 
 
 @contextmanager
+def without_graph_caches() -> Iterator[None]:
+    """Graph caches off, so that every compile really runs its partitioner; kernels built earlier are still found."""
+    import torch._functorch.config as functorch_config
+    import torch._inductor.config as inductor_config
+
+    with inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        yield
+
+
+@contextmanager
 def private_compile_caches() -> Iterator[None]:
     """Graph caches off and a new folder for compiled kernels, so that every compile really runs its partitioner.
 
     The folder is shared by all compiles inside: equal kernels are built once.
     """
-    import torch._functorch.config as functorch_config
-    import torch._inductor.config as inductor_config
-
     with (
         tempfile.TemporaryDirectory(prefix="remat-bench-", ignore_cleanup_errors=True) as folder,
         mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": folder}),
-        inductor_config.patch(fx_graph_cache=False),
-        functorch_config.patch(enable_autograd_cache=False),
+        without_graph_caches(),
     ):
         yield
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat import _torch, profiling
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat._torch_version import version_problem
-from compile_remat.backend import RematPartitioner, settings_for, sources_hash
+from compile_remat.backend import RematPartitioner, place_of, settings_for, sources_hash
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, PlannerWarning, RematError, find_error
@@ -59,6 +60,10 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
         options = _torch.mode_options(config.mode)
         try:
             settings = settings_for(config, example_inputs)
+            if config.cost_model == "profile":
+                place = place_of(example_inputs)
+                times = profiling.times_for(gm, example_inputs, place, options, config.compiler)
+                settings = replace(settings, times=times)
             compile_with_partitioner(gm, example_inputs, _Look(settings, seen), options, guarded=False)
         except _Looked:
             pass
@@ -134,8 +139,9 @@ def install(**settings: Any) -> None:
     memory once, here; an error comes out wrapped in ``BackendCompilerFailed``, and so does a failure of the planner;
     Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
     Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
-    with a warning.  Inductor's `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have
-    wrong gradients.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
+    with a warning; `cost_model="profile"` times nothing and takes the times that are in its file.  Inductor's
+    `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  Undo it with
+    `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
     if problem := version_problem():
@@ -145,7 +151,10 @@ def install(**settings: Any) -> None:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
-    set_global_partitioner(RematPartitioner(settings_for(config, here), sources_hash()), STRICT_OPTIONS)
+    settings_now = settings_for(config, here)
+    if config.cost_model == "profile":
+        settings_now = replace(settings_now, times=profiling.known_times(place_of(here)))
+    set_global_partitioner(RematPartitioner(settings_now, sources_hash()), STRICT_OPTIONS)
     write_to(config.report_dir)
 
 

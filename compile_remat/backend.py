@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch, capacity
+from compile_remat import _torch, capacity, profiling
 from compile_remat._torch_dynamo import company
 from compile_remat._torch_inductor import (
     PARTITIONER_OPTION,
@@ -29,7 +29,7 @@ from compile_remat.budget import MemoryBudget, OptimizerState
 from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
-from compile_remat.cost_models import detect, load_device
+from compile_remat.cost_models import Device, detect, device_names, load_device
 from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, find_error
 from compile_remat.ledger import Ledger, Member
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
@@ -80,6 +80,9 @@ def compile_graph(
         return compile_plain(gm, example_inputs, patches)
     sizes = _sizes_of(example_inputs)
     settings, reason = _settings_or_failure(config, example_inputs)
+    if config.cost_model == "profile":
+        times = profiling.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
+        settings = replace(settings, times=times)
     make = partitioner_type or RematPartitioner
     if not reason:
         try:
@@ -105,13 +108,13 @@ def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence
     has_budget = settings.is_given or settings.from_auto
     if not has_budget or settings.budget.kind == "max" or config.check:
         return None
-    key = str(_place_of(example_inputs)), str(config.memory_budget)
+    key = str(place_of(example_inputs)), str(config.memory_budget)
     ledger = _LEDGERS.setdefault(key, Ledger(settings.budget, may_miss=settings.from_auto))
     if not ledger.held_bytes():
         ledger.budget = settings.budget  # `auto` has looked again
         if settings.from_auto and config.optimizer_state.kind != "none":
             without_state = replace(config, optimizer_state=OptimizerState("none"))
-            ledger.look = functools.partial(_auto, without_state, _place_of(example_inputs), 0)
+            ledger.look = functools.partial(_auto, without_state, place_of(example_inputs), 0)
     return ledger
 
 
@@ -141,7 +144,7 @@ def _compile(
     compiled, reports = compilation.run(partitioner)
     if not reports or reports[-1].plan is None:
         return compiled
-    place, report = _place_of(example_inputs), reports[-1]
+    place, report = place_of(example_inputs), reports[-1]
     read = None if config.check else reader_of(place)  # a check runs more than the plan
     watched = functools.partial(Watched, graph_key=report.graph_key, report_dir=config.report_dir, read=read)
     if later is None:
@@ -275,8 +278,10 @@ def _sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
 
 def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings:
     """Look up what the settings stand for on this machine: the device's figures and the bytes behind `auto`."""
-    place = _place_of(example_inputs)
+    place = place_of(example_inputs)
     device = detect(place) if config.device == "detect" else load_device(config.device)
+    if config.cost_model == "profile":
+        _check_is_here(config.device, device, place)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
         budget = _auto(config, place, capacity.trainable_bytes(example_inputs))
@@ -291,6 +296,15 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     )
 
 
+def _check_is_here(given: str, device: Device, place: torch.device) -> None:
+    """A file may hold what `calibrate` measured here; a name of the table must be that of this device."""
+    if given in device_names() and device.name != detect(place).name:
+        raise ConfigError(
+            f"cost_model = 'profile' times operators on the device that is here ({detect(place).name}), and "
+            f"device = {given!r} is another one. Leave device out, or take cost_model = 'roofline'."
+        )
+
+
 def _auto(config: RematConfig, place: torch.device, trainable_bytes: int) -> MemoryBudget:
     free = capacity.read(place, config.capacity)
     if free is None:
@@ -301,7 +315,8 @@ def _auto(config: RematConfig, place: torch.device, trainable_bytes: int) -> Mem
     return MemoryBudget("bytes", budget_bytes)
 
 
-def _place_of(example_inputs: Sequence[Any]) -> torch.device:
+def place_of(example_inputs: Sequence[Any]) -> torch.device:
+    """The accelerator among the devices of a graph's inputs, or the CPU."""
     devices = [t.device for t in example_inputs if isinstance(t, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 

@@ -27,16 +27,14 @@ def _row(parse: Callable[[object], _T], default: _T, *, in_key: bool = True) -> 
     return field(default=default, metadata={"parse": parse, "in_key": in_key})
 
 
-def _choice(*names: str, later: Collection[str] = ()) -> Callable[[object], str]:
-    """A parser for one of `names`, in any capitals; `later` are names that a future version takes."""
+def _choice(*names: str) -> Callable[[object], str]:
+    """A parser for one of `names`, in any capitals."""
 
     def parse(raw: object) -> str:
         name = raw.strip().lower() if isinstance(raw, str) else str(raw)
         if name in names:
             return name
-        problem = f"{raw!r} is not available in this version yet." if name in later else f"{raw!r} is not a choice."
-        hint = "" if name in later else did_you_mean(name, names)
-        raise ConfigError(f"{problem} Allowed: {', '.join(names)}.{hint}")
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: {', '.join(names)}.{did_you_mean(name, names)}")
 
     return parse
 
@@ -125,7 +123,8 @@ class RematConfig:
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
         optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
         instances: how often a compiled graph runs in a step; None (`learn`, the default) finds out.
-        cost_model: `roofline` (default) or `unit` (every operator costs 1).
+        cost_model: `roofline` (default), `profile` (operators are timed on this device before a graph is planned, and kept in
+            a file) or `unit` (every operator costs 1).
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
         check: compare the first step of each graph with the plan that recomputes nothing.
@@ -141,7 +140,7 @@ class RematConfig:
     reserve: Reserve = _row(Reserve.parse, Reserve("percent", 5))
     optimizer_state: OptimizerState = _row(OptimizerState.parse, OptimizerState("adamw"))
     instances: int | None = _row(_instances, None)
-    cost_model: str = _row(_choice("roofline", "unit", later=("profile",)), "roofline")
+    cost_model: str = _row(_choice("roofline", "profile", "unit"), "roofline")
     compiler: str = _row(_choice("inductor", "eager"), "inductor")
     mode: str | None = _row(_mode, None)
     check: bool = _row(_switch, False, in_key=False)

@@ -17,11 +17,11 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat import _torch, _torch_cache
+from compile_remat import _torch, _torch_cache, profiling
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared
-from compile_remat.cost_models import CostModel, Device, OpKind, load_device, make_cost_model, tf32_kinds
+from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_device, make_cost_model, tf32_kinds
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
@@ -47,6 +47,7 @@ class Settings:
         tf32: Kinds of operators that torch lets run in TF32: they are priced so.
         plan_dir: Where plans are pinned.
         share: What the graph may take of a budget that other graphs of the step live in, too; None where it is alone.
+        times: Measured times of the graph's operators, for the cost model `profile`.
         tightened_bytes: What to plan for instead of the budget, because Inductor's code for a plan needed more than it predicted.
     """
 
@@ -60,6 +61,7 @@ class Settings:
     torch_ratio: float = 1.0
     tightened_bytes: int | None = None
     share: Share | None = None
+    times: Times = Times()
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -70,9 +72,9 @@ class Settings:
         """Bytes that a node's kernel takes for itself; known for CPUs alone, where they depend on the number of threads."""
         return node_workspace_bytes(node) if self.device.name == "cpu" else 0
 
-    def cost(self) -> CostModel:
-        """The cost model for the device."""
-        return make_cost_model(self.cost_model, self.device, self.tf32)
+    def cost(self, graph: fx.Graph) -> CostModel:
+        """The cost model for the device, with what was measured of the graph's operators."""
+        return make_cost_model(self.cost_model, self.device, self.tf32, self.times.of_nodes(graph.nodes))
 
 
 class PlannerFailed(Exception):
@@ -120,7 +122,7 @@ def plan_joint(
         ratio=settings.torch_ratio,
     )
     reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
-    cost = settings.cost()
+    cost = settings.cost(joint.module.graph)
     problem = build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace)
     planner = Planner(problem)
     budget_bytes = bytes_of(planner, asked)
@@ -278,7 +280,7 @@ def split_without_planner(
 def _describe(joint: _torch.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
-        cost = settings.cost()
+        cost = settings.cost(joint.module.graph)
         planner = Planner(build_problem(joint, cost=cost, reference=saved, workspace=node_workspace_bytes))
         return replace(planner.torchs_own(bytes_of(planner, Asked(settings.budget))), status=Status.FALLBACK)
     except Exception:
@@ -320,12 +322,14 @@ def partition(
         BudgetError: No plan fits; ConfigError, DeviceError: a setting is off.
     """
     budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
+    times = profiling.times_of(joint_module.graph) if cost_model == "profile" else Times()
     settings = Settings(
         MemoryBudget("max") if budget.kind == "auto" else budget,
         load_device(device),
         cost_model,
         is_given=memory_budget is not None,
         torch_ratio=_torch.config_ratio(),
+        times=times,
     )
     keywords: dict[str, Any] = {
         "num_fwd_outputs": num_fwd_outputs,

@@ -11,6 +11,8 @@ from compile_remat.cost_models.kinds import OpKind as OpKind
 from compile_remat.cost_models.ops import Op as Op
 from compile_remat.cost_models.ops import describe as describe
 from compile_remat.cost_models.ops import op_kind as op_kind
+from compile_remat.cost_models.profile import Profile as Profile
+from compile_remat.cost_models.profile import Times as Times
 from compile_remat.cost_models.protocol import CostModel as CostModel
 from compile_remat.cost_models.roofline import Roofline as Roofline
 from compile_remat.cost_models.unit import UnitCost as UnitCost
@@ -20,7 +22,9 @@ __all__ = [
     "Device",
     "Op",
     "OpKind",
+    "Profile",
     "Roofline",
+    "Times",
     "UnitCost",
     "cost_model_names",
     "describe",

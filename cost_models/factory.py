@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from compile_remat.cost_models.device import Device
 from compile_remat.cost_models.kinds import OpKind
+from compile_remat.cost_models.profile import Profile
 from compile_remat.cost_models.protocol import CostModel
 from compile_remat.cost_models.roofline import Roofline
 from compile_remat.cost_models.unit import UnitCost
 from compile_remat.errors import ConfigError
 from compile_remat.names import did_you_mean
 
-_NAMES = ("roofline", "unit")
+_NAMES = ("roofline", "profile", "unit")
 
 
 def cost_model_names() -> tuple[str, ...]:
@@ -20,16 +23,26 @@ def cost_model_names() -> tuple[str, ...]:
     return _NAMES
 
 
-def make_cost_model(name: str, device: Device, tf32: tuple[OpKind, ...] | None = None) -> CostModel:
-    """The cost model called `name` for `device`; None reads from torch's present settings where float32 means TF32.
+def make_cost_model(
+    name: str,
+    device: Device,
+    tf32: tuple[OpKind, ...] | None = None,
+    measured: Sequence[tuple[str, int]] = (),
+) -> CostModel:
+    """The cost model called `name` for `device`.
+
+    Args:
+        tf32: Kinds whose float32 arithmetic runs in TF32; None reads it from torch's present settings.
+        measured: For `profile`, names of the graph's nodes with nanoseconds; without any it is the roofline.
 
     Raises:
         ConfigError: there is no such cost model.
     """
     if name == "unit":
         return UnitCost()
-    if name == "roofline":
-        return Roofline(device, tf32_kinds() if tf32 is None else tf32)
+    roofline = Roofline(device, tf32_kinds() if tf32 is None else tf32)
+    if name in ("roofline", "profile"):
+        return roofline if name == "roofline" else Profile(roofline, measured)
     raise ConfigError(
         f'cost_model = "{name}": no such cost model; there are {", ".join(_NAMES)}.{did_you_mean(name, _NAMES)}'
     )

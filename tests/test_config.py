@@ -231,7 +231,7 @@ def config_forms() -> str:
         ({"compiler": "inducter"}, 'Allowed: inductor, eager. Did you mean "inductor"?'),
         ({"compiler": 3}, "3 is not a choice. Allowed: inductor, eager."),
         ({"cost_model": "rooflin"}, 'Allowed: roofline, unit. Did you mean "roofline"?'),
-        ({"cost_model": "profile"}, "'profile' is not available in this version yet. Allowed: roofline, unit."),
+        ({"cost_model": "measured"}, "'measured' is not a choice. Allowed: roofline, profile, unit."),
         ({"log": "verbose"}, "Allowed: warning, info, debug."),
         ({"mode": "max-autotun"}, 'Did you mean "max-autotune"?'),
         ({"mode": 1}, "1 is not a mode"),

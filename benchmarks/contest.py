@@ -1,0 +1,250 @@
+"""Measuring one point of a frontier: a fresh state, one way to train one model, its peak, its time and its gradients."""
+
+import gc
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import harness
+from benchmarks.frontier import Point, find
+from benchmarks.models import Case
+from benchmarks.models.large import build_large, checkpointed
+from compile_remat._torch_bench import torch_activation_budget
+from compile_remat.measure import device_times_ns
+
+FRACTIONS = (0.5, 0.3)
+TORCH_BUDGETS = (0.5, 0.3, 0.1, 0.7, 0.9, 0.0)
+SAMPLES = 2048
+"""Elements of each gradient that are compared."""
+NEAR = 0.99
+"""A rival's peak is not matched where we have a budget between this part of it and all of it already."""
+
+LEAST_STEPS, MOST_STEPS, TIMED_S = 5, 30, 4.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A point still to be measured."""
+
+    kind: str
+    setting: str
+    memory_budget: int | str | None = None
+
+
+def tasks(points: Sequence[Point]) -> Iterator[Task]:
+    """What is left to measure, the most telling first; what matches a rival's peak appears once that is known."""
+    done = {(point.kind, point.setting) for point in points}
+    return (task for task in _all_tasks(points) if (task.kind, task.setting) not in done)
+
+
+def _all_tasks(points: Sequence[Point]) -> Iterator[Task]:
+    yield Task("plain", "default")
+    plain = find(points, "plain", "default")
+    if plain is not None and plain.peak_bytes is not None:
+        for fraction in FRACTIONS:
+            yield Task("remat", f"{fraction:g}", int(fraction * plain.peak_bytes))
+    yield Task("checkpoint", "blocks")
+    yield Task("eager", "-")
+    yield Task("remat", "max", "max")
+    for value in TORCH_BUDGETS:
+        yield Task("torch", f"{value:g}")
+    yield from _matches(points)
+    yield Task("remat", "min", "min")
+
+
+def _matches(points: Sequence[Point]) -> Iterator[Task]:
+    """Ours at each rival's measured peak, one for those that are as good as equal; plain's own peak is that of `max`."""
+    plain = find(points, "plain", "default")
+    taken = [p.budget_bytes for p in points if p.kind == "remat" and p.budget_bytes and not p.setting.startswith("at ")]
+    for rival in points:
+        if rival.kind not in ("checkpoint", "torch") or not rival.peak_bytes:
+            continue
+        if plain is not None and plain.peak_bytes and rival.peak_bytes >= NEAR * plain.peak_bytes:
+            continue
+        if not any(NEAR * rival.peak_bytes <= nbytes <= rival.peak_bytes for nbytes in taken):
+            taken.append(rival.peak_bytes)
+            yield Task("remat", f"at {rival.name}", rival.peak_bytes)
+
+
+class Contest:
+    """One model on one device.
+
+    Args:
+        options: Options of our backend beside the budget; with ``compiler=eager`` the others compile nothing, too.
+        gradients: The file that keeps samples of plain's gradients from one call to the next.
+    """
+
+    def __init__(
+        self, name: str, device: str, scale: float, seed: int, options: Mapping[str, str], gradients: Path
+    ) -> None:
+        self.name, self.device, self.scale, self.seed = name, device, scale, seed
+        self.options, self.gradients = options, gradients
+
+    def take(self, task: Task) -> Point:
+        """Measure one point; what goes wrong is part of it."""
+        start = time.perf_counter()
+        budget_bytes = task.memory_budget if isinstance(task.memory_budget, int) else None
+        point = Point(task.kind, task.setting, budget_bytes, date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+        with fresh_state(self.device):
+            try:
+                point = self._measured(task, point)
+            except Exception as error:  # one point must not lose the others
+                point = replace(point, **_failure(error))
+        return replace(point, wall_s=round(time.perf_counter() - start, 1))
+
+    def _measured(self, task: Task, point: Point) -> Point:
+        case = build_large(self.name, device=self.device, scale=self.scale, seed=self.seed)
+        limit = torch_activation_budget(float(task.setting)) if task.kind == "torch" else nullcontext()
+        with limit:
+            run = self._training(task, case)
+            start = time.perf_counter()
+            run.clear_and_step()
+            first_step_s = time.perf_counter() - start
+            run.clear_and_step()  # where graphs share a budget, the second step may plan once more
+            run.clear()
+            level_bytes = torch.cuda.memory_allocated(self.device) if self._is_cuda() else 0
+            peak = harness.second_step_peak(run, self.device)
+            times = self._times(run)
+            torch.manual_seed(self.seed + 1)
+            run.clear_and_step()
+        found = samples([parameter.grad for parameter in run.module.parameters()])
+        difference, worst = self._compared(task, found)
+        low_ns, median_ns, high_ns = statistics.quantiles(times, n=4)
+        grads = [p.grad for p in run.module.parameters() if p.grad is not None]
+        return replace(
+            point,
+            level_bytes=level_bytes,
+            peak_bytes=peak.peak_bytes,
+            requested_bytes=peak.requested_bytes,
+            gradient_bytes=sum(grad.nbytes for grad in grads),
+            step_ns=int(median_ns),
+            step_low_ns=int(low_ns),
+            step_high_ns=int(high_ns),
+            steps=len(times),
+            first_step_s=round(first_step_s, 2),
+            gradient_difference=difference,
+            worst_gradient=worst,
+            **(_reported() if task.kind == "remat" else {}),
+        )
+
+    def _training(self, task: Task, case: Case) -> harness.Training:
+        if task.kind == "eager":
+            return harness.Training(case.module, case.module, case.inputs)
+        if task.kind == "checkpoint":
+            return self._plain(checkpointed(case))
+        if task.kind == "remat":
+            assert task.memory_budget is not None
+            return harness.remat(case, task.memory_budget, **self.options)
+        return self._plain(case)
+
+    def _plain(self, case: Case) -> harness.Training:
+        """torch.compile without us; ``aot_eager`` partitions the graph as Inductor does, and runs the parts as they are."""
+        return harness.training(case, backend="aot_eager" if self.options.get("compiler") == "eager" else "inductor")
+
+    def _times(self, run: harness.Training) -> list[int]:
+        """After two steps that nobody looks at, as many as a few seconds allow."""
+        warm = device_times_ns(run.clear_and_step, 2, self.device)
+        count = int(TIMED_S * 1e9 / max(1, warm[-1])) if self.scale == 1 else 0
+        return device_times_ns(run.clear_and_step, min(MOST_STEPS, max(LEAST_STEPS, count)), self.device)
+
+    def _compared(self, task: Task, found: list[Tensor]) -> tuple[float | None, float | None]:
+        """Difference from plain's gradients; plain itself keeps them. None where there are none of plain."""
+        if task.kind == "plain":
+            self.gradients.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(found, self.gradients)
+            return 0.0, 0.0
+        if not self.gradients.exists():
+            return None, None
+        return differences(found, torch.load(self.gradients, weights_only=True))
+
+    def _is_cuda(self) -> bool:
+        return torch.device(self.device).type == "cuda"
+
+
+def samples(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Evenly spaced elements of each, in float32 on the host: the whole of a large model is too much to keep."""
+    found = []
+    for gradient in gradients:
+        if gradient is None:
+            found.append(torch.zeros(0))
+            continue
+        count = min(SAMPLES, gradient.numel())
+        places = torch.arange(count, device=gradient.device) * gradient.numel() // max(1, count)
+        found.append(gradient.detach().reshape(-1)[places].float().cpu())
+    return found
+
+
+def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, float]:
+    """Norm of the difference over the norm of `expected`: of all together, and the largest of any single one."""
+    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
+    total = torch.cat([a - b for a, b in pairs]).norm() / torch.cat([b for _, b in pairs]).norm()
+    single = [float((a - b).norm() / b.norm()) for a, b in pairs if float(b.norm()) > 0]
+    return float(total), max(single, default=0.0)
+
+
+@contextmanager
+def fresh_state(device: str) -> Iterator[None]:
+    """Nothing compiled, nothing reported, no memory held: before and after."""
+    _free(device)
+    try:
+        yield
+    finally:
+        _free(device)
+
+
+def _free(device: str) -> None:
+    import compile_remat
+
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def is_alive(device: str) -> bool:
+    """Whether the device still answers: after some errors it does not, for as long as this process lives."""
+    try:
+        return float(torch.ones(8, device=device).sum()) == 8.0
+    except RuntimeError:
+        return False
+
+
+def _reported() -> dict[str, Any]:
+    """What the graph with the highest peak reports of its latest plan."""
+    import compile_remat
+
+    found = {report.graph_key: report for report in compile_remat.reports()}
+    report = max(found.values(), key=lambda each: each.predicted_peak_bytes or 0)
+    plan = report.plan
+    figures = {
+        "predicted_peak_bytes": report.predicted_peak_bytes,
+        "scheduled_peak_bytes": report.scheduled_peak_bytes,
+        "planning_s": round(report.planning_time_s, 2),
+        "status": report.status,
+        "message": report.message,
+    }
+    if plan is None:
+        return figures
+    return figures | {
+        "predicted_step_ns": plan.step_time_ns + plan.extra_time_ns,
+        "recompute_ns": plan.recompute_time_ns,
+        "extra_ns": plan.extra_time_ns,
+        "bound_ns": plan.bound_time_ns,
+    }
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """A `BudgetError` is an answer, its floor; anything else is a failure, in its own words."""
+    floor_bytes = getattr(error, "floor_bytes", None)
+    if type(error).__name__ == "BudgetError" and floor_bytes is not None:
+        return {"floor_bytes": int(floor_bytes)}
+    return {"failure": f"{type(error).__name__}: {error}"[:2000]}

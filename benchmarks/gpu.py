@@ -1,0 +1,132 @@
+"""Memory against time on a GPU: plain torch.compile, checkpointed blocks, torch's own budgets, and ours at the same peaks.
+
+    python -m benchmarks.gpu --model gpt --minutes 8 --out DIR [--device cuda] [--toy] [--option device=h200.json]
+
+One model a call, in bfloat16; without `--model` all, one after the other, each with its own minutes. Every point starts from a
+fresh state: nothing compiled, no memory held. The most telling points come first, and DIR/NAME.json is rewritten after each;
+a second call goes on where the first one stopped. No point is begun that would, by the time of those before it, end too late.
+At the end DIR/NAME.png shows the frontiers (matplotlib is an extra). Times are by CUDA events, peaks by
+`max_memory_allocated` above the level before the step. `error` is of the prediction against the measured figure, `extra` the
+measured time beyond plain's, and beside it the predicted one and its proven lower bound, as parts of the step. `gradients` is
+the relative difference from plain's; eager mode draws other random numbers, so a model with dropout differs there. The exit
+status is 1 if a point failed or falls short. `--option compiler=eager` runs all graphs without compiling them.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks import frontier, harness
+from benchmarks.contest import Contest, is_alive, tasks
+from benchmarks.frontier import Point
+from benchmarks.models.large import LARGE
+from compile_remat._torch_bench import without_graph_caches
+
+SAME_KIND, OTHER_KIND = 1.2, 1.5
+"""The next point may take so much longer than the longest before it: of its kind, of any kind."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parse(argv)
+    with without_graph_caches():
+        return max([run(name, arguments) for name in arguments.model or LARGE])
+
+
+def run(name: str, arguments: argparse.Namespace) -> int:
+    """Measure what is left of one model, as far as its time goes."""
+    deadline = time.monotonic() + 60 * arguments.minutes
+    is_timed = torch.device(arguments.device).type == "cuda" and not arguments.toy
+    head = header(arguments)
+    path = arguments.out / f"{name}.json"
+    points = frontier.read(path, head)
+    if arguments.retry:
+        points = [point for point in points if point.failure is None]
+    contest = Contest(
+        name,
+        arguments.device,
+        harness.scale_of(arguments),
+        arguments.seed,
+        dict(arguments.option),
+        path.with_suffix(".gradients.pt"),
+    )
+    harness.print_header(head)
+    print(f"{name}: {LARGE[name].__doc__} ({len(points)} points from before; sizes in MiB)", flush=True)
+    stopped = measure(contest, points, deadline, lambda: frontier.write(path, name, head, points))
+    print("\n" + frontier.table(points, is_timed=is_timed) + "\n")
+    lines, missed = frontier.summary(points, is_timed=is_timed)
+    print("\n".join([*lines, stopped]))
+    if not frontier.draw(path.with_suffix(".png"), name, head, points):
+        print("no picture: matplotlib is not installed, or nothing was measured")
+    return int(bool(missed))
+
+
+def measure(contest: Contest, points: list[Point], deadline: float, keep: Callable[[], None]) -> str:
+    """Append to `points` until nothing is left or the time is up; says which. `keep` is called after each."""
+    while (task := next(tasks(points), None)) is not None:
+        expected_s = estimate_s(task.kind, points)
+        left_s = deadline - time.monotonic()
+        if points and expected_s > left_s:  # of the first one nothing is known
+            times = f"{expected_s:.0f} s, {max(0.0, left_s):.0f} s are left"
+            return f"stopped: the next point ({task.kind} {task.setting}) may take {times}; run it again to go on"
+        harness.progress(f"{contest.name}: {task.kind} {task.setting}, {left_s:.0f} s left")
+        point = contest.take(task)
+        points.append(point)
+        keep()
+        harness.progress("  " + "  ".join(frontier.cells(point, points, is_timed=False)))
+        if point.failure is not None and not is_alive(contest.device):
+            return f"stopped: {contest.device} does not answer any more after that failure; run it again to go on"
+    return "finished: every point is measured"
+
+
+def estimate_s(kind: str, points: Sequence[Point]) -> float:
+    """How long the next point may take, by those before it; nothing is known before the first."""
+    same = [point.wall_s for point in points if point.kind == kind]
+    if same:
+        return SAME_KIND * max(same)
+    return OTHER_KIND * max((point.wall_s for point in points), default=0.0)
+
+
+def header(arguments: argparse.Namespace) -> dict[str, str]:
+    """Where and with what; the points of a file agree in `frontier.FIGURES_OF_PLACE`."""
+    size = "toy" if arguments.toy else "full"
+    options = " ".join(f"{name}={value}" for name, value in sorted(arguments.option)) or "none"
+    versions = {"cuda": str(torch.version.cuda), "size": f"{size}, bfloat16, seed {arguments.seed}", "options": options}
+    return harness.header(arguments.device) | versions
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", choices=list(LARGE), help="may be repeated; default all")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for each model (default 8)")
+    parser.add_argument("--out", type=Path, default=Path("build/gpu"), metavar="DIR", help="default build/gpu")
+    parser.add_argument("--device", default="cuda", help="cuda (default) or, with --toy, cpu")
+    parser.add_argument("--toy", action="store_true", help="tiny models: checks the command, not the claims")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--retry", action="store_true", help="measure once more what failed before")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="of our backend; may be repeated",
+    )
+    arguments = parser.parse_args(argv)
+    if torch.device(arguments.device).type != "cuda" and not arguments.toy:
+        parser.error("these models take tens of GiB: without a GPU, say --toy")
+    return arguments
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

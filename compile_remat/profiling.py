@@ -1,0 +1,218 @@
+"""Timing the operators of a graph before it is planned: which there are, which are known, the file, the bar, and other ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat import _torch, _torch_cache, capacity
+from compile_remat._torch_inductor import CustomPartitionerFn, compile_eager, compile_with_partitioner
+from compile_remat.cost_models import Times, tf32_kinds
+from compile_remat.cost_models.profile_file import ProfileFile
+from compile_remat.cost_models.recipes import Recipe, recipe_of
+from compile_remat.cost_models.stopwatch import CannotTime, Clock, time_ns
+from compile_remat.errors import warn
+
+LOG = logging.getLogger("compile_remat")
+
+LINE_EVERY = 20
+"""Where there is no bar: a line of progress after so many operators."""
+
+
+def times_for(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], place: torch.device, patches: Mapping[str, Any], compiler: str
+) -> Times:
+    """Times of the operators in the joint graph of a Dynamo graph; what no earlier run measured is measured now.
+
+    A collective: with several ranks, rank 0 measures and all take its times.
+
+    Args:
+        place: The device that the graph runs on.
+        patches: Inductor's options, which the joint graph depends on.
+        compiler: `inductor` or `eager`.
+    """
+    return _from_rank_zero(lambda: _times_here(gm, example_inputs, place, patches, compiler), place)
+
+
+def times_of(graph: fx.Graph, clock: Clock | None = None) -> Times:
+    """Times of a joint graph's operators, on the device of its tensors; what no earlier run measured is measured now."""
+    values = [node.meta.get("val") for node in graph.nodes]
+    devices = [v.device for v in values if isinstance(v, torch.Tensor)]
+    place = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+    return Times.of(_measured(_recipes(graph.nodes), _file(place), place, clock))
+
+
+def known_times(place: torch.device) -> Times:
+    """All that was measured on this device before: for graphs that nobody sees before they are planned."""
+    return Times.of(_file(place).times_ns())
+
+
+# -- which operators --------------------------------------------------------------------------------------------------
+
+
+def _times_here(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], place: torch.device, patches: Mapping[str, Any], compiler: str
+) -> Times:
+    tensors = [t for t in example_inputs if isinstance(t, torch.Tensor)]
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in tensors):
+        return Times()  # no backward: nothing is planned
+    file = _file(place)
+    try:
+        graph = _name_of(gm, example_inputs, patches, compiler)
+        signatures = file.signatures_of(graph)
+        known = file.times_ns()
+        if signatures is not None and all(s in known for s in signatures):
+            return Times.of({s: known[s] for s in signatures})
+        found = _measured(_recipes(_joint_nodes(gm, example_inputs, patches, compiler)), file, place)
+    except Exception as error:  # the other ranks wait for an answer, and a graph can be planned without it
+        LOG.warning("the operators of a graph cannot be timed", exc_info=True)
+        warn(
+            f"the operators of a graph cannot be timed ({type(error).__name__}: {error}); cost_model is roofline for it"
+        )
+        return Times()
+    file.note(graph, list(found))
+    return Times.of(found)
+
+
+def _name_of(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], compiler: str) -> str:
+    sizes = [f"{s}={_torch.hint_int(s)}" for s in example_inputs if isinstance(s, torch.SymInt)]
+    text = [_torch_cache.compilation_text(gm, example_inputs), repr(sorted(patches.items())), compiler, *sizes]
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+
+
+class _Collected(Exception):
+    """Leaves the compiler once the joint graph was seen."""
+
+
+class _Collect(CustomPartitionerFn):
+    """A partitioner that keeps the joint graph's nodes and compiles nothing."""
+
+    def __init__(self) -> None:
+        self.nodes: list[fx.Node] = []
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+        self.nodes += gm.graph.nodes
+        raise _Collected
+
+    def uuid(self) -> object:
+        """Always the same: nothing is ever stored under it."""
+        return "compile_remat collects operators"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Collect, ())
+
+
+def _joint_nodes(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], compiler: str
+) -> list[fx.Node]:
+    collect = _Collect()
+    try:
+        if compiler == "eager":
+            compile_eager(gm, example_inputs, collect)
+        else:
+            compile_with_partitioner(gm, example_inputs, collect, patches, guarded=False)
+    except _Collected:
+        pass
+    return collect.nodes
+
+
+def _recipes(nodes: Iterable[fx.Node]) -> list[Recipe]:
+    """Each different piece of work once, in order."""
+    found = (recipe_of(node) for node in nodes)
+    return list({recipe.signature: recipe for recipe in found if recipe is not None}.values())
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measured(
+    recipes: Sequence[Recipe], file: ProfileFile, place: torch.device, clock: Clock | None = None
+) -> dict[str, int]:
+    """Times of all that can be timed; every new one is in the file before the next begins."""
+    known = file.times_ns()
+    missing = [recipe for recipe in recipes if recipe.signature not in known]
+    if missing:
+        with _progress(len(missing), f"timing operators on {file.place}") as advance:
+            for recipe in missing:
+                try:
+                    known[recipe.signature] = time_ns(recipe, place, _free_bytes(place), clock)
+                    file.add({recipe.signature: known[recipe.signature]})
+                except CannotTime as error:
+                    LOG.info("%s is not timed, the roofline prices it: %s", recipe.signature, error)
+                advance()
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
+    return {recipe.signature: known[recipe.signature] for recipe in recipes if recipe.signature in known}
+
+
+def _free_bytes(place: torch.device) -> int | None:
+    return capacity.host_free_bytes() if place.type == "cpu" else capacity.free_bytes(place)
+
+
+def _file(place: torch.device) -> ProfileFile:
+    """One for each device and torch, and for what else changes times: threads of a CPU, TF32 on a GPU."""
+    if place.type == "cuda":
+        facts = f"{torch.cuda.get_device_name(place)}, tf32 for {', '.join(tf32_kinds()) or 'nothing'}"
+    else:
+        facts = f"{_processor()}, {torch.get_num_threads()} threads" if place.type == "cpu" else place.type
+    text = f"{facts}, torch {torch.__version__}"
+    slug = re.sub(r"[^a-z0-9]+", "-", facts.lower()).strip("-")[:40]
+    name = f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+    return ProfileFile(Path(_torch_cache.inductor_cache_folder()) / "remat" / "profiles" / name, text)
+
+
+def _processor(table: Path = Path("/proc/cpuinfo")) -> str:
+    names = re.findall(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE) if table.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+# -- other ranks ------------------------------------------------------------------------------------------------------
+
+
+def _from_rank_zero(make: Callable[[], Times], place: torch.device) -> Times:
+    """What rank 0 makes, on all ranks; without a group of several ranks, what this process makes."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return make()
+    box: list[Any] = [make() if distributed.get_rank() == 0 else None]
+    distributed.broadcast_object_list(box, src=0, device=place if distributed.get_backend() == "nccl" else None)
+    times: Times = box[0]
+    return times
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(total: int, title: str) -> Iterator[Callable[[], None]]:
+    """To be called after each of `total` operators: a bar on a terminal that has rich, else a line now and then."""
+    if sys.stderr.isatty():
+        try:
+            from rich.console import Console
+            from rich.progress import Progress
+        except ImportError:
+            pass
+        else:
+            with Progress(console=Console(stderr=True)) as bar:
+                task = bar.add_task(title, total=total)
+                yield lambda: bar.update(task, advance=1)
+            return
+    done = 0
+
+    def line() -> None:
+        nonlocal done
+        done += 1
+        if done % LINE_EVERY == 0 or done == total:
+            print(f"{title}: {done} of {total}", file=sys.stderr, flush=True)
+
+    yield line

@@ -1,0 +1,94 @@
+"""The profile model: measured times of the operators that run as kernels of their own, and the roofline for all else.
+
+What fuses (pointwise operators, reductions) has no time of its own that could be measured: its share of a fused kernel is
+the roofline's. So is what was not or could not be measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.protocol import CostModel
+from compile_remat.cost_models.recipes import recipe_of
+
+
+@dataclass(frozen=True, repr=False)
+class Times:
+    """Measured nanoseconds by signature, in order of the signatures.
+
+    Its text is the hash of its contents, so that what is named by it changes with every figure.
+    """
+
+    by_signature: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(measured: Mapping[str, int]) -> Times:
+        """The measured times as a value."""
+        return Times(tuple(sorted(measured.items())))
+
+    def key(self) -> str:
+        """Hash of the contents; empty where there are none."""
+        return hashlib.sha256(repr(self.by_signature).encode()).hexdigest()[:16] if self.by_signature else ""
+
+    def of_nodes(self, nodes: Iterable[fx.Node]) -> tuple[tuple[str, int], ...]:
+        """Names of nodes whose operators were measured, with their times."""
+        known = dict(self.by_signature)
+        if not known:
+            return ()
+        recipes = ((node.name, recipe_of(node)) for node in nodes)
+        return tuple((name, known[r.signature]) for name, r in recipes if r is not None and r.signature in known)
+
+    def __repr__(self) -> str:
+        return f"Times({self.key()})"
+
+
+class Profile:
+    """Prices the operators of one graph.
+
+    Args:
+        base: Prices all that was not measured.
+        times_ns: Names of the graph's nodes with the measured times of their operators.
+    """
+
+    def __init__(self, base: CostModel, times_ns: Sequence[tuple[str, int]] = ()) -> None:
+        self.base, self.times_ns = base, tuple(times_ns)
+        self._time_ns = dict(self.times_ns)
+
+    @property
+    def name(self) -> str:
+        """The value of the setting ``cost_model``."""
+        return "profile"
+
+    @property
+    def launch_time_ns(self) -> int:
+        """That of the base."""
+        return self.base.launch_time_ns
+
+    def key(self) -> str:
+        """The base's figures and the measured ones."""
+        digest = hashlib.sha256(repr(self.times_ns).encode()).hexdigest()[:16]
+        return f"profile:{digest}:{self.base.key()}"
+
+    def op_time_ns(self, op: Op) -> int:
+        """As measured; where the operator was not, as the base says."""
+        measured = self._time_ns.get(op.name)
+        return self.base.op_time_ns(op) if measured is None else measured
+
+    def arithmetic_time_ns(self, op: Op) -> int:
+        """That of the base: no clock tells arithmetic from traffic."""
+        return self.base.arithmetic_time_ns(op)
+
+    def traffic_time_ns(self, nbytes: int) -> int:
+        """That of the base."""
+        return self.base.traffic_time_ns(nbytes)
+
+    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
+        """A measured operator alone as measured; a fused group as the base says."""
+        if len(ops) == 1 and ops[0].name in self._time_ns:
+            return self._time_ns[ops[0].name]
+        return self.base.group_time_ns(ops, read_bytes=read_bytes, write_bytes=write_bytes)

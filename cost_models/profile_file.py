@@ -1,0 +1,75 @@
+"""Measured times on disk: one JSON file for each device and version of torch, complete after every operator.
+
+Beside the times it holds which operators each graph has, so that a graph whose operators are all known is not traced for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compile_remat.files import write_atomically
+
+LOG = logging.getLogger("compile_remat")
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class ProfileFile:
+    """The file of one device under one version of torch.
+
+    Attributes:
+        path: Where it lies; it need not exist.
+        place: Device and version in words, written into it for people.
+    """
+
+    path: Path
+    place: str
+
+    def times_ns(self) -> dict[str, int]:
+        """Measured times by signature; none where there is no file, or one that cannot be read."""
+        return dict(self._read()["times_ns"])
+
+    def signatures_of(self, graph: str) -> tuple[str, ...] | None:
+        """The operators of a graph that were measured; None where the graph was never noted."""
+        found = self._read()["graphs"].get(graph)
+        return None if found is None else tuple(found)
+
+    def add(self, times_ns: Mapping[str, int]) -> None:
+        """Write further times; those of other processes that were written meanwhile stay."""
+        document = self._read()
+        document["times_ns"] |= times_ns
+        self._write(document)
+
+    def note(self, graph: str, signatures: Sequence[str]) -> None:
+        """Write which operators a graph has."""
+        document = self._read()
+        document["graphs"][graph] = sorted(signatures)
+        self._write(document)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+            if document["schema"] != SCHEMA:
+                raise ValueError(f"schema {document['schema']!r}")
+            times, graphs = document["times_ns"], document["graphs"]
+            if not all(type(time) is int and time > 0 for time in times.values()) or not isinstance(graphs, dict):
+                raise ValueError("a time that is no number of nanoseconds")
+            return {"times_ns": times, "graphs": graphs}
+        except FileNotFoundError:
+            return {"times_ns": {}, "graphs": {}}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            LOG.warning("%s cannot be read (%s): its operators are timed again", self.path, error)
+            return {"times_ns": {}, "graphs": {}}
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        text = json.dumps({"schema": SCHEMA, "place": self.place, **document}, indent=1, sort_keys=True)
+        try:
+            write_atomically(self.path, text + "\n")
+        except OSError as error:
+            LOG.warning("%s cannot be written (%s): these times hold for this process alone", self.path, error)

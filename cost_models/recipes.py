@@ -1,0 +1,131 @@
+"""What it takes to run one node's operator again, alone: its target, the sizes of its tensors, and a name for all of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat import _torch, _torch_layout
+from compile_remat._torch_timing import can_run_alone
+from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
+from compile_remat.cost_models.ops import Op, describe
+
+TIMED_KINDS = HEAVY_KINDS | {OpKind.OTHER}
+"""Kinds that are kernels of their own. The others fuse, reductions too: such an operator run alone says nothing of its share."""
+
+_SEED_ELEMENTS = 2
+"""Attention gets the state of a generator: tensors of integers as small as this."""
+
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True)
+class Like:
+    """A tensor without its contents."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+
+    @property
+    def elements(self) -> int:
+        """Elements of the memory behind it: what is repeated counts once, what is skipped counts."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory behind it."""
+        return self.elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}{list(self.shape)}{self.strides}{self.device_type}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One operator on tensors of given sizes.
+
+    Attributes:
+        signature: Operator, shapes, strides, dtypes and other arguments, in one line: equal for equal work.
+        args: The operator's, with a `Like` in place of each tensor.
+        nbytes: Of inputs and outputs.
+    """
+
+    signature: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    nbytes: int
+
+
+class _NotPlain(Exception):
+    """An argument of which no copy can be made."""
+
+
+def recipe_of(node: fx.Node) -> Recipe | None:
+    """How to run the node again; None for what is not a kernel of its own, or cannot be run alone.
+
+    Not run: random operators, since that would move a generator; those that write into an input or talk to other
+    processes; higher-order operators and kernels that are no operators of torch; and those that read integers, which are
+    mostly places in another tensor and have to be right.
+    """
+    if node.op != "call_function" or not can_run_alone(node.target):
+        return None
+    op = describe(node)
+    if op.kind not in TIMED_KINDS or op.is_random:
+        return None
+    try:
+        args = tuple(_plain(a, op.kind) for a in node.args)
+        kwargs = tuple((name, _plain(value, op.kind)) for name, value in sorted(node.kwargs.items()))
+    except _NotPlain:
+        return None
+    if any(_are_places(like, op) for like in _likes((args, kwargs))):
+        return None
+    signature = f"{op.target}({_text(args)}{_text(kwargs)})"
+    nbytes = sum(like.nbytes for like in _likes((args, kwargs))) + op.write_bytes
+    return Recipe(signature, node.target, args, kwargs, nbytes)
+
+
+def _are_places(like: Like, op: Op) -> bool:
+    if like.dtype.is_floating_point or like.dtype.is_complex or like.dtype is torch.bool:
+        return False
+    is_seed = op.kind is OpKind.ATTENTION and prod(like.shape) <= _SEED_ELEMENTS
+    return not is_seed and op.kind not in (OpKind.MATMUL, OpKind.CONV)
+
+
+def _plain(value: Any, kind: OpKind) -> Any:
+    if isinstance(value, fx.Node):
+        if "val" not in value.meta:
+            raise _NotPlain
+        value = value.meta["val"]
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise _NotPlain
+        is_convolution = kind is OpKind.CONV
+        strides = _torch_layout.convolution_strides(value) if is_convolution else _torch.hint_strides(value)
+        return Like(_torch.hint_shape(value), strides, value.dtype, value.device.type)
+    if isinstance(value, torch.SymInt):
+        return _torch.hint_int(value)
+    if isinstance(value, list | tuple):
+        return tuple(_plain(v, kind) for v in value)
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    raise _NotPlain
+
+
+def _likes(value: Any) -> list[Like]:
+    if isinstance(value, Like):
+        return [value]
+    return [like for v in value for like in _likes(v)] if isinstance(value, tuple) else []
+
+
+def _text(value: Any) -> str:
+    return f"({', '.join(map(_text, value))})" if isinstance(value, tuple) else str(value)

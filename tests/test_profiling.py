@@ -1,0 +1,166 @@
+"""`cost_model="profile"` from the setting to the plan: what is timed and when, going on, cache keys, and other ranks."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import compile_remat
+from compile_remat import profiling
+from compile_remat.backend import RematPartitioner, remat
+from compile_remat.budget import MemoryBudget
+from compile_remat.config import RematConfig
+from compile_remat.cost_models import Times, load_device, stopwatch
+from compile_remat.errors import ConfigError, PlannerWarning
+from compile_remat.partitioner import Settings
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Two sizes of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.sin(torch.sin(layer(x)))
+        return x
+
+
+class Clock:
+    """Says how often it was asked, and 1000 for the first operator, 2000 for the second...; may break in between."""
+
+    def __init__(self, breaks_at: int = 0) -> None:
+        self.count, self.breaks_at = 0, breaks_at
+
+    def __call__(self, run: Callable[[], object], device: torch.device) -> int:
+        self.count += 1
+        if self.count == self.breaks_at:
+            raise KeyboardInterrupt
+        run()
+        return 1000 * self.count
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, own_caches: None) -> Iterator[Clock]:
+    made = Clock()
+    monkeypatch.setattr(stopwatch, "median_ns", lambda run, device: made(run, device))
+    yield made
+
+
+def train(**options: Any) -> Any:
+    """One step of a new model; the report of its graph."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(16, 8)
+    given = {"memory_budget": "max", "cost_model": "profile", "compiler": "eager", **options}
+    torch.compile(model, backend=remat, options=given)(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    return compile_remat.reports()[-1]
+
+
+def test_operators_are_timed_once_and_price_the_plan(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    first = train()
+    timed, times = clock.count, profiling._file(CPU).times_ns()
+    assert timed == len(times) > 3 and all("mm" in signature for signature in times)
+    assert f"{timed} of {timed}" in capsys.readouterr().err
+    assert first.step_time_ns >= sum(times.values()) >= 1000 * timed
+    second = train()
+    assert clock.count == timed and second.step_time_ns == first.step_time_ns
+    assert capsys.readouterr().err == ""
+    assert train(cost_model="roofline").step_time_ns != first.step_time_ns
+    assert clock.count == timed
+
+
+def test_a_graph_whose_operators_are_known_is_not_traced_for_them(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train()
+    monkeypatch.setattr(profiling, "_joint_nodes", lambda *args: pytest.fail("traced"))
+    train()
+
+
+def test_it_goes_on_after_an_interruption(clock: Clock) -> None:
+    clock.breaks_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    kept = profiling._file(CPU).times_ns()
+    assert len(kept) == 2
+    train()
+    times = profiling._file(CPU).times_ns()
+    assert {s: times[s] for s in kept} == kept and len(times) == clock.count - 1
+
+
+def test_what_cannot_be_timed_is_priced_by_the_roofline(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "_free_bytes", lambda place: 0)
+    assert train().step_time_ns == train(cost_model="roofline").step_time_ns
+    assert clock.count == 0 and profiling._file(CPU).times_ns() == {}
+
+
+def test_a_graph_that_cannot_be_traced_is_planned_all_the_same(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(profiling, "_joint_nodes", fail)
+    with pytest.warns(PlannerWarning, match="cannot be timed .RuntimeError: boom."):
+        report = train()
+    assert report.plan is not None and clock.count == 0
+
+
+def test_without_a_backward_nothing_is_timed(clock: Clock) -> None:
+    with torch.no_grad():
+        torch.compile(Net(), backend=remat, options={"cost_model": "profile", "compiler": "eager"})(torch.randn(16, 8))
+    assert clock.count == 0
+
+
+def test_the_times_are_part_of_the_cache_key() -> None:
+    def uuid(times: Times) -> object:
+        settings = Settings(MemoryBudget("max"), load_device("cpu"), "profile", times=times)
+        return RematPartitioner(settings, "").uuid()
+
+    assert uuid(Times.of({"mm": 1})) == uuid(Times.of({"mm": 1}))
+    assert len({uuid(times) for times in (Times(), Times.of({"mm": 1}), Times.of({"mm": 2}))}) == 3
+
+
+def test_looking_at_a_plan_times_too(clock: Clock) -> None:
+    report = compile_remat.explain(Net(), torch.randn(16, 8), cost_model="profile", memory_budget="max")
+    assert clock.count > 3 and report.step_time_ns >= 1000 * clock.count
+    assert profiling.known_times(CPU) == Times.of(profiling._file(CPU).times_ns())
+
+
+def test_a_device_that_is_not_here_cannot_be_profiled(clock: Clock) -> None:
+    with pytest.raises(ConfigError, match="is another one"):
+        train(device="h200")
+    assert train(device="cpu").plan is not None
+    assert RematConfig(cost_model="Profile").cost_model == "profile"
+
+
+RANK = """
+import sys, torch
+from compile_remat.cost_models import Times
+from compile_remat.profiling import _from_rank_zero
+rank = int(sys.argv[2])
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+print(_from_rank_zero(lambda: Times.of({"mm": 7}) if rank == 0 else sys.exit(1), torch.device("cpu")).by_signature)
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_all_ranks_take_the_times_of_rank_zero(tmp_path: Path) -> None:
+    assert profiling._from_rank_zero(lambda: Times.of({"mm": 5}), CPU) == Times.of({"mm": 5})  # alone
+    environ = {**os.environ, "PYTHONPATH": str(Path(compile_remat.__file__).resolve().parent.parent)}
+    command = [sys.executable, "-c", RANK, str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environ, cwd=tmp_path)
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=300)[0].strip() for rank in ranks] == ["(('mm', 7),)"] * 2
