@@ -1,13 +1,15 @@
 """What ``scaled_dot_product_attention`` becomes on a CUDA device, for graphs that are traced on a CPU.
 
-Imports nothing of ours.  On a CPU torch traces attention to an operator of the CPU's own, or where there is dropout to an explicit
-softmax; a GPU runs neither.  The operators below are those that ``sdp_utils.cpp`` and ``attention.cpp`` of 2.11 to 2.15 choose
-for CUDA, cuDNN's apart (what it saves has the same sizes as what flash attention saves).  Their kernels for fake tensors do not ask where
-the tensors are, so that outputs, log-sum-exps, seeds, offsets and gradients have the sizes, types and strides that they have on a GPU.
+Imports nothing of ours.  On a CPU torch traces attention to an operator of the CPU's own, or where there is dropout to an
+explicit softmax; a GPU runs neither.  The operators below are those that ``sdp_utils.cpp`` and ``attention.cpp`` of 2.11 to 2.15
+choose for CUDA, cuDNN's apart (what it saves has the same sizes as what flash attention saves).  Their kernels for fake tensors
+do not ask where the tensors are, so that outputs, log-sum-exps, seeds, offsets and gradients have the sizes, types and strides
+that they have on a GPU.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -163,7 +165,7 @@ def _replace_pair(graph: fx.Graph, forward: fx.Node, backward: fx.Node | None, h
         if is_flash:
             op = aten._scaled_dot_product_flash_attention.default
             new = _call(graph, op, (q, k, v, 0.0, causal), scale, forward)
-            extra: tuple[Any, ...] = tuple(_item(graph, new, i, forward) for i in (2, 3, 4, 5, 6, 7))
+            extra: tuple[Any, ...] = tuple(_item(graph, new, i, forward) for i in (6, 7))
         else:
             op = aten._scaled_dot_product_efficient_attention.default
             if mask is not None:
@@ -178,15 +180,12 @@ def _replace_pair(graph: fx.Graph, forward: fx.Node, backward: fx.Node | None, h
     with graph.inserting_before(backward):
         if is_flash:
             op = aten._scaled_dot_product_flash_attention_backward.default
-            seq_q, seq_k, max_q, max_k, seed, offset = extra
-            rest = (values[0].shape[2], values[1].shape[2], 0.0, causal, seed, offset)
+            rest = (values[0].shape[2], values[1].shape[2], 0.0, causal, *extra)
             new = _call(graph, op, (gradient, q, k, v, out, lse, None, None, *rest), scale, backward)
         else:
             op = aten._scaled_dot_product_efficient_attention_backward.default
             wanted = [True, True, True, False]
-            new = _call(
-                graph, op, (gradient, q, k, v, mask, out, lse, *extra, 0.0, wanted, causal), scale, backward
-            )
+            new = _call(graph, op, (gradient, q, k, v, mask, out, lse, *extra, 0.0, wanted, causal), scale, backward)
     _take_over_items(backward, new)
 
 
@@ -208,8 +207,6 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _item(graph: fx.Graph, source: fx.Node, index: int, like: fx.Node) -> fx.Node:
-    import operator
-
     node = graph.call_function(operator.getitem, (source, index))
     node.meta = {**like.meta, "val": source.meta["val"][index]}
     return node

@@ -33,7 +33,8 @@ class Builder:
         source: A name of the zoo, ``pkg.module:build`` or the function itself.
         batch: Samples in a batch; None for the builder's own.
         seq: Tokens of a sequence; None for the builder's own.
-        dtype: One of `DTYPES`, or None to leave tensors as the builder makes them; models of the zoo are then bf16.
+        dtype: One of `DTYPES`, torch's default type while the model is built: what asks for another type keeps it.  None
+            leaves the default alone; models of the zoo are then bf16.
     """
 
     source: str | Callable[..., Any]
@@ -53,10 +54,21 @@ class Builder:
         Raises:
             ConfigError: No such type.
         """
-        name = self.dtype or ("bf16" if self.source in BUILDERS else None)
+        name = self.dtype or ("bf16" if self._is_ours else None)
         if name is not None and name not in DTYPES:
-            raise ConfigError(f"dtype = {name!r}: no such type. Allowed: {', '.join(DTYPES)}.{did_you_mean(name, DTYPES)}")
+            raise ConfigError(
+                f"dtype = {name!r}: no such type. Allowed: {', '.join(DTYPES)}.{did_you_mean(name, DTYPES)}"
+            )
         return None if name is None else DTYPES[name]
+
+    @property
+    def dtype_name(self) -> str:
+        """For people."""
+        return self.dtype or ("bf16" if self._is_ours else "as built")
+
+    @property
+    def _is_ours(self) -> bool:
+        return isinstance(self.source, str) and self.source in BUILDERS
 
     def sizes(self) -> dict[str, int]:
         """The sizes that the function is called with, its defaults included.
@@ -107,22 +119,16 @@ class Builder:
         return function  # type: ignore[no-any-return]
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
-        """The model, in training mode, and its inputs; to be called where tensors are fake.
+        """The model, in training mode, and its inputs; to be called where tensors are fake, and of `torch_dtype` unless told.
 
         Raises:
             RematError: What the function returns is not that.
         """
         built = self.function()(**self.sizes())
         if not (isinstance(built, Sequence) and len(built) == 2 and isinstance(built[0], nn.Module)):
-            raise RematError(f"the builder {self.name} has to return a module and its inputs, not {type(built).__name__}.")
+            raise RematError(
+                f"the builder {self.name} has to return a module and its inputs, not {type(built).__name__}."
+            )
         model, inputs = built
         inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
-        dtype = self.torch_dtype
-        if dtype is not None:
-            model = model.to(dtype)
-            inputs = tuple(_as_type(value, dtype) for value in inputs)
         return model.train(), tuple(inputs)
-
-
-def _as_type(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -26,7 +26,7 @@ def bert_large(batch: int = 64, seq: int = 512) -> Built:
         return Loss(package.BertForMaskedLM(config)), (tokens(batch, seq), tokens(batch, seq))
 
 
-def llama_2_7b(batch: int = 1, seq: int = 8192) -> Built:
+def llama_2_7b(batch: int = 2, seq: int = 4096) -> Built:
     """Llama 2 of 7 billion parameters: 32 layers of width 4096, 32 heads (Touvron and others, 2023)."""
     return _llama(batch, seq, layers=32, width=4096, inner=11008, heads=32, key_heads=32)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -91,7 +93,7 @@ class UNet(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512, 1024), classes: int = 2) -> None:
         super().__init__()
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.down = nn.ModuleList([Double(3, widths[0]), *(Double(a, b) for a, b in pairs)])
         self.raised = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in reversed(pairs))
         self.up = nn.ModuleList(Double(2 * a, a) for a, _ in reversed(pairs))
