@@ -144,7 +144,6 @@ def replace_cpu_attention(module: fx.GraphModule, *, has_flash: bool) -> int:
     for node in forwards:
         _replace_pair(module.graph, node, backward_of.get(node), has_flash)
     if forwards:
-        module.graph.eliminate_dead_code()
         module.recompile()
     return len(forwards)
 
@@ -175,6 +174,7 @@ def _replace_pair(graph: fx.Graph, forward: fx.Node, backward: fx.Node | None, h
             extra = tuple(_item(graph, new, i, forward) for i in (2, 3))
     _take_over_items(forward, new)
     if backward is None:
+        graph.erase_node(forward)
         return
     gradient, out, lse = backward.args[0], backward.args[4], backward.args[5]
     with graph.inserting_before(backward):
@@ -187,6 +187,8 @@ def _replace_pair(graph: fx.Graph, forward: fx.Node, backward: fx.Node | None, h
             wanted = [True, True, True, False]
             new = _call(graph, op, (gradient, q, k, v, mask, out, lse, *extra, 0.0, wanted, causal), scale, backward)
     _take_over_items(backward, new)
+    graph.erase_node(backward)
+    graph.erase_node(forward)  # by hand: as an operator that may draw numbers it is no dead code
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
