@@ -15,15 +15,12 @@ from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.builders import Builder
 from compile_remat.choice import Asked, bytes_of, choose
 from compile_remat.cost_models import Device, load_device, make_cost_model
-from compile_remat.growth import Growth, are_alike
-from compile_remat.passes import Plan, Planner, Problem, build_problem, timeline
+from compile_remat.growth import Step
+from compile_remat.largest import LargestBatch, hopeless, largest_batch
+from compile_remat.passes import Plan, Planner, build_problem
 from compile_remat.policies import Compared, by_hand, by_torch, compare, mask_of
 from compile_remat.tracing import Traced, trace, weigh
-from compile_remat.units import format_bytes
 from compile_remat.workspace import node_workspace_bytes
-
-MOST_BATCHES = 1 << 20
-"""Where the search for the largest batch ends."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +30,7 @@ class Target:
     Attributes:
         device: A name of the device table or a JSON file.
         budget: Of the region peak; `auto` is what the device has left.
+        capacity_bytes: What may be used of the device; None for all of it.
     """
 
     device: str
@@ -40,34 +38,17 @@ class Target:
     optimizer: OptimizerState = OptimizerState("adamw")
     reserve: Reserve = Reserve("percent", 5)
     cost_model: str = "roofline"
+    capacity_bytes: int | None = None
 
     def figures(self) -> Device:
         """The device's."""
         return load_device(self.device)
 
-
-@dataclass(frozen=True)
-class Step:
-    """A traced step as a planning problem, and the bytes of the model's inputs."""
-
-    problem: Problem
-    input_bytes: int
-
-
-@dataclass(frozen=True)
-class LargestBatch:
-    """The largest batch whose lowest plan fits the device.
-
-    Attributes:
-        batch: 0 where not even one sample fits; None where it cannot be told, and `why` says so.
-        plan: The plan that it would run under.
-        total_bytes: What lies on the device at its peak.
-    """
-
-    batch: int | None
-    plan: Plan | None = None
-    total_bytes: int | None = None
-    why: str = ""
+    @property
+    def limit_bytes(self) -> int | None:
+        """Capacity less the reserve; None where the capacity is not known."""
+        known = self.figures().memory_bytes if self.capacity_bytes is None else self.capacity_bytes
+        return None if known is None else known - self.reserve.of(known)
 
 
 @dataclass(frozen=True)
@@ -148,12 +129,12 @@ def forecast(
     """
     start = time.perf_counter()
     device, batch = target.figures(), builder.sizes().get("batch")
-    limit = _limit_bytes(target, device)
+    limit = target.limit_bytes
     parameter_bytes, trainable_bytes, input_bytes = weigh(builder)
     state_bytes = target.optimizer.of(trainable_bytes)
     fixed_bytes = parameter_bytes + state_bytes
     search = with_largest and batch is not None and limit is not None
-    largest = _hopeless(fixed_bytes + trainable_bytes, limit) if search else None
+    largest = hopeless(fixed_bytes + trainable_bytes, limit) if search else None
     with ExitStack() as stack:
         later = _later(stack, in_parallel)
         grown = later(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
@@ -175,7 +156,7 @@ def forecast(
             def again(b: int) -> Step:
                 return step_of(replace(builder, batch=b), target)
 
-            largest = _largest(batch, step, grown.result(), again, lowest, limit - fixed_bytes, fixed_bytes)
+            largest = largest_batch(batch, (step, grown.result()), again, lowest, fixed_bytes, limit)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
@@ -218,11 +199,6 @@ def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...
 # -- what fits ----------------------------------------------------------------------------------------------------------
 
 
-def _limit_bytes(target: Target, device: Device) -> int | None:
-    capacity = device.memory_bytes
-    return None if capacity is None else capacity - target.reserve.of(capacity)
-
-
 def _asked(target: Target, limit_bytes: int | None, others_bytes: int) -> Asked:
     """The budget in a form that the planner knows: `auto` is what is left beside everything else."""
     if target.budget.kind != "auto":
@@ -233,54 +209,6 @@ def _asked(target: Target, limit_bytes: int | None, others_bytes: int) -> Asked:
     return Asked(
         MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"
     )
-
-
-def _hopeless(least_bytes: int, limit_bytes: int | None) -> LargestBatch | None:
-    """The answer where nothing fits at any batch: every gradient lives at the end of the backward."""
-    if limit_bytes is None or least_bytes <= limit_bytes:
-        return None
-    return LargestBatch(0, why=f"parameters, gradients and optimizer state alone need {format_bytes(least_bytes)}")
-
-
-def _largest(
-    batch: int,
-    step: Step,
-    grown: Step,
-    again: Callable[[int], Step],
-    lowest: Plan,
-    room_bytes: int,
-    fixed_bytes: int,
-) -> LargestBatch:
-    """Bisection with the plan of lowest peak, which is replayed at the sizes of each batch; then one plan for the batch found."""
-    growth = Growth((batch, 2 * batch), (step.problem, grown.problem), (step.input_bytes, grown.input_bytes))
-    if not are_alike(*growth.problems):  # torch drops operators where a size is 1: take two batches above
-        more = again(3 * batch)
-        pair = (grown.problem, more.problem)
-        growth = Growth((2 * batch, 3 * batch), pair, (grown.input_bytes, more.input_bytes))
-        if not are_alike(*pair):
-            return LargestBatch(None, why="the graph is another one at another batch")
-        lowest = Planner(grown.problem).lowest()
-
-    def left_bytes(b: int) -> int:
-        return room_bytes - growth.input_bytes_at(b)
-
-    def fits(b: int) -> bool:
-        return timeline(growth.at(b), lowest).peak_bytes <= left_bytes(b)
-
-    if not fits(1):
-        return LargestBatch(0, why="one sample does not fit")
-    low, high = 1, 2
-    while high <= MOST_BATCHES and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    problem = growth.at(low)
-    planner = Planner(problem)
-    plan = planner.within(left_bytes(low))
-    if not plan.is_feasible:
-        plan = planner.plan_of(planner.mask_of(lowest.saved), left_bytes(low), lowest.again)
-    return LargestBatch(low, plan, fixed_bytes + growth.input_bytes_at(low) + plan.peak_bytes)
 
 
 # -- a second process -----------------------------------------------------------------------------------------------------

@@ -9,12 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from compile_remat.passes import Problem, Step, Value
+from compile_remat.passes import Problem, Value
+from compile_remat.passes import Step as BackwardStep
 
 BYTES = ("nbytes", "transient_bytes", "workspace_bytes", "held_bytes")
-Node = TypeVar("Node", Value, Step)
+Node = TypeVar("Node", Value, BackwardStep)
 
 TIMES = ("time_ns", "save_time_ns")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A traced step as a planning problem, and the bytes of the model's inputs."""
+
+    problem: Problem
+    input_bytes: int
 
 
 @dataclass(frozen=True)
@@ -23,17 +32,20 @@ class Growth:
 
     Attributes:
         batches: The two, the first one below the second.
-        problems: The step at each; alike but for sizes and prices.
-        input_bytes: What the model is called with, at each.
+        steps: The step at each; alike but for sizes and prices.
     """
 
     batches: tuple[int, int]
-    problems: tuple[Problem, Problem]
-    input_bytes: tuple[int, int]
+    steps: tuple[Step, Step]
+
+    @property
+    def is_one_graph(self) -> bool:
+        """Whether the two are the same graph; else nothing below holds."""
+        return are_alike(self.steps[0].problem, self.steps[1].problem)
 
     def at(self, batch: int) -> Problem:
         """The step at any batch."""
-        first, second = self.problems
+        first, second = (step.problem for step in self.steps)
         values = [self._between(a, b, batch) for a, b in zip(first.values, second.values, strict=True)]
         steps = [self._between(a, b, batch) for a, b in zip(first.steps, second.steps, strict=True)]
         time_ns = self._line(first.step_time_ns, second.step_time_ns, batch)
@@ -41,7 +53,7 @@ class Growth:
 
     def input_bytes_at(self, batch: int) -> int:
         """Bytes of the inputs."""
-        return self._line(*self.input_bytes, batch)
+        return self._line(self.steps[0].input_bytes, self.steps[1].input_bytes, batch)
 
     def _between(self, first: Node, second: Node, batch: int) -> Node:
         names = [name for name in (*BYTES, *TIMES) if hasattr(first, name)]

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import compile_remat
 from compile_remat import api
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.builders import Builder
 from compile_remat.cost_models import load_device
-from compile_remat.errors import BudgetError, RematError
+from compile_remat.errors import BudgetError, ConfigError, RematError
 from compile_remat.forecast import Forecast, Target, forecast, step_of
 from compile_remat.growth import Growth, are_alike
 from compile_remat.passes import Plan, Planner, timeline
@@ -80,7 +81,7 @@ def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
 
 def test_a_problem_at_another_batch_is_what_a_trace_gives() -> None:
     steps = [step_of(llama(b), H100) for b in (2, 4, 7)]
-    growth = Growth((2, 4), (steps[0].problem, steps[1].problem), (steps[0].input_bytes, steps[1].input_bytes))
+    growth = Growth((2, 4), (steps[0], steps[1]))
     grown, real = growth.at(7), steps[2].problem
     assert are_alike(grown, real) and not are_alike(replace(real, values=real.values[1:]), real)
     for name in ("nbytes", "transient_bytes", "workspace_bytes"):
@@ -129,6 +130,13 @@ def test_nothing_of_a_cpu_enters_a_plan_for_a_gpu() -> None:
     assert not any(s.held_bytes for s in problem.steps)
     on_cpu = step_of(replace(builder, dtype="fp32"), replace(H100, device="cpu")).problem
     assert any(v.is_channels_last for v in on_cpu.values)
+
+
+def test_the_call_for_people_takes_names(found: Forecast) -> None:
+    settings = {"device": "h100-sxm", "memory_budget": 0.7, "batch": 2, "dtype": "bf16"}
+    assert compile_remat.plan(f"{OURS}:llama", **settings) == found.plan
+    with pytest.raises(ConfigError, match="needs the name of a device"):
+        compile_remat.plan(f"{OURS}:llama")
 
 
 def test_a_budget_below_the_floor_is_an_error() -> None:
