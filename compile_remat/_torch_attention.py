@@ -203,7 +203,7 @@ def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str,
     read = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
     mode = like.args[0].meta["val"].fake_mode  # type: ignore[union-attr]
     with mode:
-        value = target(*read[0], **read[1])  # type: ignore[index]
+        value = target(*read[0], **read[1])
     node.meta = {**like.meta, "val": value}
     return node
 

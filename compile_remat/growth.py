@@ -7,7 +7,7 @@ longer of two such sums (`roofline`), so between and beyond the two batches it i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from compile_remat.passes import Problem, Value
 from compile_remat.passes import Step as BackwardStep
@@ -57,7 +57,7 @@ class Growth:
 
     def _between(self, first: Node, second: Node, batch: int) -> Node:
         names = [name for name in (*BYTES, *TIMES) if hasattr(first, name)]
-        found = {name: self._line(getattr(first, name), getattr(second, name), batch) for name in names}
+        found: dict[str, Any] = {name: self._line(getattr(first, name), getattr(second, name), batch) for name in names}
         return replace(first, **found)
 
     def _line(self, first: int, second: int, batch: int) -> int:

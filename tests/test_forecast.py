@@ -171,15 +171,13 @@ def test_without_a_capacity_the_fastest_plan_is_taken() -> None:
 @pytest.mark.parametrize("name", ["llama", "llama_with_dropout", "attention_of_odd_heads", "convolution"])
 def test_saved_bytes_are_those_of_a_trace_on_a_gpu(name: str) -> None:
     builder = Builder(f"{OURS}:{name}", dtype="bf16")
-    device = api.RematConfig.resolve({}).device
-    here = "h100-sxm" if device == "detect" else device
-    planned = forecast(builder, Target(here, MemoryBudget("max")), with_largest=False).plan
+    planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_largest=False).plan
     torch.set_default_dtype(torch.bfloat16)
     try:
         model, inputs = builder.build()
     finally:
         torch.set_default_dtype(torch.float32)
-    moved = [t.cuda() for t in inputs]
-    seen = api.look(model.cuda(), moved, device=here, memory_budget="max")[0].plan
+    on_gpu = [value.cuda() for value in inputs]
+    seen = api.look(model.cuda(), on_gpu, device="h100-sxm", memory_budget="max")[0].plan
     assert planned.saved_bytes == seen.saved_bytes
     assert planned.peak_bytes == seen.peak_bytes
