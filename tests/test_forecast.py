@@ -16,8 +16,9 @@ from compile_remat.cost_models import load_device
 from compile_remat.errors import BudgetError, ConfigError, RematError
 from compile_remat.forecast import Forecast, Target, forecast, step_of
 from compile_remat.growth import Growth, are_alike
+from compile_remat.largest import _most
 from compile_remat.passes import Plan, Planner, timeline
-from compile_remat.policies import by_hand, layers_of
+from compile_remat.policies import _entry_of, by_hand, layers_of
 from compile_remat.tracing import trace
 from tests import planned_models
 
@@ -73,6 +74,12 @@ def test_the_largest_batch_fits_and_the_next_one_does_not(found: Forecast) -> No
     assert Planner(beyond.problem).lowest().peak_bytes > room
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 37, 64, 1000])
+def test_the_search_finds_the_last_number_that_fits(limit: int) -> None:
+    assert _most(1, lambda b: b <= limit) == limit
+    assert _most(limit, lambda b: b <= limit) == limit
+
+
 def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
     result = forecast(llama(), replace(H100, optimizer=OptimizerState.parse("90GiB")))
     assert result.largest is not None and result.largest.batch == 0 and "90.0 GiB" in result.largest.why
@@ -104,6 +111,20 @@ def test_every_policy_has_a_plan_at_its_peak(found: Forecast) -> None:
         assert compared.ours.bound_time_ns <= compared.ours.extra_time_ns
     peaks = [c.peak_bytes for c in found.compared]
     assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "entry"),
+    [
+        ("model.layers.3.mlp.up", "model.layers.3"),
+        ("encoder.block.12.layer.0.SelfAttention", "encoder.block.12"),
+        ("0.attention", "0"),
+        ("model.head", None),
+        ("", None),
+    ],
+)
+def test_the_layer_of_a_path(path: str, entry: str | None) -> None:
+    assert _entry_of(path) == entry
 
 
 def test_a_checkpointed_layer_keeps_what_others_read() -> None:

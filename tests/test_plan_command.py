@@ -83,3 +83,10 @@ def test_tables_line_up() -> None:
     text = tables.plain("title", ("a", "b"), [("one", "1"), ("three", "23")])
     assert text.splitlines() == ["title", "  a       b", "  -----  --", "  one     1", "  three  23"]
     assert tables.plain("t", ("", ""), [("x", "1")]).splitlines() == ["t", "  x  1"]
+
+
+def test_rich_draws_the_table_where_it_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    tables._show_rich("title", ("a", "b"), [("one", "1")])
+    text = capsys.readouterr().out
+    assert "title" in text and "one" in text and "\u2500" in text
