@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from compile_remat import _torch
 from compile_remat._torch_attention import replace_cpu_attention, use_cuda_attention
-from compile_remat._torch_fake import fake_tensors, say_device
+from compile_remat._torch_fake import NumbersAreZero, fake_tensors, say_device
 from compile_remat._torch_inductor import CustomPartitionerFn, compile_with_partitioner
 from compile_remat._torch_version import version_problem
 from compile_remat.builders import Builder
@@ -77,7 +77,7 @@ def trace(builder: Builder, device: Device) -> Traced:
     """
     if problem := version_problem():
         raise RematError(f"{problem}: nothing can be planned with this torch.")
-    model, inputs = _built(builder)
+    model, inputs = built(builder)
     seen: list[tuple[fx.GraphModule, dict[str, Any]]] = []
     has_flash = "bfloat16" in dict(device.flops_per_s)  # what is older than Ampere has neither
     is_cpu = device.name == "cpu"
@@ -105,11 +105,12 @@ def trace(builder: Builder, device: Device) -> Traced:
 
 def weigh(builder: Builder) -> tuple[int, int, int]:
     """Bytes of a model's parameters and buffers, of the trainable ones, and of its inputs."""
-    return _bytes_of(*_built(builder))
+    return _bytes_of(*built(builder))
 
 
-def _built(builder: Builder) -> tuple[nn.Module, tuple[Any, ...]]:
-    with fake_tensors(builder.torch_dtype):
+def built(builder: Builder) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model and its inputs, without data."""
+    with fake_tensors(builder.torch_dtype), NumbersAreZero():
         return builder.build()
 
 

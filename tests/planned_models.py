@@ -110,8 +110,8 @@ def frozen() -> tuple[nn.Module, Tensor]:
     return nn.Linear(8, 8).requires_grad_(False), torch.zeros(4, 8)
 
 
-class Looking(nn.Module):
-    """Asks for a value, which a tensor without data has not."""
+class Failing(nn.Module):
+    """Cannot be called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,14 @@ class Looking(nn.Module):
 
 
 def failing() -> tuple[nn.Module, Tensor]:
-    return Looking(), torch.zeros(4, 8)
+    return Failing(), torch.zeros(4, 8)
+
+
+def truncated() -> tuple[nn.Module, Tensor]:
+    model = nn.Linear(8, 8)
+    nn.init.trunc_normal_(model.weight)
+    model.rate = torch.linspace(0, 1, 3)[1].item()  # type: ignore[assignment]
+    return model, torch.zeros(4, 8)
 
 
 def no_model() -> Any:

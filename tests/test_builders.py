@@ -12,7 +12,7 @@ import torch
 from compile_remat._torch_fake import fake_tensors
 from compile_remat.builders import Builder
 from compile_remat.errors import ConfigError, RematError
-from compile_remat.tracing import weigh
+from compile_remat.tracing import built, weigh
 from compile_remat.zoo import BUILDERS
 from tests import planned_models
 
@@ -61,12 +61,15 @@ def test_a_builder_returns_a_module_and_inputs() -> None:
 
 def test_tensors_have_the_type_that_was_asked_for_and_no_data() -> None:
     before = torch.get_default_dtype()
-    builder = Builder(f"{OURS}:llama", dtype="bf16")
-    with fake_tensors(builder.torch_dtype):
-        model, (tokens, _) = builder.build()
+    model, (tokens, _) = built(Builder(f"{OURS}:llama", dtype="bf16"))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16} and tokens.dtype is torch.int64
     assert type(next(model.parameters())).__name__ == "FakeTensor" and model.training
     assert torch.get_default_dtype() is before
+
+
+def test_a_builder_may_ask_for_numbers_and_gets_zero() -> None:
+    model, _ = built(Builder(f"{OURS}:truncated"))
+    assert model.rate == 0.0 and model.weight.shape == (8, 8)
 
 
 def test_bytes_of_a_model() -> None:
@@ -108,7 +111,5 @@ PARAMETERS = {
 def test_models_have_their_published_sizes(name: str) -> None:
     if name not in ("resnet-50", "unet") and importlib.util.find_spec("transformers") is None:
         pytest.skip("the package transformers is not installed (extra: models)")
-    builder = Builder(name)
-    with fake_tensors(builder.torch_dtype):
-        model, _ = builder.build()
+    model, _ = built(Builder(name))
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(PARAMETERS[name], rel=2e-3)
