@@ -34,6 +34,9 @@ class NumbersAreZero(TorchDispatchMode):
     For the time in which a model is built: ``torch.nn.init.trunc_normal_``, say, asks whether it has to draw again.
     """
 
+    def __init__(self) -> None:  # torch's own has no annotations
+        super().__init__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; catch what a fake tensor cannot answer."""
         try:
