@@ -35,7 +35,7 @@ class NumbersAreZero(TorchDispatchMode):
     """
 
     def __init__(self) -> None:  # torch's own has no annotations
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator; catch what a fake tensor cannot answer."""
