@@ -62,11 +62,19 @@ class Compared:
 
 
 def compare(planner: Planner, policies: Mapping[str, Bools]) -> list[Compared]:
-    """Every policy with the plan at its peak, from the highest peak to the lowest."""
+    """Every policy with the plan at its peak, from the highest peak to the lowest.
+
+    The planner stops within 1.5 % of the bound; where the policy's own saved set is faster than that, it is the plan.
+    """
     masks = np.stack([mask | planner.pinned for mask in policies.values()], axis=1)
     batch = planner.simulator.run(masks)
-    rows = zip(policies, batch.peak.tolist(), batch.time_ns.tolist(), strict=True)
-    found = [Compared(n, p, t - planner.fastest_time_ns, planner.within(p)) for n, p, t in rows]
+    found = []
+    for k, name in enumerate(policies):
+        peak_bytes, extra_ns = int(batch.peak[k]), int(batch.time_ns[k]) - planner.fastest_time_ns
+        ours = planner.within(peak_bytes)
+        if ours.extra_time_ns > extra_ns:
+            ours = planner.plan_of(masks[:, k], peak_bytes)
+        found.append(Compared(name, peak_bytes, extra_ns, ours))
     return sorted(found, key=lambda c: -c.peak_bytes)
 
 
