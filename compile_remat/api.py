@@ -14,9 +14,11 @@ from compile_remat import _torch, profiling
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat._torch_version import version_problem
 from compile_remat.backend import RematPartitioner, place_of, settings_for, sources_hash
+from compile_remat.builders import Builder
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
-from compile_remat.errors import CheckWarning, PlannerWarning, RematError, find_error
+from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
+from compile_remat.forecast import Target, forecast
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report, write_to
@@ -95,9 +97,28 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     return _first(look(model, inputs, **settings)).report
 
 
-def plan(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Plan:
-    """The plan of the first graph of a call; see `explain`."""
+def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan:
+    """The plan of the first graph of a call; see `explain`.
+
+    With a builder's name (``pkg.module:build``, or one of `zoo`) in place of a model it is planned without data for the `device`
+    that the settings name, which need not be here; `batch`, `seq` and `dtype` among them are the builder's, see `builders`.
+
+    >>> plan("llama-2-7b", device="h100-sxm", memory_budget="20GiB", optimizer_state="adamw", batch=2)  # doctest: +SKIP
+    """
+    if isinstance(model, str):
+        return _plan_by_name(model, settings)
     return _first(look(model, inputs, **settings)).plan
+
+
+def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
+    sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
+    config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    if config.device == "detect":
+        raise ConfigError(f"device: a plan for {name} needs the name of a device, or a JSON file.")
+    target = Target(
+        config.device, config.memory_budget, config.optimizer_state, config.reserve, config.cost_model, config.capacity
+    )
+    return forecast(Builder(name, **sizes), target, with_largest=False).plan
 
 
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:

@@ -12,19 +12,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: `module` has `add_arguments(parser)`, and `run` in it takes the parsed arguments."""
+    """One subcommand: `module` has `arguments(parser)`, and `run` in it takes the parsed arguments."""
 
     name: str
     help: str
     module: str
     run: str
+    arguments: str = "add_arguments"
 
+
+PLAN = "compile_remat.plan_command"
 
 COMMANDS = (
     Command(
         "calibrate", "measure this device and write it as a device file", "compile_remat.calibrate", "run_calibrate"
     ),
     Command("demo", "train a small GPT plainly and inside two budgets, and compare", "compile_remat.demo", "run_demo"),
+    Command("plan", "plan a model for a device that need not be here", PLAN, "run_plan", "add_plan_arguments"),
+    Command("pareto", "print its plans from the fastest to the lowest", PLAN, "run_pareto", "add_pareto_arguments"),
+    Command("explain", "print its plan with the largest tensors at the peak", PLAN, "run_explain"),
     Command("devices", "print the device table with its sources", "compile_remat.doctor", "run_devices"),
     Command("doctor", "print versions, what is missing, and the settings", "compile_remat.doctor", "run_doctor"),
 )
@@ -55,7 +61,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(command.name, help=command.help, description=command.help)
         subparser.set_defaults(command=command)
         if command.name == chosen:
-            add_arguments = getattr(importlib.import_module(command.module), "add_arguments", None)
+            add_arguments = getattr(importlib.import_module(command.module), command.arguments, None)
             if add_arguments is not None:
                 add_arguments(subparser)
     return parser

@@ -1,0 +1,67 @@
+"""Private names of torch that tracing without data needs: fake tensors, and what device they claim to be on.
+
+Imports nothing of ours.  Same in 2.11 to 2.15: ``FakeTensorMode``, ``FakeTensor.fake_device``, ``TorchDispatchMode``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@contextmanager
+def fake_tensors(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """All tensors made within have sizes, types and strides, and no memory; floating-point ones are of `dtype` unless told."""
+    before = torch.get_default_dtype()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        if dtype is not None:
+            torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+class NumbersAreZero(TorchDispatchMode):
+    """Where a tensor without data is asked for its number, the answer is zero.
+
+    For the time in which a model is built: ``torch.nn.init.trunc_normal_``, say, asks whether it has to draw again.
+    """
+
+    def __init__(self) -> None:  # torch's own has no annotations
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator; catch what a fake tensor cannot answer."""
+        try:
+            return func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            dtype = args[0].dtype
+            return False if dtype is torch.bool else 0.0 if dtype.is_floating_point else 0
+
+
+def say_device(module: fx.GraphModule, device: torch.device) -> None:
+    """Let every fake tensor that a graph's nodes stand for claim to be on `device`.
+
+    Only for reading: an operator that runs on a fake CUDA tensor ends a process whose torch has no CUDA.
+    """
+    for node in module.graph.nodes:
+        for value in _flat(node.meta.get("val")):
+            if isinstance(value, FakeTensor):
+                value.fake_device = device
+
+
+def _flat(value: object) -> Iterator[object]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value

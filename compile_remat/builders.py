@@ -1,0 +1,134 @@
+"""Models to plan for: by a name of `zoo`, by ``pkg.module:build``, or as a function.
+
+A builder takes `batch` and, where it has sequences, `seq`, both with defaults, and returns a module and the tuple of what it is
+called with.  It runs where tensors have no data, so it may not look at values, and it downloads nothing.  The module's output, or
+each of its outputs, gets a gradient: a loss inside makes the plan that of a training step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from compile_remat.errors import ConfigError, RematError
+from compile_remat.names import did_you_mean
+from compile_remat.zoo import BUILDERS
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""What `--dtype` takes."""
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A model to be built, and at which sizes.
+
+    Attributes:
+        name: As the user named it.
+        source: A name of the zoo, ``pkg.module:build`` or the function itself.
+        batch: Samples in a batch; None for the builder's own.
+        seq: Tokens of a sequence; None for the builder's own.
+        dtype: One of `DTYPES`, torch's default type while the model is built: what asks for another type keeps it.  None
+            leaves the default alone; models of the zoo are then bf16.
+    """
+
+    source: str | Callable[..., Any]
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.source if isinstance(self.source, str) else getattr(self.source, "__name__", repr(self.source))
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """Of floating-point parameters and inputs; None where the builder says.
+
+        Raises:
+            ConfigError: No such type.
+        """
+        name = self.dtype or ("bf16" if self._is_ours else None)
+        if name is not None and name not in DTYPES:
+            raise ConfigError(
+                f"dtype = {name!r}: no such type. Allowed: {', '.join(DTYPES)}.{did_you_mean(name, DTYPES)}"
+            )
+        return None if name is None else DTYPES[name]
+
+    @property
+    def dtype_name(self) -> str:
+        """For people."""
+        return self.dtype or ("bf16" if self._is_ours else "as built")
+
+    @property
+    def _is_ours(self) -> bool:
+        return isinstance(self.source, str) and self.source in BUILDERS
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that the function is called with, its defaults included.
+
+        Raises:
+            ConfigError: It takes no such size, or a size is below 1.
+        """
+        parameters = inspect.signature(self.function()).parameters
+        found: dict[str, int] = {}
+        for name, value in (("batch", self.batch), ("seq", self.seq)):
+            if name not in parameters:
+                if value is not None:
+                    raise ConfigError(f"{name} = {value}: the builder {self.name} takes no {name}.")
+                continue
+            default = parameters[name].default
+            size = value if value is not None else default
+            if size is inspect.Parameter.empty:
+                raise ConfigError(f"the builder {self.name} needs a {name}.")
+            if size is not None and size < 1:
+                raise ConfigError(f"{name} = {size}: must be at least 1.")
+            found |= {} if size is None else {name: int(size)}
+        return found
+
+    def function(self) -> Callable[..., Any]:
+        """What builds the model.
+
+        Raises:
+            ConfigError: There is no such builder.
+        """
+        if not isinstance(self.source, str):
+            return self.source
+        where = BUILDERS.get(self.source, self.source)
+        module_name, colon, attribute = where.partition(":")
+        if not colon:
+            raise ConfigError(
+                f"{self.source!r} is no model that can be built. Allowed: {', '.join(BUILDERS)}, or your own as "
+                f"pkg.module:build.{did_you_mean(self.source, BUILDERS)}"
+            )
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (module_name + ".").startswith(error.name + "."):
+                raise  # the module is there; what it imports is not
+            raise ConfigError(f"{self.source!r}: there is no module {error.name}.") from None
+        function = getattr(module, attribute, None)
+        if not callable(function):
+            raise ConfigError(f"{self.source!r}: the module {module_name} has no function {attribute!r}.")
+        return function  # type: ignore[no-any-return]
+
+    def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
+        """The model, in training mode, and its inputs; to be called where tensors are fake, and of `torch_dtype` unless told.
+
+        Raises:
+            RematError: What the function returns is not that.
+        """
+        built = self.function()(**self.sizes())
+        if not (isinstance(built, Sequence) and len(built) == 2 and isinstance(built[0], nn.Module)):
+            raise RematError(
+                f"the builder {self.name} has to return a module and its inputs, not {type(built).__name__}."
+            )
+        model, inputs = built
+        inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
+        return model.train(), tuple(inputs)

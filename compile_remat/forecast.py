@@ -1,0 +1,229 @@
+"""What training a model on a device would come to, worked out without the device: memory, time, and the largest batch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from typing import Any
+
+from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
+from compile_remat.builders import Builder
+from compile_remat.choice import Asked, bytes_of, choose
+from compile_remat.cost_models import Device, load_device, make_cost_model
+from compile_remat.growth import Step
+from compile_remat.largest import LargestBatch, hopeless, largest_batch
+from compile_remat.passes import Plan, Planner, build_problem
+from compile_remat.policies import Compared, by_hand, by_torch, compare, mask_of
+from compile_remat.tracing import Traced, trace, weigh
+from compile_remat.workspace import node_workspace_bytes
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a model is to be trained, and how.
+
+    Attributes:
+        device: A name of the device table or a JSON file.
+        budget: Of the region peak; `auto` is what the device has left.
+        capacity_bytes: What may be used of the device; None for all of it.
+    """
+
+    device: str
+    budget: MemoryBudget = MemoryBudget("auto")
+    optimizer: OptimizerState = OptimizerState("adamw")
+    reserve: Reserve = Reserve("percent", 5)
+    cost_model: str = "roofline"
+    capacity_bytes: int | None = None
+
+    def figures(self) -> Device:
+        """The device's."""
+        return load_device(self.device)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Capacity less the reserve; None where the capacity is not known."""
+        known = self.figures().memory_bytes if self.capacity_bytes is None else self.capacity_bytes
+        return None if known is None else known - self.reserve.of(known)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Memory and time of one training step on a device.
+
+    Attributes:
+        gradient_bytes: Of all gradients of parameters.  The backward makes them, so they are part of the region peak.
+        limit_bytes: Capacity less the reserve; None where the device has no known capacity.
+        plan: The plan within the budget.
+        floor_bytes: The lowest reachable region peak.
+        message: What went otherwise than asked.
+        compared: Policies of today beside it, where asked for.
+        seconds: What working all this out took.
+    """
+
+    model: str
+    sizes: dict[str, int]
+    device: str
+    dtype: str
+    optimizer: str
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    input_bytes: int
+    limit_bytes: int | None
+    plan: Plan
+    floor_bytes: int
+    message: str = ""
+    largest: LargestBatch | None = None
+    compared: tuple[Compared, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def total_bytes(self) -> int:
+        """What lies on the device at the step's peak; gradients are in the region peak."""
+        return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.plan.peak_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether that is within the device's capacity less the reserve; None where that is not known."""
+        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
+
+    @property
+    def planned_time_ns(self) -> int:
+        """Estimated time of forward and backward under the plan."""
+        return self.plan.step_time_ns + self.plan.extra_time_ns
+
+    def to_json(self) -> str:
+        """All figures, with the plan and the policies."""
+        data = asdict(self)
+        data["plan"] = json.loads(self.plan.to_json())
+        data["compared"] = [{**asdict(c), "ours": json.loads(c.ours.to_json())} for c in self.compared]
+        if self.largest is not None and self.largest.plan is not None:
+            data["largest"]["plan"] = json.loads(self.largest.plan.to_json())
+        figures = {"total_bytes": self.total_bytes, "fits": self.fits, "planned_time_ns": self.planned_time_ns}
+        return json.dumps({**data, **figures}, indent=1)
+
+
+def forecast(
+    builder: Builder,
+    target: Target,
+    *,
+    with_policies: bool = False,
+    with_largest: bool = True,
+    in_parallel: bool = False,
+) -> Forecast:
+    """Trace, plan and, where asked, compare and look for the largest batch.  Allocates nothing, runs nothing.
+
+    Args:
+        with_policies: Also evaluate what people do today, see `policies`.
+        with_largest: Also look for the largest batch that fits; needs a second trace.
+        in_parallel: Make that in a second process; the builder must then be a name, and the main module importable.
+
+    Raises:
+        BudgetError: The budget was given, and no plan fits it.
+        RematError: A setting is off, or the model cannot be traced.
+    """
+    start = time.perf_counter()
+    device, batch = target.figures(), builder.sizes().get("batch")
+    limit = target.limit_bytes
+    parameter_bytes, trainable_bytes, input_bytes = weigh(builder)
+    state_bytes = target.optimizer.of(trainable_bytes)
+    fixed_bytes = parameter_bytes + state_bytes
+    search = with_largest and batch is not None and limit is not None
+    largest = hopeless(fixed_bytes + trainable_bytes, limit) if search else None
+    with ExitStack() as stack:
+        later = _later(stack, in_parallel)
+        grown = later(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
+        traced = trace(builder, device)
+        chosen_by_torch = by_torch(traced.joint) if with_policies or target.budget.kind == "max" else {}
+        step = _step(traced, target)
+        references = {name: _indices(traced, target, nodes) for name, nodes in chosen_by_torch.items()}
+        problem = replace(step.problem, reference=next(iter(references.values()), ()))
+        planner = Planner(problem)
+        asked = _asked(target, limit, fixed_bytes + input_bytes)
+        choice, lowest = choose(planner, asked), planner.lowest()
+        compared: list[Compared] = []
+        if with_policies:
+            masks = by_hand(problem, traced.joint.module.graph)
+            masks |= {name: mask_of(problem, indices) for name, indices in references.items()}
+            compared = compare(planner, masks)
+        if grown is not None and batch is not None and limit is not None:
+
+            def again(b: int) -> Step:
+                return step_of(replace(builder, batch=b), target)
+
+            largest = largest_batch(batch, (step, grown.result()), again, lowest, fixed_bytes, limit)
+    return Forecast(
+        model=builder.name,
+        sizes=builder.sizes(),
+        device=device.name,
+        dtype=builder.dtype_name,
+        optimizer=str(target.optimizer),
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=trainable_bytes,
+        optimizer_bytes=state_bytes,
+        input_bytes=input_bytes,
+        limit_bytes=limit,
+        plan=replace(choice.plan, budget_bytes=bytes_of(planner, asked)),
+        floor_bytes=lowest.peak_bytes,
+        message=choice.message,
+        largest=largest,
+        compared=tuple(compared),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def step_of(builder: Builder, target: Target) -> Step:
+    """Trace a step and make it a planning problem."""
+    return _step(trace(builder, target.figures()), target)
+
+
+def _step(traced: Traced, target: Target) -> Step:
+    device = target.figures()
+    traced.place(device)
+    workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
+    problem = build_problem(traced.joint, cost=make_cost_model(target.cost_model, device), workspace=workspace)
+    return Step(problem, traced.input_bytes)
+
+
+def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...]:
+    """Which values of the problem torch's chooser saves: for views, what they alias."""
+    cost = make_cost_model(target.cost_model, target.figures())
+    return build_problem(traced.joint, cost=cost, reference=nodes).reference
+
+
+# -- what fits ----------------------------------------------------------------------------------------------------------
+
+
+def _asked(target: Target, limit_bytes: int | None, others_bytes: int) -> Asked:
+    """The budget in a form that the planner knows: `auto` is what is left beside everything else."""
+    if target.budget.kind != "auto":
+        return Asked(target.budget)
+    if limit_bytes is None:
+        return Asked(MemoryBudget("fraction", 1.0))
+    left = max(1, limit_bytes - others_bytes)
+    return Asked(
+        MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"
+    )
+
+
+# -- a second process -----------------------------------------------------------------------------------------------------
+
+
+def _later(stack: ExitStack, in_parallel: bool) -> Callable[..., Future[Step]]:
+    """Runs a function in another process, or at once."""
+    if in_parallel:
+        executor: Executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
+        return executor.submit
+    return _at_once
+
+
+def _at_once(function: Callable[..., Step], *args: Any) -> Future[Step]:
+    done: Future[Step] = Future()
+    done.set_result(function(*args))
+    return done

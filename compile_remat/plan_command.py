@@ -1,0 +1,171 @@
+"""`compile-remat plan`, `pareto` and `explain`: a model's training step on a device that need not be here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from compile_remat.tables import show
+from compile_remat.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from compile_remat.builders import Builder
+    from compile_remat.forecast import Forecast, Target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model and the device; nothing heavy is imported here."""
+    from compile_remat.zoo import BUILDERS
+
+    parser.add_argument("model", help=f"pkg.module:build, or one of {', '.join(BUILDERS)}")
+    parser.add_argument("--device", required=True, help="a name that `compile-remat devices` prints, or a JSON file")
+    parser.add_argument("--budget", default="auto", help="of the region peak, as memory_budget (default: what is left)")
+    parser.add_argument("--batch", type=int, help="samples in a batch (default: the builder's)")
+    parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the builder's)")
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="default: bf16 for names, else as built")
+    parser.add_argument(
+        "--optimizer", default="adamw", help="none, sgd, adamw, or the size of its state (default adamw)"
+    )
+    parser.add_argument("--reserve", default="5%", help="kept free on the device (default 5%%)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `plan`."""
+    add_arguments(parser)
+    parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
+    parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
+
+
+def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `pareto`."""
+    add_arguments(parser)
+    parser.add_argument("--points", type=int, default=10, help="how many budgets (default 10)")
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """Print what training comes to; status 1 where it does not fit the device."""
+    from compile_remat.forecast import forecast
+
+    builder, target = _asked(arguments)
+    found = forecast(
+        builder,
+        target,
+        with_policies=arguments.compare,
+        with_largest=not arguments.no_largest_batch,
+        in_parallel=(os.cpu_count() or 1) > 1 and _can_spawn(),
+    )
+    print(found.to_json()) if arguments.json else print_forecast(found)
+    return 1 if found.fits is False else 0
+
+
+def run_explain(arguments: argparse.Namespace) -> int:
+    """Print the plan with the largest tensors at its peak."""
+    from compile_remat.forecast import forecast
+
+    found = forecast(*_asked(arguments), with_largest=False)
+    print(found.plan.to_json() if arguments.json else found.plan)
+    if not arguments.json:
+        print(f"  lowest reachable peak {format_bytes(found.floor_bytes)}")
+    return 0
+
+
+def run_pareto(arguments: argparse.Namespace) -> int:
+    """Print plans from the fastest to the one of lowest peak."""
+    from compile_remat.api import frontier
+    from compile_remat.forecast import step_of
+
+    plans = frontier(step_of(*_asked(arguments)).problem, arguments.points)
+    if arguments.json:
+        print(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=1))
+        return 0
+    rows = [
+        (format_bytes(p.peak_bytes), format_time(p.step_time_ns + p.extra_time_ns), _share(p.extra_time_ns, p.step_time_ns),
+         _share(p.bound_time_ns, p.step_time_ns))
+        for p in plans
+    ]  # fmt: skip
+    show(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
+    return 0
+
+
+def print_forecast(found: Forecast) -> None:
+    """The tables."""
+    plan, sizes = found.plan, ", ".join(f"{name} {size}" for name, size in found.sizes.items())
+    rows = [
+        ("parameters", format_bytes(found.parameter_bytes)),
+        (f"optimizer state ({found.optimizer})", format_bytes(found.optimizer_bytes)),
+        ("inputs", format_bytes(found.input_bytes)),
+        ("region peak", format_bytes(plan.peak_bytes)),
+        ("  gradients, part of it at the end", format_bytes(found.gradient_bytes)),
+        ("  lowest reachable", format_bytes(found.floor_bytes)),
+        ("sum", format_bytes(found.total_bytes)),
+    ]
+    if found.limit_bytes is not None:
+        rows.append(("capacity less the reserve", format_bytes(found.limit_bytes)))
+        rows.append(("fits", "yes" if found.fits else "no"))
+    rows += [
+        ("step, nothing recomputed", format_time(plan.step_time_ns)),
+        ("step, as planned", f"{format_time(found.planned_time_ns)} ({_share(plan.extra_time_ns, plan.step_time_ns)})"),
+        ("lower bound of the extra time", _share(plan.bound_time_ns, plan.step_time_ns)),
+    ]
+    rows += [("largest batch", _largest_text(found))] if found.largest is not None else []
+    show(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
+    if found.message:
+        print(f"note: {found.message}")
+    if found.compared:
+        _print_policies(found)
+    print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
+
+
+def _print_policies(found: Forecast) -> None:
+    step_ns = found.plan.step_time_ns
+    rows = [
+        (c.name, format_bytes(c.peak_bytes), _share(c.extra_time_ns, step_ns), _share(c.ours.extra_time_ns, step_ns),
+         _share(c.ours.bound_time_ns, step_ns), f"{c.advantage:+.2%}")
+        for c in found.compared
+    ]  # fmt: skip
+    heads = ("policy", "region peak", "extra time", "ours within it", "lower bound", "ours faster by")
+    show("what people do today, on the same timeline", heads, rows)
+    best = max(found.compared, key=lambda c: c.advantage)
+    worst = min(found.compared, key=lambda c: c.advantage)
+    print(f"largest advantage {best.advantage:+.2%} ({best.name}), smallest {worst.advantage:+.2%} ({worst.name})")
+
+
+def _largest_text(found: Forecast) -> str:
+    largest = found.largest
+    if largest is None or largest.batch is None:
+        return f"not known: {largest.why}" if largest is not None else ""
+    if largest.plan is None or largest.total_bytes is None:
+        return f"none: {largest.why}"
+    extra = _share(largest.plan.extra_time_ns, largest.plan.step_time_ns)
+    return f"{largest.batch} ({format_bytes(largest.total_bytes)}, {extra})"
+
+
+def _share(time_ns: int, step_ns: int) -> str:
+    return f"{time_ns / max(1, step_ns):+.2%}"
+
+
+def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
+    from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
+    from compile_remat.builders import Builder
+    from compile_remat.forecast import Target
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `pkg.module` is looked for where the command is given
+    builder = Builder(arguments.model, arguments.batch, arguments.seq, arguments.dtype)
+    target = Target(
+        arguments.device,
+        MemoryBudget.parse(arguments.budget),
+        OptimizerState.parse(arguments.optimizer),
+        Reserve.parse(arguments.reserve),
+    )
+    return builder, target
+
+
+def _can_spawn() -> bool:
+    """Whether a second process finds the main module again: not where the program came from standard input, say."""
+    main = sys.modules.get("__main__")
+    return getattr(main, "__spec__", None) is not None or os.path.exists(getattr(main, "__file__", None) or "")

@@ -1,0 +1,149 @@
+"""What people do today, as saved sets of one planning problem: beside them stands what a plan gains.
+
+Nothing recomputed; ``torch.utils.checkpoint`` around every layer, or every eighth one; selective checkpointing of every layer
+that saves products; torch's own chooser (``activation_memory_budget``) at five budgets.  All run on the same timeline under the
+same prices.
+
+A layer is an entry of a module list with at least two products, convolutions or attentions in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat.cost_models import OpKind, describe
+from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.passes.simulate import Bools
+
+TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
+"""Budgets of torch's chooser; the first one is its default."""
+
+EVERY = 8
+"""Which layers are checkpointed where not all are: the first of so many."""
+
+HEAVY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
+LEAST_HEAVY = 2
+
+_ENTRY = re.compile(r"^(.*?)\.?(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One policy beside the plan at its peak.
+
+    Attributes:
+        name: The policy.
+        peak_bytes: Its region peak.
+        extra_time_ns: Its time beyond the fastest plan of any size.
+        ours: The plan within that peak.
+    """
+
+    name: str
+    peak_bytes: int
+    extra_time_ns: int
+    ours: Plan
+
+    @property
+    def advantage_ns(self) -> int:
+        """How much faster ours is; negative where it is slower."""
+        return self.extra_time_ns - self.ours.extra_time_ns
+
+    @property
+    def advantage(self) -> float:
+        """The same as a part of the policy's step."""
+        return self.advantage_ns / max(1, self.ours.step_time_ns + self.extra_time_ns)
+
+
+def compare(planner: Planner, policies: Mapping[str, Bools]) -> list[Compared]:
+    """Every policy with the plan at its peak, from the highest peak to the lowest.
+
+    The planner stops within 1.5 % of the bound; where the policy's own saved set is faster than that, it is the plan.
+    """
+    masks = np.stack([mask | planner.pinned for mask in policies.values()], axis=1)
+    batch = planner.simulator.run(masks)
+    found = []
+    for k, name in enumerate(policies):
+        peak_bytes, extra_ns = int(batch.peak[k]), int(batch.time_ns[k]) - planner.fastest_time_ns
+        ours = planner.within(peak_bytes)
+        if ours.extra_time_ns > extra_ns:
+            ours = planner.plan_of(masks[:, k], peak_bytes)
+        found.append(Compared(name, peak_bytes, extra_ns, ours))
+    return sorted(found, key=lambda c: -c.peak_bytes)
+
+
+def by_hand(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
+    """The policies that people write into their models; those of layers only where the model has layers."""
+    kinds = {node.name: _kind(node) for node in graph.nodes if node.op == "call_function"}
+    layers = layers_of(problem, kinds)
+    keepable = np.array([v.is_saveable and v.in_forward for v in problem.values], dtype=bool)
+    found = {"nothing recomputed": keepable}
+    chosen = sorted({layer for layer in layers if layer is not None}, key=_in_order)
+    if chosen:
+        numbers: Counter[str] = Counter()
+        some = set()
+        for layer in chosen:
+            parent = layer.rpartition(".")[0]
+            some |= {layer} if numbers[parent] % EVERY == 0 else set()
+            numbers[parent] += 1
+        heavy = np.array([kinds.get(v.name) in HEAVY for v in problem.values], dtype=bool)
+        inside = _inside(problem, layers, set(chosen))
+        found["every layer checkpointed"] = keepable & ~inside
+        found[f"every {EVERY}th layer checkpointed"] = keepable & ~_inside(problem, layers, some)
+        found["selective checkpoint, products saved"] = keepable & (~inside | heavy)
+    return found
+
+
+def by_torch(joint: _torch.Joint) -> dict[str, list[fx.Node]]:
+    """What torch's chooser saves; to be asked while the tensors are on a CPU, because it runs operators on them."""
+    names = ["torch's chooser, default" if b == 1 else f"torch's chooser, budget {b:g}" for b in TORCH_BUDGETS]
+    return {name: _torch.torch_choice(joint, b) for name, b in zip(names, TORCH_BUDGETS, strict=True)}
+
+
+def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:
+    """The mask that saves these values."""
+    mask = np.zeros(len(problem.values), dtype=bool)
+    mask[list(indices)] = True
+    return mask
+
+
+def layers_of(problem: Problem, kinds: Mapping[str, OpKind]) -> list[str | None]:
+    """The layer that each value lies in, by its module's path; None outside of all."""
+    entries = [_entry_of(v.origin.module_path) for v in problem.values]
+    heavy = Counter(
+        e for v, e in zip(problem.values, entries, strict=True) if v.in_forward and kinds.get(v.name) in HEAVY
+    )
+    return [e if e is not None and heavy[e] >= LEAST_HEAVY else None for e in entries]
+
+
+def _entry_of(path: str) -> str | None:
+    """The first part of a path that ends with a number: ``model.layers.3`` of ``model.layers.3.mlp.up``."""
+    found = _ENTRY.match(path)
+    return None if found is None else found[0]
+
+
+def _in_order(layer: str) -> tuple[str, int]:
+    parent, _, number = layer.rpartition(".")
+    return parent, int(number)
+
+
+def _inside(problem: Problem, layers: Sequence[str | None], chosen: set[str]) -> Bools:
+    """Values of the chosen layers that only their own layer reads: a checkpoint around it drops them."""
+    crosses = np.array([layer not in chosen for layer in layers], dtype=bool)
+    for w, value in enumerate(problem.values):
+        if value.in_forward:
+            for v in value.reads:
+                crosses[v] |= layers[v] != layers[w]
+    return np.asarray(~crosses)
+
+
+def _kind(node: fx.Node) -> OpKind:
+    """Its own kind; an item has that of the node that it is a part of."""
+    kind = describe(node).kind
+    return describe(node.all_input_nodes[0]).kind if kind is OpKind.ITEM else kind

@@ -1,0 +1,147 @@
+"""The joint graph of a model's training step on a device that need not be here: traced without data on a CPU.
+
+Dynamo, AOTAutograd and Inductor's passes on the joint graph run as they do for training; attention becomes what the device
+runs, and then every tensor of the graph says that it is on the device, so that nothing that belongs to a CPU (layouts and
+workspaces of convolutions, costs of masks) enters the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from compile_remat import _torch
+from compile_remat._torch_attention import replace_cpu_attention, use_cuda_attention
+from compile_remat._torch_fake import NumbersAreZero, fake_tensors, say_device
+from compile_remat._torch_inductor import CustomPartitionerFn, compile_with_partitioner
+from compile_remat._torch_version import version_problem
+from compile_remat.builders import Builder
+from compile_remat.cost_models import Device
+from compile_remat.errors import RematError
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A training step, traced.
+
+    Attributes:
+        joint: Its joint graph, prepared; tensors are on a CPU until `place`.
+        parameter_bytes: Of parameters and buffers.
+        trainable_bytes: Of the parameters that need a gradient, and of their gradients.
+        input_bytes: Of what the model is called with.
+    """
+
+    joint: _torch.Joint
+    parameter_bytes: int
+    trainable_bytes: int
+    input_bytes: int
+
+    def place(self, device: Device) -> None:
+        """Let the tensors be on `device`; from then on no operator may run on them."""
+        if device.name != "cpu":
+            say_device(self.joint.module, torch.device("cuda", 0))
+
+
+class _Seen(Exception):
+    """Leaves Inductor once the joint graph was seen."""
+
+
+class _Watch(CustomPartitionerFn):
+    """A partitioner that keeps the joint graph and compiles nothing."""
+
+    def __init__(self, seen: list[tuple[fx.GraphModule, dict[str, Any]]]) -> None:
+        self.seen = seen
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
+        return (_Watch, ([],))
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+        self.seen.append((gm, {k: kwargs.get(k) for k in ("num_fwd_outputs", "static_lifetime_input_indices")}))
+        raise _Seen
+
+    def uuid(self) -> object:
+        """Never asked for: nothing is compiled."""
+        return None
+
+
+def trace(builder: Builder, device: Device) -> Traced:
+    """Build and trace a model's training step; allocates nothing.
+
+    Raises:
+        ConfigError: The builder, or a size, is off.
+        RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
+    """
+    if problem := version_problem():
+        raise RematError(f"{problem}: nothing can be planned with this torch.")
+    model, inputs = built(builder)
+    seen: list[tuple[fx.GraphModule, dict[str, Any]]] = []
+    has_flash = "bfloat16" in dict(device.flops_per_s)  # what is older than Ampere has neither
+    is_cpu = device.name == "cpu"
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        if not is_cpu:
+            use_cuda_attention(gm, has_flash=has_flash)
+        try:
+            compile_with_partitioner(gm, example_inputs, _Watch(seen), {}, guarded=False)
+        except _Seen:
+            pass
+        return gm.forward
+
+    _run(model, inputs, backend, builder.name)
+    if len(seen) != 1:
+        _refuse(len(seen), builder.name)
+    module, keywords = seen[0]
+    if not is_cpu:
+        replace_cpu_attention(module, has_flash=has_flash)
+    joint = _torch.prepare(module, **keywords)
+    if not joint.has_backward:
+        _refuse(0, builder.name)
+    return Traced(joint, *_bytes_of(model, inputs))
+
+
+def weigh(builder: Builder) -> tuple[int, int, int]:
+    """Bytes of a model's parameters and buffers, of the trainable ones, and of its inputs."""
+    return _bytes_of(*built(builder))
+
+
+def built(builder: Builder) -> tuple[nn.Module, tuple[Any, ...]]:
+    """A model and its inputs, without data."""
+    with fake_tensors(builder.torch_dtype), NumbersAreZero():
+        return builder.build()
+
+
+def _run(model: nn.Module, inputs: Sequence[Any], backend: Callable[..., Any], name: str) -> None:
+    torch.compiler.reset()
+    try:
+        with fake_tensors():
+            torch.compile(model, backend=backend)(*inputs)
+    except RematError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise RematError(
+            f"{name} cannot be traced without data: {type(error).__name__}: {reason[0] if reason else ''}"
+        ) from error
+    finally:
+        torch.compiler.reset()
+
+
+def _refuse(graphs: int, name: str) -> None:
+    if graphs == 0:
+        raise RematError(f"nothing to plan: {name} has no graph with a backward. Does a parameter require a gradient?")
+    raise RematError(
+        f"{name} falls into {graphs} graphs, and only one can be planned without running it: "
+        "torch._dynamo.explain names what breaks them."
+    )
+
+
+def _bytes_of(model: nn.Module, inputs: Sequence[Any]) -> tuple[int, int, int]:
+    """Bytes of parameters and buffers, of the trainable ones, of inputs; what is shared counts once."""
+    parameters = list(model.parameters())
+    kept = sum(t.nbytes for t in (*parameters, *model.buffers()))
+    given = [v for value in inputs for v in torch.utils._pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+    return kept, sum(p.nbytes for p in parameters if p.requires_grad), sum(t.nbytes for t in given)

@@ -1,0 +1,72 @@
+"""Language models, by the configuration classes of `transformers` with the published sizes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from compile_remat.zoo.joining import CAUSAL, Loss, tokens, transformers
+
+Built = tuple[Loss, tuple[Tensor, Tensor]]
+
+
+def bert_large(batch: int = 64, seq: int = 512) -> Built:
+    """BERT-large, masked tokens: 24 layers of width 1024, 16 heads, dropout 0.1 (Devlin and others, 2018)."""
+    with transformers() as package:
+        config = package.BertConfig(
+            vocab_size=30522,
+            hidden_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=16,
+            intermediate_size=4096,
+            max_position_embeddings=max(512, seq),
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            attn_implementation="sdpa",
+        )
+        return Loss(package.BertForMaskedLM(config)), (tokens(batch, seq), tokens(batch, seq))
+
+
+def llama_2_7b(batch: int = 2, seq: int = 4096) -> Built:
+    """Llama 2 of 7 billion parameters: 32 layers of width 4096, 32 heads (Touvron and others, 2023)."""
+    return _llama(batch, seq, layers=32, width=4096, inner=11008, heads=32, key_heads=32)
+
+
+def llama_2_70b(batch: int = 1, seq: int = 4096) -> Built:
+    """Llama 2 of 70 billion parameters: 80 layers of width 8192, 64 heads, 8 of them for keys and values."""
+    return _llama(batch, seq, layers=80, width=8192, inner=28672, heads=64, key_heads=8)
+
+
+def _llama(batch: int, seq: int, *, layers: int, width: int, inner: int, heads: int, key_heads: int) -> Built:
+    with transformers() as package:
+        config = package.LlamaConfig(
+            vocab_size=32000,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            max_position_embeddings=seq,
+            rms_norm_eps=1e-5,
+            use_cache=False,
+            attn_implementation=CAUSAL,
+        )
+        return Loss(package.LlamaForCausalLM(config)), (tokens(batch, seq), tokens(batch, seq))
+
+
+def t5_large(batch: int = 16, seq: int = 512) -> Built:
+    """T5-large: 24 + 24 layers of width 1024, 16 heads of 64, position biases (Raffel and others, 2020)."""
+    with transformers() as package:
+        config = package.T5Config(
+            vocab_size=32128,
+            d_model=1024,
+            d_kv=64,
+            d_ff=4096,
+            num_layers=24,
+            num_decoder_layers=24,
+            num_heads=16,
+            dropout_rate=0.1,
+            use_cache=False,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+        )
+        return Loss(package.T5ForConditionalGeneration(config)), (tokens(batch, seq), tokens(batch, seq))

@@ -1,0 +1,204 @@
+"""What training on a device that is not here comes to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import compile_remat
+from compile_remat import api
+from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
+from compile_remat.builders import Builder
+from compile_remat.cost_models import load_device
+from compile_remat.errors import BudgetError, ConfigError, RematError
+from compile_remat.forecast import Forecast, Target, forecast, step_of
+from compile_remat.growth import Growth, are_alike
+from compile_remat.largest import _most
+from compile_remat.passes import Plan, Planner, timeline
+from compile_remat.policies import _entry_of, by_hand, layers_of
+from compile_remat.tracing import trace
+from tests import planned_models
+
+OURS = "tests.planned_models"
+H100 = Target("h100-sxm")
+
+
+def llama(batch: int = 2) -> Builder:
+    return Builder(f"{OURS}:llama", batch=batch, dtype="bf16")
+
+
+@pytest.fixture(scope="module")
+def found() -> Forecast:
+    return forecast(llama(), replace(H100, budget=MemoryBudget.parse(0.7)), with_policies=True)
+
+
+def test_the_sum_is_what_lies_on_the_device(found: Forecast) -> None:
+    parameters = sum(p.numel() for p in planned_models.Llama().parameters()) * 2
+    assert found.parameter_bytes == found.gradient_bytes == parameters
+    assert found.optimizer_bytes == 2 * parameters
+    assert found.total_bytes == 3 * parameters + found.input_bytes + found.plan.peak_bytes
+    assert found.limit_bytes == load_device("h100-sxm").memory_bytes - Reserve("percent", 5).of(85520809984)
+    assert found.fits is True
+
+
+def test_the_plan_is_within_the_budget_and_above_the_floor(found: Forecast) -> None:
+    assert found.plan.budget_bytes is not None
+    assert found.gradient_bytes < found.floor_bytes <= found.plan.peak_bytes <= found.plan.budget_bytes
+    assert found.planned_time_ns >= found.plan.step_time_ns > 0
+
+
+def test_json_holds_all_of_it(found: Forecast) -> None:
+    data = json.loads(found.to_json())
+    assert data["total_bytes"] == found.total_bytes and data["fits"] is True
+    assert Plan.from_json(json.dumps(data["plan"])) == found.plan
+    assert Plan.from_json(json.dumps(data["largest"]["plan"])) == found.largest.plan  # type: ignore[union-attr]
+    assert [c["name"] for c in data["compared"]] == [c.name for c in found.compared]
+
+
+# -- the largest batch --------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_batch_fits_and_the_next_one_does_not(found: Forecast) -> None:
+    largest = found.largest
+    assert largest is not None and largest.batch and largest.plan and found.limit_bytes
+    assert largest.plan.is_feasible and largest.total_bytes is not None
+    assert largest.total_bytes <= found.limit_bytes
+    # A real trace at that batch: the plan holds there, and the plan of lowest peak is above the room one batch later.
+    real = step_of(llama(largest.batch), H100)
+    assert timeline(real.problem, largest.plan).peak_bytes == largest.plan.peak_bytes
+    beyond = step_of(llama(largest.batch + max(1, largest.batch // 20)), H100)
+    room = found.limit_bytes - 3 * found.parameter_bytes - beyond.input_bytes
+    assert Planner(beyond.problem).lowest().peak_bytes > room
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 37, 64, 1000])
+def test_the_search_finds_the_last_number_that_fits(limit: int) -> None:
+    assert _most(1, lambda b: b <= limit) == limit
+    assert _most(limit, lambda b: b <= limit) == limit
+
+
+def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
+    result = forecast(llama(), replace(H100, optimizer=OptimizerState.parse("90GiB")))
+    assert result.largest is not None and result.largest.batch == 0 and "90.0 GiB" in result.largest.why
+    assert result.fits is False and "lowest" in result.message
+
+
+def test_a_problem_at_another_batch_is_what_a_trace_gives() -> None:
+    steps = [step_of(llama(b), H100) for b in (2, 4, 7)]
+    growth = Growth((2, 4), (steps[0], steps[1]))
+    grown, real = growth.at(7), steps[2].problem
+    assert are_alike(grown, real) and not are_alike(replace(real, values=real.values[1:]), real)
+    for name in ("nbytes", "transient_bytes", "workspace_bytes"):
+        assert [getattr(v, name) for v in grown.values] == [getattr(v, name) for v in real.values]
+        assert [getattr(s, name) for s in grown.steps] == [getattr(s, name) for s in real.steps]
+    assert growth.input_bytes_at(7) == steps[2].input_bytes
+    assert grown.step_time_ns == pytest.approx(real.step_time_ns, rel=0.05)
+
+
+# -- policies -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_policy_has_a_plan_at_its_peak(found: Forecast) -> None:
+    names = {c.name for c in found.compared}
+    assert {"nothing recomputed", "every layer checkpointed", "selective checkpoint, products saved"} <= names
+    assert sum("torch's chooser" in name for name in names) == 5
+    for compared in found.compared:
+        assert compared.ours.peak_bytes <= compared.peak_bytes
+        assert compared.ours.extra_time_ns <= compared.extra_time_ns
+        assert compared.ours.bound_time_ns <= compared.ours.extra_time_ns
+    peaks = [c.peak_bytes for c in found.compared]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "entry"),
+    [
+        ("model.layers.3.mlp.up", "model.layers.3"),
+        ("encoder.block.12.layer.0.SelfAttention", "encoder.block.12"),
+        ("0.attention", "0"),
+        ("model.head", None),
+        ("", None),
+    ],
+)
+def test_the_layer_of_a_path(path: str, entry: str | None) -> None:
+    assert _entry_of(path) == entry
+
+
+def test_a_checkpointed_layer_keeps_what_others_read() -> None:
+    traced = trace(llama(), load_device("h100-sxm"))
+    problem = step_of(llama(), H100).problem
+    graph = traced.joint.module.graph
+    masks = by_hand(problem, graph)
+    every, saved = masks["every layer checkpointed"], masks["nothing recomputed"]
+    layers = layers_of(problem, {v.name: "matmul" for v in problem.values if v.kernel == "extern"})  # type: ignore[misc]
+    assert {layer for layer in layers if layer} == {"layers.0", "layers.1"}
+    kept = [problem.values[v].name for v in range(len(layers)) if every[v] and layers[v] == "layers.0"]
+    assert len(kept) == 1 and kept[0].startswith("add")  # the residual sum that the next layer reads
+    assert every.sum() < masks["selective checkpoint, products saved"].sum() < saved.sum()
+
+
+# -- what does not belong -----------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_a_cpu_enters_a_plan_for_a_gpu() -> None:
+    builder = Builder(f"{OURS}:convolution", dtype="bf16")
+    problem = step_of(builder, H100).problem
+    nodes = (*problem.values, *problem.steps)
+    assert not any(n.workspace_bytes or n.is_channels_last for n in nodes)
+    assert not any(s.held_bytes for s in problem.steps)
+    on_cpu = step_of(replace(builder, dtype="fp32"), replace(H100, device="cpu")).problem
+    assert any(v.is_channels_last for v in on_cpu.values)
+
+
+def test_the_call_for_people_takes_names(found: Forecast) -> None:
+    settings = {"device": "h100-sxm", "memory_budget": 0.7, "batch": 2, "dtype": "bf16"}
+    assert compile_remat.plan(f"{OURS}:llama", **settings) == found.plan
+    with pytest.raises(ConfigError, match="needs the name of a device"):
+        compile_remat.plan(f"{OURS}:llama")
+
+
+def test_a_budget_below_the_floor_is_an_error() -> None:
+    with pytest.raises(BudgetError):
+        forecast(llama(), replace(H100, budget=MemoryBudget("bytes", 100_000)), with_largest=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("broken", "falls into 2 graphs"),
+        ("frozen", "has no graph with a backward"),
+        ("failing", "cannot be traced without data"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(name: str, text: str) -> None:
+    with pytest.raises(RematError, match=text):
+        trace(Builder(f"{OURS}:{name}"), load_device("h100-sxm"))
+
+
+def test_without_a_capacity_the_fastest_plan_is_taken() -> None:
+    result = forecast(llama(), Target("cpu"))
+    assert result.limit_bytes is None and result.fits is None and result.largest is None
+    assert result.plan.extra_time_ns == 0
+
+
+# -- on a GPU -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["llama", "llama_with_dropout", "attention_of_odd_heads", "convolution"])
+def test_saved_bytes_are_those_of_a_trace_on_a_gpu(name: str) -> None:
+    builder = Builder(f"{OURS}:{name}", dtype="bf16")
+    planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_largest=False).plan
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model, inputs = builder.build()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    on_gpu = [value.cuda() for value in inputs]
+    seen = api.look(model.cuda(), on_gpu, device="h100-sxm", memory_budget="max")[0].plan
+    assert planned.saved_bytes == seen.saved_bytes
+    assert planned.peak_bytes == seen.peak_bytes

@@ -1,0 +1,92 @@
+"""`compile-remat plan`, `pareto` and `explain` in this process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compile_remat import cli, plan_command, tables
+
+MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"]
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_command, "_can_spawn", lambda: False)
+
+
+def test_plan_prints_what_training_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *MODEL, "--budget", "0.8", "--compare"]) == 0
+    text = capsys.readouterr().out
+    for row in ("parameters", "optimizer state (adamw)", "region peak", "lowest reachable", "sum", "largest batch"):
+        assert any(line.strip().startswith(row) for line in text.splitlines()), row
+    assert "every layer checkpointed" in text and "torch's chooser, budget 0.5" in text
+    assert "largest advantage" in text and "smallest" in text
+
+
+def test_plan_as_json_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--json", "--no-largest-batch", "--batch", "3", "--seq", "64", "--optimizer", "sgd"]
+    assert cli.main(["plan", *MODEL, *given]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["sizes"] == {"batch": 3, "seq": 64} and data["dtype"] == "bf16"
+    assert data["optimizer_bytes"] == data["parameter_bytes"] and data["largest"] is None
+
+
+def test_what_does_not_fit_has_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *MODEL, "--optimizer", "90GiB"]) == 1
+    text = capsys.readouterr().out
+    assert "none: parameters, gradients and optimizer state alone need" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (["llama-3", "--device", "h100-sxm"], "is no model that can be built"),
+        ([*MODEL, "--budget", "8"], "has no unit"),
+        (["tests.planned_models:llama", "--device", "h101"], "no such device"),
+        ([*MODEL, "--budget", "100KiB"], "no plan fits"),
+    ],
+)
+def test_errors_are_one_message(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *given, *["--no-largest-batch"]]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_pareto_prints_a_frontier(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["pareto", *MODEL, "--points", "4", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert 2 <= len(plans) <= 4
+    assert [p["peak_bytes"] for p in plans] == sorted((p["peak_bytes"] for p in plans), reverse=True)
+    assert cli.main(["pareto", *MODEL, "--points", "3"]) == 0
+    assert "region peak" in capsys.readouterr().out
+
+
+def test_explain_names_the_largest_tensors(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", *MODEL, "--budget", "min"]) == 0
+    text = capsys.readouterr().out
+    assert "largest at the peak" in text and "lowest reachable peak" in text and "planned_models.py:" in text
+
+
+def test_a_module_of_the_working_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "import torch\ndef build(batch=2):\n    return torch.nn.Linear(8, 8), torch.zeros(batch, 8)\n"
+    (tmp_path / "model_of_mine.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["explain", "model_of_mine:build", "--device", "a100-40gb"]) == 0
+    assert "predicted peak" in capsys.readouterr().out
+
+
+def test_tables_line_up() -> None:
+    text = tables.plain("title", ("a", "b"), [("one", "1"), ("three", "23")])
+    assert text.splitlines() == ["title", "  a       b", "  -----  --", "  one     1", "  three  23"]
+    assert tables.plain("t", ("", ""), [("x", "1")]).splitlines() == ["t", "  x  1"]
+
+
+def test_rich_draws_the_table_where_it_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    tables._show_rich("title", ("a", "b"), [("one", "1")])
+    text = capsys.readouterr().out
+    assert "title" in text and "one" in text and "\u2500" in text
