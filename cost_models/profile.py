@@ -83,9 +83,14 @@ class Profile:
         """That of the base: no clock tells arithmetic from traffic."""
         return self.base.arithmetic_time_ns(op)
 
-    def traffic_time_ns(self, nbytes: int) -> int:
+    @property
+    def cache_bytes(self) -> int:
         """That of the base."""
-        return self.base.traffic_time_ns(nbytes)
+        return self.base.cache_bytes
+
+    def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
+        """That of the base."""
+        return self.base.traffic_time_ns(nbytes, cached_bytes)
 
     def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
         """A measured operator alone as measured; a fused group as the base says."""
