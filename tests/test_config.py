@@ -230,7 +230,7 @@ def config_forms() -> str:
     [
         ({"compiler": "inducter"}, 'Allowed: inductor, eager. Did you mean "inductor"?'),
         ({"compiler": 3}, "3 is not a choice. Allowed: inductor, eager."),
-        ({"cost_model": "rooflin"}, 'Allowed: roofline, unit. Did you mean "roofline"?'),
+        ({"cost_model": "rooflin"}, 'Allowed: roofline, profile, unit. Did you mean "roofline"?'),
         ({"cost_model": "measured"}, "'measured' is not a choice. Allowed: roofline, profile, unit."),
         ({"log": "verbose"}, "Allowed: warning, info, debug."),
         ({"mode": "max-autotun"}, 'Did you mean "max-autotune"?'),
