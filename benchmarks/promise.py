@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks import harness, models, table_a
 from benchmarks.harness import mib, percent
 from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, Runner
-from benchmarks.verdicts import Row
+from benchmarks.verdicts import Row, lowest_peak
 from compile_remat._torch_bench import private_compile_caches
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
@@ -153,7 +153,7 @@ def verdict(row: Row, rows: Sequence[Row]) -> str:
     if row.failure is not None:
         return f"miss: {row.failure}"
     if row.floor_bytes is not None:
-        lowest = _lowest(rows)
+        lowest = lowest_peak(rows)
         text = table_a.floor_text(row, rows)
         is_right = lowest is not None and abs(row.floor_bytes / lowest - 1) <= FLOOR_TOLERANCE
         return text if is_right and row.budget_bytes and row.budget_bytes < lowest else f"miss: {text}"
@@ -176,10 +176,6 @@ def verdict(row: Row, rows: Sequence[Row]) -> str:
 def _larger(row: Row, rows: Sequence[Row]) -> list[Row]:
     budget_bytes = row.budget_bytes or 0
     return [r for r in rows if r.kind == "remat" and r.budget_bytes and r.budget_bytes > budget_bytes]
-
-
-def _lowest(rows: Sequence[Row]) -> int | None:
-    return next((r.peak_bytes for r in rows if r.kind == "remat" and r.setting == "min"), None)
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -211,7 +207,7 @@ def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
         mib(plain.peak_bytes),
         percent(plain.gradient_bytes / plain.peak_bytes if plain.gradient_bytes and plain.peak_bytes else None),
         mib(torchs_lowest(name, rows)),
-        mib(_lowest(rows)),
+        mib(lowest_peak(rows)),
         "-" if ratio is None else f"{ratio:.2f}",
         "-" if activation_ratio is None else f"{activation_ratio:.2f}",
         f"{max(summary.errors):.2%}" if summary.errors else "-",

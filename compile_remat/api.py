@@ -14,11 +14,9 @@ from compile_remat import _torch, profiling
 from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
 from compile_remat._torch_version import version_problem
 from compile_remat.backend import RematPartitioner, place_of, settings_for, sources_hash
-from compile_remat.builders import Builder
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
-from compile_remat.forecast import Target, forecast
 from compile_remat.partitioner import Planned, Settings, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report, write_to
@@ -111,6 +109,9 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
 
 
 def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
+    from compile_remat.builders import Builder
+    from compile_remat.forecast import Target, forecast
+
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
     config = RematConfig.resolve(settings, modes=_torch.mode_names())
     if config.device == "detect":

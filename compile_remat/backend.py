@@ -22,7 +22,6 @@ from compile_remat._torch_inductor import (
     CustomPartitionerFn,
     compile_plain,
     get_hash_for_files,
-    keep_matmuls_in_place,
 )
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget, OptimizerState
@@ -33,6 +32,7 @@ from compile_remat.cost_models import Device, detect, device_names, load_device
 from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, find_error
 from compile_remat.ledger import Ledger, Member
 from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
+from compile_remat.passes.accumulation import keep_matmuls_in_place
 from compile_remat.report import Report
 from compile_remat.retry import Retrying
 from compile_remat.watch import Watched, reader_of

@@ -1,8 +1,12 @@
-"""Gradients that are summed up: where Inductor makes one kernel of a matmul and the addition of its product."""
+"""Gradients that are summed up: where Inductor makes one kernel of a matmul and the addition of its product.
+
+`keep_matmuls_in_place` decides which of them it may, `becoming_addmm` tells the plan of those.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -11,8 +15,13 @@ from compile_remat.passes.views import shape
 
 aten = torch.ops.aten
 
-MATMULS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
-CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+HEAVY = frozenset(
+    {
+        aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+        aten.convolution.default, aten.convolution_backward.default,
+    }
+)  # fmt: skip
+"""What takes so long and holds so much that an addition must not be moved over it."""
 
 
 def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
@@ -28,10 +37,56 @@ def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
             lone = [a for a in node.args if _is_lone_mm(a)]
             if heavy is not None and lone == [heavy] and shape(node) == shape(heavy):
                 found.add(node)
-        elif node.target in MATMULS or node.target in CONVOLUTIONS:
+        elif node.target in HEAVY:
             heavy = node
     return frozenset(found)
 
 
+def keep_matmuls_in_place(module: fx.GraphModule) -> int:
+    """Keep Inductor from moving a matmul down to a later addition; returns how many it would have moved.
+
+    Its pass after partitioning turns ``add(mm(a, b), c)`` into ``addmm(c, a, b)`` where the addition stands.  Where other matmuls
+    lie between, which is so for the gradients of tied weights, `a` and `b` then live all that time instead of their
+    product.  An addition of three-dimensional views is the same to Inductor, and is not in the pattern.
+    """
+    order = {node: k for k, node in enumerate(module.graph.nodes)}
+    matmuls = [k for node, k in order.items() if node.target in HEAVY]
+    kept = 0
+    for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        far = [a for a in node.args if _is_lone_mm(a) and any(order[a] < k < order[node] for k in matmuls)]
+        shapes = {_shape_text(a) for a in node.args}
+        if not far or len(node.args) != 2 or len(shapes) > 1:
+            continue
+        with module.graph.inserting_before(node):
+            raised = [_call(module, aten.unsqueeze.default, (a, 0)) for a in node.args]
+            total = _call(module, aten.add.Tensor, tuple(raised), dict(node.kwargs))
+            flat = _call(module, aten.squeeze.dim, (total, 0))
+        flat.meta = {**node.meta, "val": flat.meta["val"]}
+        node.replace_all_uses_with(flat)
+        module.graph.erase_node(node)
+        kept += 1
+    if kept:
+        module.recompile()
+    return kept
+
+
 def _is_lone_mm(node: object) -> bool:
     return isinstance(node, fx.Node) and node.target is aten.mm.default and len(node.users) == 1
+
+
+def _shape_text(node: object) -> str:
+    """The sizes in writing: symbolic ones have no hash, and comparing them may add a guard."""
+    return str(node.meta["val"].shape) if isinstance(node, fx.Node) and _is_tensor(node) else ""
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _call(module: fx.GraphModule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+    """A node whose ``meta["val"]`` is what the operator makes of its arguments'."""
+    node = module.graph.call_function(target, args, kwargs or {})
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+    with values[0].fake_mode:
+        node.meta["val"] = target(*values, **(kwargs or {}))
+    return node
