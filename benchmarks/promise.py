@@ -1,12 +1,15 @@
 """Does the promise hold: measured peak within the budget, and the prediction near it, over many models.
 
     python -m benchmarks.promise [--model vit] [--device cuda] [--toy] [--json OUT] [--only remat] [--rivals JSON]
+    python -m benchmarks.promise --show JSON [--show JSON ...]
 
 Each model trains under 0.8, 0.6, 0.4 and 0.3 of plain torch.compile's measured peak, and under `min`. `predicted` is the
 plan's figure, `scheduled` that of the code that Inductor emitted, `measured` the allocator's; errors are against the
 measured one. `torch` is the lowest measured peak of torch's `activation_memory_budget` over all its values. The held-out
 models (*) were written before the memory model was fitted, deep ones (+) have 8 blocks or more. Torch's rows take most of
-the time and do not change with our code: `--rivals` takes them from a file that `--json` wrote. The exit status is 1 if a
+the time and do not change with our code: `--rivals` takes them from a file that `--json` wrote. `--show` runs nothing and prints
+the lines of files that `--json` wrote, a line for each model: measured peaks by budget, "floor" where it is below the lowest
+reachable peak, and in how far the figures agree. The exit status is 1 if a
 measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's lowest.
 """
 
@@ -27,8 +30,8 @@ from compile_remat._torch_bench import private_compile_caches
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
 MODEL_TITLES = (
-    "model", "default", "gradients", "torch's lowest", "min", "min/torch's", "without gradients", "worst error",
-    "highest use", "verdict",
+    "model", "default", *map(str, FRACTIONS), "min", "torch's lowest", "min/torch's", "gradients", "without them",
+    "worst error", "highest use", "verdict",
 )  # fmt: skip
 WORST_ERROR = 0.03
 FLOOR_TOLERANCE = 0.01
@@ -73,6 +76,12 @@ class Summary:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
+    if arguments.show:
+        stored = [json.loads(path.read_text()) for path in arguments.show]
+        shown = [Row(**fields) for each in stored for fields in each["rows"]]
+        harness.print_header(stored[-1]["header"])
+        harness.write_json(arguments.json, stored[-1]["header"], shown)
+        return _conclude(list(dict.fromkeys(row.model for row in shown)), shown)
     rivals = [] if arguments.rivals is None else rivals_of(arguments.rivals)
     head = harness.header(arguments.device)
     harness.print_header(head)
@@ -84,6 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             everything += rows
             print(harness.ascii_table(TITLES, [_cells(row, rows) for row in rows]), end="\n\n", flush=True)
             harness.write_json(arguments.json, head, everything)  # after each model: the whole takes an hour
+    return _conclude(names, everything)
+
+
+def _conclude(names: Sequence[str], everything: Sequence[Row]) -> int:
     print(harness.ascii_table(MODEL_TITLES, [_model_cells(name, everything) for name in names]), end="\n\n")
     summary = summarise(everything)
     print(summary)
@@ -96,6 +109,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", action="append", choices=list(models.CASES), help="may be repeated; default all")
     parser.add_argument("--only", choices=("torch", "remat"), help="leave the other rows out")
     parser.add_argument("--rivals", type=Path, metavar="JSON", help="take plain's and torch's rows from this file")
+    parser.add_argument("--show", type=Path, metavar="JSON", action="append", help="run nothing, sum up this file")
     parser.set_defaults(steps=1)
     return parser.parse_args(argv)
 
@@ -202,18 +216,24 @@ def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
     uses = [row.use for row in rows if row.kind == "remat" and row.use is not None]
     misses = [f"{row.setting} {verdict(row, rows).removeprefix('miss: ')}" for row in summary.misses]
     ratio, activation_ratio = summary.ratios.get(name), summary.activation_ratios.get(name)
+    ours = {row.setting: row for row in rows if row.kind == "remat"}
     return [
         _marked(name),
         mib(plain.peak_bytes),
-        percent(plain.gradient_bytes / plain.peak_bytes if plain.gradient_bytes and plain.peak_bytes else None),
-        mib(torchs_lowest(name, rows)),
+        *(_peak_text(ours.get(str(fraction))) for fraction in FRACTIONS),
         mib(lowest_peak(rows)),
+        mib(torchs_lowest(name, rows)),
         "-" if ratio is None else f"{ratio:.2f}",
+        percent(plain.gradient_bytes / plain.peak_bytes if plain.gradient_bytes and plain.peak_bytes else None),
         "-" if activation_ratio is None else f"{activation_ratio:.2f}",
         f"{max(summary.errors):.2%}" if summary.errors else "-",
         percent(max(uses, default=None)),
         "; ".join(misses) or "ok",
     ]
+
+
+def _peak_text(row: Row | None) -> str:
+    return "floor" if row is not None and row.floor_bytes is not None else mib(None if row is None else row.peak_bytes)
 
 
 def _marked(name: str) -> str:

@@ -51,6 +51,25 @@ def intercept(node: Any, handle: Callable[[Any, Backward, tuple[Any, ...]], Any]
     owner.backward = staticmethod(lambda ctx, *args: handle(ctx, original, args))
 
 
+def after_backward(node: Any, then: Callable[[], object]) -> None:
+    """Call `then` when the node's backward has run.
+
+    A hook of the node would do the same, but for a node that has hooks autograd keeps what came in until they ran: the gradients
+    of the outputs, which the compiled backward drops at their last use.
+    """
+    owner = type(node)._forward_cls
+    if "remat_followed" not in vars(owner):
+        owner.remat_followed = original = owner.backward
+        owner.backward = staticmethod(lambda ctx, *args: _followed(ctx, original(ctx, *args)))
+    node.remat_after = (*getattr(node, "remat_after", ()), then)
+
+
+def _followed(node: Any, result: Any) -> Any:
+    for then in getattr(node, "remat_after", ()):
+        then()
+    return result
+
+
 def keeps_its_graph() -> bool:
     """Within a backward: whether it was asked to ``retain_graph``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -7,7 +7,7 @@ stands: what it writes then lives longer, and what the other reads no longer die
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -193,10 +193,10 @@ class Moment:
         for kernel in row:
             made = {name for name in kernel.writes if not self._stays_inside(name, kernel)}
             freed = {name for name in kernel.reads if self._dies_in(name, kernel, positions, begin)}
-            reused_bytes = self._reused_bytes(kernel, made, freed)
-            level += sum(nbytes.get(name, 0) for name in made) - reused_bytes
+            again = reused_bytes(kernel, made, freed, nbytes)
+            level += sum(nbytes.get(name, 0) for name in made) - again
             peak = max(peak, level)
-            level += reused_bytes - sum(nbytes.get(name, 0) for name in freed)
+            level += again - sum(nbytes.get(name, 0) for name in freed)
         return peak
 
     def in_order(self, kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -220,21 +220,6 @@ class Moment:
                     pending += [(maker, False) for maker in reversed(makers) if maker in wanted]
         return row
 
-    def _reused_bytes(self, kernel: Kernel, made: set[str], freed: set[str]) -> int:
-        """What the kernel writes over what its nodes read: they are of one size, and nothing else reads it later."""
-        nbytes, left, total = self.order.nbytes, set(freed), 0
-        for place, (reads, writes) in enumerate(kernel.steps):
-            last = reads.difference(*(later for later, _ in kernel.steps[place + 1 :]))
-            for name in sorted(writes):
-                found = next((old for old in sorted(last & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
-                if found is not None:
-                    left.discard(found)
-                    if name in made:
-                        total += nbytes.get(found, 0)
-                    else:
-                        left.add(name)  # a value inside the kernel: what is made of it may take the same place
-        return total
-
     def _stays_inside(self, name: str, kernel: Kernel) -> bool:
         """Whether a buffer is never written: the one kernel that makes it is all that reads it."""
         readers = self.order.readers.get(name, set())
@@ -251,6 +236,29 @@ class Moment:
         )
 
 
+def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mapping[str, int]) -> int:
+    """What the kernel writes over what its nodes read: they are of one size, and nothing else reads it later."""
+    left, total = set(freed), 0
+    for place, (reads, writes) in enumerate(kernel.steps):
+        last = reads.difference(*(later for later, _ in kernel.steps[place + 1 :]))
+        for name in sorted(writes):
+            found = next((old for old in sorted(last & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
+            if found is not None:
+                left.discard(found)
+                if name in made:
+                    total += nbytes.get(found, 0)
+                else:
+                    left.add(name)  # a value inside the kernel: what is made of it may take the same place
+    return total
+
+
+def call_kernels_apart(scheduler: Any) -> None:
+    """Give a graph's scheduler `SeparateKernels` for the devices that Inductor makes C++ for; before any code is made."""
+    for device in {node.get_device() for node in scheduler.nodes} - {None}:
+        if type(scheduler.get_backend(device)) is CppScheduling:
+            scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
+
+
 _orders = WeakKeyDictionary[Any, Order]()
 
 
@@ -258,9 +266,6 @@ def _keeps_memory(scheduler: Any, node1: Any, node2: Any) -> bool:
     order = _orders.get(scheduler)
     if order is None:
         order = _orders[scheduler] = Order(scheduler, V.graph.get_output_names())
-        device = node1.get_device()  # asked once for each graph, before any code is made
-        if type(scheduler.get_backend(device)) is CppScheduling:
-            scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
     return order.keeps_memory(scheduler.name_to_fused_node, node1, node2)
 
 

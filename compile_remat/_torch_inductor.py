@@ -1,6 +1,6 @@
 """Entering Inductor, and keeping it to the plan.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
 
-Imports nothing of ours but `_torch_fusion` and `_torch_version`.  `compile_with_partitioner` hands a partitioner to
+Imports nothing of ours but `_torch_fusion`, `_torch_order` and `_torch_version`.  `compile_with_partitioner` hands a partitioner to
 ``compile_fx`` through Inductor's own extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the
 compilation of each graph, the late one of the backward included, so nothing of torch is patched and plain Inductor in
 the same process is not touched.
@@ -13,20 +13,24 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
+from torch._inductor import config as inductor_config
 
 from compile_remat._torch_fusion import GuardedChoices as GuardedChoices
+from compile_remat._torch_order import KernelsMovedUp
 from compile_remat._torch_version import private_module, private_name
 
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 else:
     CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
+T = TypeVar("T")
+
 get_hash_for_files = private_name("torch._inductor.custom_graph_pass", "get_hash_for_files")
 V = private_name("torch._inductor.virtualized", "V")
 TracingContext = private_name("torch._guards", "TracingContext")
@@ -106,6 +110,14 @@ def _backward_compiled_early() -> Iterator[None]:
         graph_compile._aot_stage2b_bw_compile = original
 
 
+@contextmanager
+def _kept_to_the_plan() -> Iterator[None]:
+    """Inductor joins and orders kernels as the plan's peak needs it; a pass that the user set before fusion stays alone."""
+    first = inductor_config._pre_fusion_custom_pass or KernelsMovedUp()
+    with V.set_choices_handler(GuardedChoices()), inductor_config.patch(_pre_fusion_custom_pass=first):
+        yield
+
+
 def _inner_compile(guarded: bool, observer: Observer | None) -> Callable[..., Any]:
     """``compile_fx_inner``, under `GuardedChoices` and observed."""
     early: list[tuple[list[int], Any]] = []  # the backward, until torch asks for it
@@ -120,7 +132,7 @@ def _inner_compile(guarded: bool, observer: Observer | None) -> Callable[..., An
         names = tuple(node.name for node in gm.graph.find_nodes(op="placeholder"))
         num_outputs = len(gm.graph.output_node().args[0])  # type: ignore[arg-type]
         inputs = tuple(example_inputs)
-        with V.set_choices_handler(GuardedChoices()) if guarded else nullcontext():
+        with _kept_to_the_plan() if guarded else nullcontext():
             compiled = inductor.compile_fx_inner(gm, example_inputs, **kwargs)
         source_code = getattr(compiled, "source_code", None)
         if observer is not None and isinstance(source_code, str):
@@ -167,6 +179,58 @@ def compile_eager(
     )
     compiled: Callable[..., Any] = backend(gm, list(example_inputs))
     return compiled
+
+
+class _Left(Exception):
+    """Leaves the compiler once the joint graph was seen."""
+
+
+class _Look(CustomPartitionerFn):
+    """A partitioner that shows the joint graph to `see`, keeps what it makes of it and compiles nothing."""
+
+    def __init__(self, see: Callable[[fx.GraphModule, dict[str, Any]], Any] | None = None) -> None:
+        self.see = see
+        self.found: Any = None
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+        keywords = {name: kwargs.get(name) for name in ("num_fwd_outputs", "static_lifetime_input_indices")}
+        assert self.see is not None
+        self.found = self.see(gm, keywords)
+        raise _Left
+
+    def uuid(self) -> object:
+        """Always the same: nothing is ever stored under it."""
+        return "compile_remat looks at the joint graph"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
+        return (_Look, ())
+
+
+def look_at_joint_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    see: Callable[[fx.GraphModule, dict[str, Any]], T],
+    options: Mapping[str, Any],
+    compiler: str = "inductor",
+) -> T | None:
+    """What `see` makes of the joint graph of a Dynamo graph and of its `num_fwd_outputs` and `static_lifetime_input_indices`.
+
+    `see` runs where a partitioner would, under `options`; nothing is compiled.  None where the graph has no backward, and is
+    compiled after all.
+
+    Args:
+        compiler: `inductor` or `eager`.
+    """
+    look = _Look(see)
+    try:
+        if compiler == "eager":
+            compile_eager(gm, example_inputs, look)
+        else:
+            compile_with_partitioner(gm, example_inputs, look, options, guarded=False)
+    except _Left:
+        pass
+    found: T | None = look.found
+    return found
 
 
 @contextmanager

@@ -1,9 +1,9 @@
-"""What a convolution takes beside its outputs while it runs on a CPU.
+"""What a convolution or an attention takes beside its outputs while it runs on a CPU.
 
-Imports nothing of ours but `_torch_version`.  oneDNN copies weights, and inputs of other than its
-own layout, into blocks of 16 channels, sums
-gradients for each group of threads by itself, and takes scratch memory that depends on the processor and the number of
-threads.  There is no rule to copy: the kernel is run once on tensors of the real sizes, and the allocator's events are read.
+Imports nothing of ours but `_torch_version`.  oneDNN copies weights, and inputs of other than its own layout, into blocks of 16
+channels, sums gradients for each group of threads by itself, and takes scratch memory that depends on the processor and the
+number of threads; flash attention takes blocks of scores for each thread.  There is no rule to copy: the kernel is run once
+on tensors of the real sizes, and the allocator's events are read.
 
 Private names, same in 2.11 to 2.15: ``torch.autograd._enable_profiler_legacy`` and ``_disable_profiler_legacy`` (they see
 this thread's allocations and print nothing), ``torch.utils._python_dispatch._disable_current_modes``.
@@ -32,7 +32,14 @@ disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_c
 LOG = logging.getLogger("compile_remat")
 
 aten = torch.ops.aten
-MEASURED = frozenset({aten.convolution.default, aten.convolution_backward.default})
+CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
+ATTENTIONS = frozenset(
+    {
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    }
+)
+MEASURED = CONVOLUTIONS | ATTENTIONS
 """Operators that read nothing but the sizes and strides of their inputs to decide what to allocate."""
 
 

@@ -11,41 +11,15 @@ import torch
 from torch import fx
 
 from compile_remat import _torch, profiling
-from compile_remat._torch_inductor import compile_with_partitioner, set_global_partitioner
+from compile_remat._torch_inductor import look_at_joint_graph, set_global_partitioner
 from compile_remat._torch_version import version_problem
-from compile_remat.backend import RematPartitioner, place_of, settings_for, sources_hash
+from compile_remat.backend import RematPartitioner, place_of, priced, settings_for, sources_hash
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
-from compile_remat.partitioner import Planned, Settings, plan_joint
+from compile_remat.partitioner import Planned, plan_joint
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.report import Report, write_to
-
-
-class _Looked(Exception):
-    """Leaves Inductor once the joint graph was seen."""
-
-
-class _Look(RematPartitioner):
-    """A partitioner that plans, keeps the result and compiles nothing."""
-
-    def __init__(self, settings: Settings, seen: list[Planned]) -> None:
-        super().__init__(settings, "look")
-        self.seen = seen
-
-    def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
-        return (_Look, (self.settings, []))
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-        planned = plan_joint(
-            gm,
-            self.settings,
-            num_fwd_outputs=kwargs["num_fwd_outputs"],
-            static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
-        )
-        if planned is not None:
-            self.seen.append(planned)
-        raise _Looked
 
 
 def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
@@ -59,14 +33,12 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = _torch.mode_options(config.mode)
         try:
-            settings = settings_for(config, example_inputs)
-            if config.cost_model == "profile":
-                place = place_of(example_inputs)
-                times = profiling.times_for(gm, example_inputs, place, options, config.compiler)
-                settings = replace(settings, times=times)
-            compile_with_partitioner(gm, example_inputs, _Look(settings, seen), options, guarded=False)
-        except _Looked:
-            pass
+            settings = priced(settings_for(config, example_inputs), gm, example_inputs, config, options)
+            planned = look_at_joint_graph(
+                gm, example_inputs, lambda joint, keywords: plan_joint(joint, settings, **keywords), options
+            )
+            if planned is not None:
+                seen.append(planned)
         except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
             ours = find_error(error, RematError)
             if ours is None:

@@ -80,9 +80,7 @@ def compile_graph(
         return compile_plain(gm, example_inputs, patches)
     sizes = _sizes_of(example_inputs)
     settings, reason = _settings_or_failure(config, example_inputs)
-    if config.cost_model == "profile":
-        times = profiling.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
-        settings = replace(settings, times=times)
+    settings = priced(settings, gm, example_inputs, config, patches)
     make = partitioner_type or RematPartitioner
     if not reason:
         try:
@@ -180,6 +178,7 @@ def _retrying(
         retries=compilation.config.oom_retry,
         available=functools.partial(capacity.free_bytes, place, compilation.config.capacity),
         device=place,
+        is_lowest=partitioner.settings.budget.kind == "min" and partitioner.settings.share is None,
     )
 
 
@@ -294,6 +293,24 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         is_given=config.memory_budget.is_given,
         torch_ratio=_torch.config_ratio(),
     )
+
+
+def priced(
+    settings: Settings,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    patches: Mapping[str, Any],
+) -> Settings:
+    """The settings with measured times of the graph's operators, where `cost_model` asks for them.
+
+    Args:
+        patches: Inductor's options, which the joint graph depends on.
+    """
+    if config.cost_model != "profile":
+        return settings
+    times = profiling.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
+    return replace(settings, times=times)
 
 
 def _check_is_here(given: str, device: Device, place: torch.device) -> None:

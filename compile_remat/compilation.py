@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("compile_remat")
 Compiled = Callable[..., Any]
 
-STRICT_OPTIONS = {"allow_buffer_reuse": False}
-"""With it, Inductor's wrapper keeps a dead buffer for a later one of its size where its own estimate of the peak, which is
-too high, seems to allow it: 3 MiB more than planned on a GPT at its floor."""
+STRICT_OPTIONS = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
+"""With the first, Inductor's wrapper keeps a dead buffer for a later one of its size where its own estimate of the peak, which is
+too high, seems to allow it: 3 MiB more than planned on a GPT at its floor.  With the second, it sorts kernels anew by such an
+estimate: with blocks that run twice in one graph, the end of one pass came to stand in the other, 28.2 MiB instead of 26.5
+(`python -m benchmarks.promise --model two_passes`, with and without it)."""
 
 ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
 """Under `fallback_random` numbers come from eager mode's generator in the order of the calls, and torch 2.11 moves these

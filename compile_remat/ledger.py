@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch_autograd import compiled_node, keeps_its_graph, sequence_number
+from compile_remat._torch_autograd import after_backward, compiled_node, keeps_its_graph, sequence_number
 from compile_remat.budget import MemoryBudget
 from compile_remat.check import can_be_differentiated
 from compile_remat.choice import Share
@@ -44,7 +44,7 @@ class Instance:
         self.is_shared = bool(member.offers)
         self.is_open = True
 
-    def close(self, *_: object) -> None:
+    def close(self) -> None:
         """Called by autograd when the node has run."""
         if not keeps_its_graph():
             self.is_open = False
@@ -264,7 +264,7 @@ class Member:
         node = compiled_node(outputs, since)
         if node is not None:
             node.remat_instance = instance
-            node.register_hook(instance.close)
+            after_backward(node, instance.close)
         return outputs
 
 

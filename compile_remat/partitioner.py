@@ -26,6 +26,7 @@ from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning,
 from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
 from compile_remat.passes.pins import must_be_saved
+from compile_remat.passes.preparation import prepared
 from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
 from compile_remat.units import format_bytes
@@ -107,7 +108,7 @@ def plan_joint(
         PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it.
     """
     start = time.perf_counter()
-    joint = _torch.prepare(
+    joint = prepared(
         joint_module,
         num_fwd_outputs=num_fwd_outputs,
         static_lifetime_input_indices=static_lifetime_input_indices,
@@ -263,7 +264,7 @@ def split_without_planner(
     }
     message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
     try:
-        joint = _torch.prepare(joint_module, **keywords)
+        joint = prepared(joint_module, **keywords)
         if joint.has_backward:
             saved = list(
                 dict.fromkeys([*_torch.torch_choice(joint), *must_be_saved(joint), *_torch.forward_only(joint)])

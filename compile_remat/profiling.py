@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from compile_remat import _torch, _torch_cache, capacity
-from compile_remat._torch_inductor import CustomPartitionerFn, compile_eager, compile_with_partitioner
+from compile_remat._torch_inductor import look_at_joint_graph
 from compile_remat.cost_models import Times, tf32_kinds
 from compile_remat.cost_models.profile_file import ProfileFile
 from compile_remat.cost_models.recipes import Recipe, recipe_of
@@ -90,40 +90,10 @@ def _name_of(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
 
-class _Collected(Exception):
-    """Leaves the compiler once the joint graph was seen."""
-
-
-class _Collect(CustomPartitionerFn):
-    """A partitioner that keeps the joint graph's nodes and compiles nothing."""
-
-    def __init__(self) -> None:
-        self.nodes: list[fx.Node] = []
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-        self.nodes += gm.graph.nodes
-        raise _Collected
-
-    def uuid(self) -> object:
-        """Always the same: nothing is ever stored under it."""
-        return "compile_remat collects operators"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_Collect, ())
-
-
 def _joint_nodes(
     gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], compiler: str
 ) -> list[fx.Node]:
-    collect = _Collect()
-    try:
-        if compiler == "eager":
-            compile_eager(gm, example_inputs, collect)
-        else:
-            compile_with_partitioner(gm, example_inputs, collect, patches, guarded=False)
-    except _Collected:
-        pass
-    return collect.nodes
+    return look_at_joint_graph(gm, example_inputs, lambda joint, _: list(joint.graph.nodes), patches, compiler) or []
 
 
 def _recipes(nodes: Iterable[fx.Node]) -> list[Recipe]:

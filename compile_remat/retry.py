@@ -122,6 +122,7 @@ class Retrying:
         retries: How often a graph may be planned again in all.
         device: Where it runs.
         available: What can be allocated there now, in bytes; None where that is not known.
+        is_lowest: No plan has a lower peak than the one in `compiled`: nothing is kept for another try.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class Retrying:
         retries: int,
         device: torch.device,
         available: Callable[[], int | None],
+        is_lowest: bool = False,
     ) -> None:
         self.compiled = compiled
         self.lower = lower
@@ -141,12 +143,15 @@ class Retrying:
         self.written = written
         self.retries = retries
         self.available = available
+        self.is_lowest = is_lowest
         self.device = device
         self.devices = () if device.type == "cpu" else (device,)
 
     @property
     def small_bytes(self) -> int:
         """What may be kept alive for a second try."""
+        if self._refusal():
+            return 0
         return max(SMALL_BYTES, self.peak_bytes // SMALL_SHARE)
 
     def __call__(self, *args: Any) -> Any:
@@ -170,7 +175,9 @@ class Retrying:
     # -- the forward --------------------------------------------------------------------------------------------------
 
     def _before(self, args: Sequence[Any]) -> Before:
-        problem, copies = "", dict[int, torch.Tensor]()
+        problem, copies = self._refusal(), dict[int, torch.Tensor]()
+        if problem:
+            return Before((), (), {}, {}, problem)
         if self.written is None:
             problem = "what the graph writes into is not known"
         elif self.written:
@@ -215,6 +222,8 @@ class Retrying:
             try:
                 if before is None:
                     raise CannotRetry("the forward of this step was not seen")
+                if refusal := self._refusal():
+                    raise CannotRetry(refusal)
                 inputs = before.arguments()
                 held.clear()
                 gradients = [_found(t) for t in tangents]
@@ -243,14 +252,20 @@ class Retrying:
 
     # -- planning again -----------------------------------------------------------------------------------------------
 
+    def _refusal(self) -> str:
+        """Why the graph is not planned again; empty where it can be."""
+        if self.is_lowest:
+            return f"the plan that ran is the lowest, with a predicted peak of {format_bytes(self.peak_bytes)}"
+        return "" if self.retries > 0 else "it was planned again as often as oom_retry allows"
+
     def _plan_lower(self, failure: torch.OutOfMemoryError) -> None:
         """Put a lower plan in the place of the one that failed.
 
         Raises:
             CannotRetry: There is none, or it was tried too often.
         """
-        if self.retries <= 0:
-            raise CannotRetry("it was planned again as often as oom_retry allows")
+        if refusal := self._refusal():
+            raise CannotRetry(refusal)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -261,9 +276,8 @@ class Retrying:
         self.retries -= 1
         lower = self.lower(self.peak_bytes, max(1, target_bytes))
         if lower is None:
-            raise CannotRetry(
-                f"the plan that ran is the lowest, with a predicted peak of {format_bytes(self.peak_bytes)}"
-            )
+            self.is_lowest = True
+            raise CannotRetry(self._refusal())
         warn(
             f"out of memory with a predicted peak of {format_bytes(self.peak_bytes)}; planned again, now "
             f"{format_bytes(lower.peak_bytes)}. Set memory_budget to have that from the start"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from compile_remat._torch import storage_nbytes
 from compile_remat._torch_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat._torch_inductor import Emitted
 from compile_remat.choice import live_tensor
@@ -51,7 +52,8 @@ def scheduled_peak_bytes(forward: Emitted, backward: Emitted) -> int:
     """The most bytes live at once between the entry of the forward and the end of the backward.
 
     What the forward returns to the user counts until the backward ends, as a training loop holds it; what it saves, until
-    the backward drops it.  Inputs of the forward and tangents do not count: they are not the compiled graphs'.
+    the backward drops it.  Inputs of the forward and tangents do not count: they are not the compiled graphs'.  But where the
+    backward reads an output itself, no loop can drop that before its tangent is there: then both count.
 
     Raises:
         NotUnderstood: A dry run cannot follow the code, or the two graphs do not belong together.
@@ -60,12 +62,25 @@ def scheduled_peak_bytes(forward: Emitted, backward: Emitted) -> int:
     outputs, saved = _split(forward, backward, first)
     held = dict(filter(None, outputs))
     counted: dict[int, tuple[int, int]] = {}
+    read_again: list[int] = []  # bytes of outputs that are saved as well
     for position, name in enumerate(backward.names):
         storage = saved.get(name)
         if storage is not None and storage[0] not in held:
             counted[position] = storage
+        elif storage is not None:
+            read_again.append(storage[1])
+    for position, nbytes in _tangents(backward):
+        if nbytes in read_again:
+            read_again.remove(nbytes)
+            counted[position] = (-1 - position, nbytes)  # a number that no storage of the forward has
     second = dry_run(backward.source_code, backward.inputs, counted)
     return max(first.peak_bytes, sum(held.values()) + second.peak_bytes)
+
+
+def _tangents(backward: Emitted) -> list[tuple[int, int]]:
+    """Positions of the gradients that come in, and their bytes."""
+    found = [(k, backward.inputs[k]) for k, name in enumerate(backward.names) if name.startswith("tangents_")]
+    return [(k, storage_nbytes(t)) for k, t in found if isinstance(t, torch.Tensor)]
 
 
 def _split(

@@ -17,11 +17,12 @@ from torch import fx, nn
 from compile_remat import _torch
 from compile_remat._torch_attention import replace_cpu_attention, use_cuda_attention
 from compile_remat._torch_fake import NumbersAreZero, fake_tensors, say_device
-from compile_remat._torch_inductor import CustomPartitionerFn, compile_with_partitioner
+from compile_remat._torch_inductor import look_at_joint_graph
 from compile_remat._torch_version import version_problem
 from compile_remat.builders import Builder
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
+from compile_remat.passes.preparation import prepared
 
 
 @dataclass(frozen=True)
@@ -46,28 +47,6 @@ class Traced:
             say_device(self.joint.module, torch.device("cuda", 0))
 
 
-class _Seen(Exception):
-    """Leaves Inductor once the joint graph was seen."""
-
-
-class _Watch(CustomPartitionerFn):
-    """A partitioner that keeps the joint graph and compiles nothing."""
-
-    def __init__(self, seen: list[tuple[fx.GraphModule, dict[str, Any]]]) -> None:
-        self.seen = seen
-
-    def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
-        return (_Watch, ([],))
-
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
-        self.seen.append((gm, {k: kwargs.get(k) for k in ("num_fwd_outputs", "static_lifetime_input_indices")}))
-        raise _Seen
-
-    def uuid(self) -> object:
-        """Never asked for: nothing is compiled."""
-        return None
-
-
 def trace(builder: Builder, device: Device) -> Traced:
     """Build and trace a model's training step; allocates nothing.
 
@@ -85,10 +64,7 @@ def trace(builder: Builder, device: Device) -> Traced:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         if not is_cpu:
             use_cuda_attention(gm, has_flash=has_flash)
-        try:
-            compile_with_partitioner(gm, example_inputs, _Watch(seen), {}, guarded=False)
-        except _Seen:
-            pass
+        look_at_joint_graph(gm, example_inputs, lambda joint, keywords: seen.append((joint, keywords)), {})
         return gm.forward
 
     _run(model, inputs, backend, builder.name)
@@ -97,7 +73,7 @@ def trace(builder: Builder, device: Device) -> Traced:
     module, keywords = seen[0]
     if not is_cpu:
         replace_cpu_attention(module, has_flash=has_flash)
-    joint = _torch.prepare(module, **keywords)
+    joint = prepared(module, **keywords)
     if not joint.has_backward:
         _refuse(0, builder.name)
     return Traced(joint, *_bytes_of(model, inputs))

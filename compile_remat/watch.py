@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch_autograd import compiled_node, sequence_number
+from compile_remat._torch_autograd import after_backward, compiled_node, sequence_number
 from compile_remat.check import can_be_differentiated
 from compile_remat.measure import recorded
 from compile_remat.report import amend, latest
@@ -122,10 +122,10 @@ class Watched:
         outputs = self.compiled(*args)
         node = compiled_node(outputs, since)
         if node is not None:
-            node.register_hook(functools.partial(self._ended, read, before, count))
+            after_backward(node, functools.partial(self._ended, read, before, count))
         return outputs
 
-    def _ended(self, read: Callable[[], Reading], before: Reading, count: int, *_: object) -> None:
+    def _ended(self, read: Callable[[], Reading], before: Reading, count: int) -> None:
         """Called by autograd when the backward has run."""
         after = read()
         if count == _Forwards.count and after.most_bytes > before.most_bytes:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
 from compile_remat import _torch, _torch_layout
-from compile_remat._torch_workspace import MEASURED, Dense, workspace_bytes
+from compile_remat._torch_workspace import CONVOLUTIONS, MEASURED, Dense, workspace_bytes
 
 
 def node_workspace_bytes(node: fx.Node) -> int:
-    """Bytes for a convolution on a CPU, under the layout that Inductor gives it; 0 for other operators and devices.
+    """Bytes for a convolution, under the layout that Inductor gives it, or an attention on a CPU; 0 for all else.
 
     The first question of its kind runs the kernel once, on uninitialised tensors of the node's sizes.
     """
@@ -20,12 +22,13 @@ def node_workspace_bytes(node: fx.Node) -> int:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     if any(t.device.type != "cpu" for t in tensors):
         return 0
-    return workspace_bytes(node.target, [_plain(v) for v in values], node.kwargs)
+    strides = _torch_layout.convolution_strides if node.target in CONVOLUTIONS else _torch.hint_strides
+    return workspace_bytes(node.target, [_plain(v, strides) for v in values], node.kwargs)
 
 
-def _plain(value: object) -> object:
+def _plain(value: object, strides: Callable[[torch.Tensor], tuple[int, ...]]) -> object:
     if isinstance(value, torch.Tensor):
-        return Dense(_torch.hint_shape(value), _torch_layout.convolution_strides(value), value.dtype)
+        return Dense(_torch.hint_shape(value), strides(value), value.dtype)
     if isinstance(value, list | tuple):
-        return tuple(_plain(v) for v in value)
+        return tuple(_plain(v, strides) for v in value)
     return _torch.hint_int(value) if isinstance(value, torch.SymInt) else value

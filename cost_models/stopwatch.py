@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from compile_remat._torch_timing import plainly
+from compile_remat.cost_models.cuda_events import elapsed_ns
 from compile_remat.cost_models.recipes import Like, Recipe
 
 Clock = Callable[[Callable[[], object], torch.device], int]
@@ -74,18 +75,7 @@ def _by_clock(run: Callable[[], object]) -> int:
 
 def _by_events(device: torch.device) -> Callable[[Callable[[], object]], int]:
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
-
-    def timed(run: Callable[[], object]) -> int:
-        with torch.cuda.device(device):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
-            start.record()
-            run()
-            end.record()
-            end.synchronize()
-        return int(start.elapsed_time(end) * 1e6)  # milliseconds
-
-    return timed
+    return lambda run: elapsed_ns(run, device, flush.zero_)
 
 
 def _filled(value: Any, device: torch.device, generator: torch.Generator) -> Any:

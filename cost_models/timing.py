@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from compile_remat.cost_models.cuda_events import elapsed_ns
 from compile_remat.cost_models.microbenchmarks import Case
 
 LEAST_ROUNDS = 3
@@ -106,16 +107,12 @@ def _turn(turn: Turns, device: torch.device, plug: Callable[[], Any]) -> float:
 
 
 def _by_events(run: Callable[[], Any], calls: int, device: torch.device, plug: Callable[[], Any]) -> float:
-    """Nanoseconds between two events on the stream; the plug runs first, so that the launches are queued meanwhile."""
+    def burst() -> None:
+        for _ in range(calls):
+            run()
+
     torch.cuda.synchronize(device)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    plug()
-    start.record()
-    for _ in range(calls):
-        run()
-    end.record()
-    end.synchronize()
-    return max(1.0, float(start.elapsed_time(end)) * 1e6)
+    return max(1.0, float(elapsed_ns(burst, device, plug)))
 
 
 def _plug(device: torch.device) -> Callable[[], Any]:

@@ -121,7 +121,7 @@ def _proven_ns(multipliers: Floats, matrix: csr_array, right: Floats, cost: Floa
 
 def _in_forward(simulator: Simulator) -> list[Moment]:
     """Places of the forward, with what is saved before them beside what lives there anyway."""
-    tops, order = simulator.forward_tops, simulator.forward_order
+    tops, order = simulator.forward.tops, simulator.forward.order
     moments = []
     for window in np.array_split(np.arange(len(order)), min(FORWARD_MOMENTS, max(1, len(order)))):
         if len(window):

@@ -38,21 +38,6 @@ def may_be_written_over(node: Value | Step, by: Value | Step) -> bool:
     return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last
 
 
-def register_sources(w: int, values: Sequence[Value], stored: Bools) -> list[int]:
-    """Buffers that a pointwise value reads, through values that stay in registers."""
-    found, stack, seen = [], list(reversed(values[w].reads)), set()
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        if stored[v] or values[v].kernel != POINTWISE:
-            found.append(v)
-        else:
-            stack.extend(reversed(values[v].reads))
-    return found
-
-
 def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, list[int]]]:
     """For each pointwise value, the values of its size that its kernel may read; whether it does, the plan decides."""
     pairs = []

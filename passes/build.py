@@ -44,6 +44,9 @@ KERNELS = {
 REUSE_READS = 4
 """``torch._inductor.config.realize_reads_threshold``: a reused pointwise value that reads more buffers is realised."""
 
+AS_STRIDED = frozenset({torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default})
+"""Inductor writes what these read to memory, whatever else reads it: they speak of strides (``GraphLowering.run_node``)."""
+
 GATHERED_READS = {"cpu": 12}
 GATHERED_READS_GPU = 8
 """``realize_cpu_acc_reads_threshold`` and ``_realize_acc_reads_threshold_default`` of Inductor's config: a value whose
@@ -107,6 +110,8 @@ class _Draft(Draft):
     held_bytes: int = 0
     copied_bytes: int = 0
     copies: list[fx.Node] = field(default_factory=list)
+    ordered_by: list[fx.Node] = field(default_factory=list)
+    parts: list[fx.Node] = field(default_factory=list)
 
 
 class _Builder:
@@ -137,10 +142,12 @@ class _Builder:
         self._mark_written_constants()
         self._mark_realised()
         self._mark_copied_inputs()
+        self._mark_parts()
         step_time_ns = price(self.values, self.steps, self.cost)
         index_of = {d.node: i for i, d in enumerate(self.values)}
         step_of = {d.node: i for i, d in enumerate(self.steps)}
         positions = _positions(self.values, index_of)
+        self.gradient_readers = self._gradient_readers(step_of)
         values = tuple(self._value(d, index_of, positions[i]) for i, d in enumerate(self.values))
         steps = tuple(self._step(d, index_of, step_of) for d in self.steps)
         final = self._final_step(index_of, step_of)
@@ -252,7 +259,7 @@ class _Builder:
         extern_reader = any(
             u in self.joint.info.tangents_closure and (_is_extern(u) or u in self.addmms) for u in draft.node.users
         )
-        draft.realised |= draft.node in self.addmms
+        draft.realised |= draft.node in self.addmms or any(u.target in AS_STRIDED for u in draft.node.users)
         if draft.realised or extern_reader:
             draft.gathered, draft.has_heavy = frozenset({draft.node.name}), False
         else:
@@ -266,6 +273,25 @@ class _Builder:
                 draft = self.drafts.get(root)
                 if draft is not None:
                     draft.is_output |= draft.in_backward or node in self.joint.fwd_outputs
+
+    def _gradient_readers(self, step_of: dict[fx.Node, int]) -> dict[fx.Node, tuple[int, ...]]:
+        """For roots of outputs, the steps that read the gradient that comes in: tangents have their outputs' order and sizes."""
+        closure = self.joint.info.tangents_closure
+        inputs = self.joint.module.graph.find_nodes(op="placeholder")  # in the order of the graph
+        readers: dict[fx.Node, set[int]] = {n: set() for n in inputs if n in closure}
+        for node, step in step_of.items():
+            for root in {r for read in node.all_input_nodes for r in self.roots.get(read, ())} & readers.keys():
+                readers[root].add(step)
+        open_outputs = [node for node in self.joint.fwd_outputs if isinstance(node.meta.get("val"), torch.Tensor)]
+        found: dict[fx.Node, tuple[int, ...]] = {}
+        for tangent, steps in readers.items():
+            output = next((n for n in open_outputs if _has_size_of(n, tangent)), None)
+            if output is None:
+                continue
+            del open_outputs[: open_outputs.index(output) + 1]
+            for root in self.roots.get(output, ()) if steps else ():
+                found[root] = tuple(sorted(steps))
+        return found
 
     def _mark_written_constants(self) -> None:
         """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
@@ -336,9 +362,23 @@ class _Builder:
                     continue
                 if draft.concatenates:
                     draft.copied_bytes = draft.nbytes
+                    draft.ordered_by = [s.node for s in draft.sources if isinstance(s, _Draft) and s.is_channels_last]
                     convolution.copies.append(root)
                 elif is_reshape(root, node):
                     convolution.copied_bytes = max(convolution.copied_bytes, draft.nbytes - output_bytes)
+
+    def _mark_parts(self) -> None:
+        """Inductor has what is concatenated written into its place, where it is a buffer of one concatenation (`ConcatKernel`)."""
+        taken: set[fx.Node] = set()
+        for draft in self.values:
+            if draft.concatenates:
+                for source in draft.node.all_input_nodes:
+                    part = self.drafts.get(source)
+                    if part is None or part.kernel != POINTWISE or source in taken:
+                        continue
+                    if not (part.concatenates or part.is_output or part.is_drawn):
+                        taken.add(source)
+                        draft.parts.append(source)
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -363,6 +403,9 @@ class _Builder:
             is_channels_last=draft.is_channels_last,
             workspace_bytes=self.workspace(draft.node) if draft.kernel == EXTERN else 0,
             copies=tuple(sorted(index_of[n] for n in draft.copies)),
+            parts=tuple(sorted(index_of[n] for n in draft.parts)),
+            ordered_by=tuple(sorted({index_of[n] for n in draft.ordered_by if n in index_of})),
+            gradient_readers=self.gradient_readers.get(draft.node, ()) if draft.is_output else (),
             origin=origin_of(draft.node, self.regions),
         )
 
@@ -395,6 +438,10 @@ class _Builder:
 
 def _indices(draft: _Draft, table: dict[fx.Node, int]) -> tuple[int, ...]:
     return tuple(sorted({table[s.node] for s in draft.sources if isinstance(s, _Draft) and s.node in table}))
+
+
+def _has_size_of(node: fx.Node, other: fx.Node) -> bool:
+    return str(node.meta["val"].shape) == str(other.meta["val"].shape)
 
 
 def _positions(values: list[_Draft], index_of: dict[fx.Node, int]) -> list[int]:

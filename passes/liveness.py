@@ -69,16 +69,41 @@ def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:
 
 
 def _alive_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
-    problem, found = simulator.problem, []
-    for v, value in enumerate(problem.values):
-        begin, end = int(batch.slots[simulator.item_of[v], 0]), int(batch.ends[v, 0])
+    return [
+        *_values_at(simulator, batch, slot),
+        *_others_at(simulator, batch, slot),
+        *_steps_at(simulator, batch, slot),
+    ]
+
+
+def _values_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
+    found = []
+    for v, value in enumerate(simulator.problem.values):
+        begin, end = int(batch.begins[v, 0]), int(batch.ends[v, 0])
         if value.nbytes and value.is_output:
             found.append(_buffer(value, "output"))
         elif value.nbytes and batch.used[v, 0] and slot <= end:
             found.append(_buffer(value, "saved"))
         if batch.buffers[v, 0] and begin <= slot <= end:
             found.append(_buffer(value, "recomputed"))
-    for b, step in enumerate(problem.steps):
+    return found
+
+
+def _others_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
+    """What is as large as a value and lives because of it."""
+    found, values = [], simulator.problem.values
+    for v, last in simulator.incoming:
+        if batch.used[v, 0] and slot <= batch.step_slots[0, last]:
+            found.append(_buffer(values[v], "gradient that comes in"))
+    for w, v in simulator.copied:
+        if batch.recomputed[v, 0] and batch.recomputed[w, 0] and batch.slots[v, 0] == slot:
+            found.append(_buffer(values[v], "copies of inputs"))
+    return found
+
+
+def _steps_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
+    found = []
+    for b, step in enumerate(simulator.problem.steps):
         last = int(simulator.step_last[b])
         end = int(NEVER) if last >= simulator.num_steps else int(batch.step_slots[0, last] - simulator.step_in_place[b])
         if step.held_bytes and slot <= batch.step_slots[0, b]:

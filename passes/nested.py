@@ -73,7 +73,9 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
     made: list[Value] = []
     for v, value in enumerate(values):
         reads, copies = tuple(read_own[r] for r in value.reads), tuple(read_own[r] for r in value.copies)
-        made.append(replace(value, reads=reads, copies=copies, position=places[v]))
+        parts = tuple(read_own[r] for r in value.parts)
+        ordered_by = tuple(read_own[r] for r in value.ordered_by)  # who is saved is an original
+        made.append(replace(value, reads=reads, copies=copies, ordered_by=ordered_by, parts=parts, position=places[v]))
         if is_copied[v]:
             made.append(
                 replace(
@@ -81,6 +83,8 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                     name=value.name + SUFFIX,
                     reads=tuple(read_copy[r] for r in value.reads),
                     copies=tuple(read_copy[r] for r in value.copies),
+                    ordered_by=ordered_by,
+                    parts=tuple(read_copy[r] for r in value.parts),
                     position=places[v] + 1,
                     pin=RECOMPUTE,
                     in_forward=False,

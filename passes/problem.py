@@ -27,7 +27,19 @@ MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = (
 )
 """Tags: what the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
 
-KERNELS_OWN = frozenset({"workspace_bytes", "held_bytes", "is_drawn", "is_channels_last", "copies", "may_differ"})
+KERNELS_OWN = frozenset(
+    {
+        "workspace_bytes",
+        "held_bytes",
+        "is_drawn",
+        "is_channels_last",
+        "copies",
+        "ordered_by",
+        "parts",
+        "may_differ",
+        "gradient_readers",
+    }
+)
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
 
 SCHEMA = 1
@@ -77,6 +89,12 @@ class Value:
         may_differ: Whether a second run may give other numbers: then it has one only where a tag asks for it, and never a third.
         copies: Indices of concatenations among its reads that it gets a copy of.  Each is copied where it is made; for its
             first reader that is part of its own `transient_bytes`, here is the reader that comes beside one of the backward.
+        ordered_by: Of a concatenation, indices of values with their channels innermost: where one of them is saved, it tells
+            the order, and the concatenation is made in it and not copied for a step, if that is all that gets a copy.
+        parts: Of a concatenation, indices of values whose buffers, where both are computed again, are places in its own: they
+            live as long as it does, and it as long as they.
+        gradient_readers: Of an output, the steps that read the gradient that comes in for it, which is as large.  Where the
+            backward reads the output itself, both are alive; else one stands for the other (`is_output`).
     """
 
     name: str
@@ -97,7 +115,10 @@ class Value:
     workspace_bytes: int = 0
     is_channels_last: bool = False
     copies: tuple[int, ...] = ()
+    ordered_by: tuple[int, ...] = ()
+    parts: tuple[int, ...] = ()
     may_differ: bool = False
+    gradient_readers: tuple[int, ...] = ()
     origin: Origin = field(default_factory=Origin)
 
     @property

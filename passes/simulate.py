@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,11 @@ from compile_remat.passes.buffers import (
     readers_of,
     register_path,
     register_reads,
-    register_sources,
     sources_in_place,
     step_buffers,
     stored_steps,
 )
+from compile_remat.passes.forward import Forward
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 
 Bools = NDArray[np.bool_]
@@ -60,6 +59,7 @@ class Batch:
         live: Live bytes at each slot of the backward, [P, slots]; slots past a plan's end hold 0.
         step_slots: Slot of each step, [P, steps].
         slots: Slot of each recomputed value, [values, P]; meaningless elsewhere.
+        begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
         ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
         buffers: Computed once more into memory, not just into registers, [values, P].
     """
@@ -72,6 +72,7 @@ class Batch:
     live: Ints
     step_slots: NDArray[np.int32]
     slots: NDArray[np.int32]
+    begins: NDArray[np.int32]
     ends: NDArray[np.int32]
     buffers: Bools
 
@@ -110,12 +111,22 @@ class Simulator:
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.in_place_sources = sources_in_place(values, self.always_stored)
         self.step_in_place_sources = self._step_sources(values, steps)
+        self.incoming = [
+            (v, max(self.step_end[b] for b in x.gradient_readers)) for v, x in enumerate(values) if x.gradient_readers
+        ]
+        self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
         self.copied = [(w, v) for w, value in enumerate(values) for v in value.copies]
+        self.ordered = {
+            v: (list(value.ordered_by), [w for w, copied in self.copied if copied == v])
+            for v, value in enumerate(values)
+            if value.ordered_by
+        }
         returned = set(steps[-1].reads) if steps else set()
         self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
-        self._forward_base(values)
+        self.forward = Forward(values, self.forward_stored, self.readers, self.drawn, int(self.step_held.sum()))
+        self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
 
     def pool(self, pinned: Bools, among: Bools | None = None) -> Ints:
         """Values that a search may save one by one, in forward order: the backward may need them, and they are large."""
@@ -175,47 +186,6 @@ class Simulator:
                     pairs.append((b, sources))
         return pairs
 
-    def _forward_base(self, values: Sequence[Value]) -> None:
-        """Live bytes at each place of the forward when nothing is saved, and where saving a value begins to cost."""
-        n = self.num_values
-        ends = np.arange(n, dtype=np.int64)
-        for v in range(n - 1, -1, -1):
-            for w in self.readers[v]:
-                if values[w].in_forward:
-                    is_kernel = self.forward_stored[w] or values[w].kernel != POINTWISE
-                    ends[v] = max(ends[v], w if is_kernel else ends[w])
-        ends = np.where([v.is_output for v in values], n, ends)
-        in_forward = np.array([v.in_forward for v in values], dtype=bool)
-        kept = self.forward_stored & in_forward
-        externs = np.cumsum(self.is_extern & in_forward)
-        drawn = self.drawn[ends[self.drawn] < n]
-        kept[drawn] &= externs[ends[drawn]] > externs[drawn]
-        delta = np.zeros(n + 2, dtype=np.int64)
-        np.add.at(delta, self.item_of[kept], self.nbytes[kept])
-        in_place = np.zeros(n, dtype=np.int64)
-        for w in range(n):
-            if kept[w] and values[w].kernel == POINTWISE:
-                for v in sorted(register_sources(w, values, self.forward_stored)):
-                    if ends[v] == w and may_be_written_over(values[v], values[w]) and kept[v] and not in_place[v]:
-                        in_place[v] = 1
-                        break
-        np.add.at(delta, ends[kept] + 1 - in_place[kept], -self.nbytes[kept])
-        base = np.cumsum(delta)[: n + 1] + int(self.step_held.sum())
-        is_part = (self.item_of != np.arange(n)) & in_forward[self.item_of]
-        for v in np.flatnonzero(in_forward).tolist():
-            base[v] += values[v].transient_bytes + values[v].workspace_bytes
-        for v in np.flatnonzero(is_part & ~kept).tolist():
-            base[self.item_of[v]] += self.nbytes[v]  # only the backward reads it, but the kernel writes it
-        release = np.where(kept, ends + 1 - in_place, self.item_of + is_part)  # nobody writes over a saved value
-        order = np.argsort(release, kind="stable")
-        places = release[order]
-        bounds = np.concatenate([places, [n + 1]])
-        tops = [base[min(lo, n) : max(hi, lo + 1)].max(initial=0) for lo, hi in pairwise(bounds)]
-        self.forward_head = int(base[: places[0]].max(initial=0)) if n else 0
-        self.forward_tops = np.array(tops, dtype=np.int64)
-        self.forward_order = order
-        self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
-
     # -- a batch ------------------------------------------------------------------------------------------------------
 
     def run(self, saved: Bools) -> Batch:
@@ -228,13 +198,51 @@ class Simulator:
         buffers = recomputed & stored
         if len(self.drawn):
             self._leave_in_registers(buffers, recomputed, slots, step_slots, ends, length)
+        begins, beside = self._joined(buffers, slots, ends)
         alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
         ends -= self._taken(buffers, alive, slots, step_slots, ends)
         saved_bytes = self.saved_nbytes @ used
-        live = self._live(recomputed, buffers, alive, slots, step_slots, ends, saved_bytes, length)
+        live = self._live(used, recomputed, buffers, alive, slots, begins, step_slots, ends, saved_bytes, length)
+        self._add_beside(live, used, recomputed, slots, beside)
         time_ns = self.time_ns @ recomputed + self.save_time_ns @ used
-        peak = self._forward_peak(used)
-        return Batch(used, recomputed, time_ns, saved_bytes, peak, live, step_slots, slots, ends, buffers)
+        peak = self.forward.peak(used)
+        return Batch(used, recomputed, time_ns, saved_bytes, peak, live, step_slots, slots, begins, ends, buffers)
+
+    def _joined(
+        self, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], list[tuple[int, NDArray[np.int32]]]]:
+        """Where buffers begin, [values, P]; what is made inside a concatenation has none of its own any more.
+
+        With that, up to which slot a concatenation and the copy that its reader gets are both alive, [P].
+        """
+        begins = slots[self.item_of]
+        beside: list[tuple[int, NDArray[np.int32]]] = []
+        for w, parts in self.parts:
+            own, last = ends[w].copy(), np.full(ends.shape[1], -1, dtype=np.int32)
+            for v in parts:
+                both = buffers[w] & buffers[v]
+                np.maximum(last, ends[v], out=last, where=both)
+                np.minimum(begins[w], slots[v], out=begins[w], where=both)
+                buffers[v] &= ~both
+            np.maximum(ends[w], last, out=ends[w])
+            if self.problem.values[w].transient_bytes:
+                beside.append((w, np.minimum(own, last)))
+        return begins, beside
+
+    def _add_beside(
+        self,
+        live: Ints,
+        used: Bools,
+        recomputed: Bools,
+        slots: NDArray[np.int32],
+        beside: Sequence[tuple[int, NDArray[np.int32]]],
+    ) -> None:
+        """Copies of concatenations that live on for what is made inside them."""
+        at = np.arange(live.shape[1])
+        for w, last in beside:
+            rows = np.flatnonzero((last > slots[w]) & ~self._is_in_order(w, used, recomputed))
+            is_beside = (at > slots[w, rows][:, None]) & (at <= last[rows][:, None])
+            live[rows] += is_beside * self.nbytes[w]
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
         """The anchor as which, or for which, each value is computed at the latest, and what is recomputed."""
@@ -319,10 +327,12 @@ class Simulator:
 
     def _live(
         self,
+        used: Bools,
         recomputed: Bools,
         buffers: Bools,
         alive: Bools,
         slots: NDArray[np.int32],
+        begins: NDArray[np.int32],
         step_slots: NDArray[np.int32],
         ends: NDArray[np.int32],
         saved_bytes: Ints,
@@ -335,7 +345,7 @@ class Simulator:
         own = np.flatnonzero((self.nbytes > 0) & alive.any(axis=1))
         grid_bytes = np.broadcast_to(self.nbytes[own][:, None], (len(own), plans))
         made = buffers[own]
-        index.append((slots[self.item_of[own]] + rows)[made])
+        index.append((begins[own] + rows)[made])
         weight.append(grid_bytes[made])
         freed = alive[own]
         index.append((ends[own] + 1 + rows)[freed])
@@ -354,12 +364,21 @@ class Simulator:
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
         live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
-        self._add_transients(live, recomputed, slots, step_slots)
+        for v, end in self.incoming:
+            live += (used[v][:, None] & (np.arange(length) <= step_slots[:, end][:, None])) * self.nbytes[v]
+        self._add_transients(live, used, recomputed, slots, step_slots)
         live[np.arange(length) > step_slots[:, -1:]] = 0
         return np.asarray(live, dtype=np.int64)
 
+    def _is_in_order(self, v: int, used: Bools, recomputed: Bools) -> Any:
+        """Whether a concatenation is made in the order that its reader wants, [P]: what is saved tells it; two get copies."""
+        if v not in self.ordered:
+            return np.False_
+        telling, readers = self.ordered[v]
+        return used[telling].any(axis=0) & ~recomputed[readers].any(axis=0)
+
     def _add_transients(
-        self, live: Any, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
+        self, live: Any, used: Bools, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
     ) -> None:
         """Outputs of multi-output kernels that nothing reads, or that are saved and made once more for a sibling."""
         plans = np.arange(live.shape[0])
@@ -369,6 +388,8 @@ class Simulator:
             nbytes = np.full(live.shape[0], self.problem.values[v].transient_bytes, dtype=np.int64)
             for i in items:
                 nbytes += np.where(recomputed[i], 0, self.nbytes[i])
+            if v in self.ordered:
+                nbytes -= np.where(self._is_in_order(v, used, recomputed), self.nbytes[v], 0)
             rows = np.flatnonzero(recomputed[v] & (nbytes > 0))
             live[rows, slots[v, rows]] += nbytes[rows]
         for w, v in self.copied:
@@ -409,13 +430,6 @@ class Simulator:
             hit = free & alive[v] & (ends[v] == slot)
             taken[v] |= hit
             free = free & ~hit
-
-    def _forward_peak(self, used: Bools) -> Ints:
-        if not self.num_values:
-            return np.zeros(used.shape[1], dtype=np.int64)
-        held = np.cumsum((used * self.saved_nbytes[:, None])[self.forward_order], axis=0)
-        tops = (held + self.forward_tops[:, None]).max(axis=0)
-        return np.asarray(np.maximum(tops, self.forward_head))
 
 
 def _is_item(step: Step) -> bool:

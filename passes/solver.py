@@ -45,6 +45,9 @@ FLOOR_SHARES = (0.3, 0.9)
 FLOOR_GAIN = 0.998
 """Of plans whose peaks differ by less than this factor the fastest is called the lowest."""
 
+LOWER_SHARES = (0.95, 0.9)
+"""Where the gap stays open, plans for these parts of the budget are tried for it, too."""
+
 PRESS_SHARES = (0.8, 0.93, 0.97)
 """A plan is pressed down by aiming at these parts of its peak, one after the other."""
 
@@ -222,6 +225,10 @@ class Planner:
             for weight_factor in (1.0, 10.0):
                 crossed = cross(self._polisher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self._faster(mask, crossed, budget_bytes)
+        for share in LOWER_SHARES:  # a plan for less may be faster than what was found
+            if self._is_open(mask, budget_bytes):
+                lower = self._candidates(int(budget_bytes * share))[0]
+                mask = self._faster(mask, lower, budget_bytes)
         return mask
 
     def _is_open(self, mask: Bools, budget_bytes: int) -> bool:

@@ -32,5 +32,13 @@ def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     torch.compiler.reset()
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases marked `full` are for `make test-full`."""
+    if not config.getoption("--full"):
+        for item in items:
+            if item.get_closest_marker("full"):
+                item.add_marker(pytest.mark.skip(reason="runs with --full: `make test-full`"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full product of cases, compilers and budgets (slow)")

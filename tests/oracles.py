@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -203,9 +204,12 @@ class _Walk:
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
             transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
-            transient += self._copies(slot) + self._second_copies(event)
-            if self._is_stored(event) and not self._is_item(event) and not self._stays_in_its_kernel(event):
-                alive[event] = self._buffer(event)
+            transient += self._copies(slot) + self._second_copies(event) + self._incoming(slot)
+            transient += self._copies_beside(slot)
+            whole = self._inside(event)
+            if self._has_buffer(event) and whole not in alive:
+                last = max(self._last_read(e) for e in self._made_inside(whole))
+                alive[whole] = replace(self._buffer(whole), last_slot=max(last, self._buffer(whole).last_slot))
             for item in self._items(event):
                 if item in self.slot:
                     if self._node(item).nbytes:
@@ -224,12 +228,49 @@ class _Walk:
         is_drawn = isinstance(node, Value) and node.is_drawn and not is_returned
         return is_drawn and all(self._node(e).kernel != EXTERN for e in between)
 
+    def _incoming(self, slot: int) -> int:
+        """Gradients of outputs that the backward reads too, as long as steps read them."""
+        read = [(v, self.problem.values[v].gradient_readers) for v in self.used]
+        ends = {v: max(s for b in steps for s in self._runs_at(_Event(True, b))) for v, steps in read if steps}
+        return sum(self.problem.values[v].nbytes for v, end in ends.items() if slot <= end)
+
     def _second_copies(self, event: _Event) -> int:
-        """What recomputed readers get a copy of, where it is made."""
+        """What recomputed readers get a copy of, where it is made; none for a step alone where the order is known."""
         if event.is_step:
             return 0
+        value = self.problem.values[event.index]
         readers = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].copies]
-        return len(readers) * self.problem.values[event.index].nbytes
+        if set(value.ordered_by) & set(self.used) and not readers:
+            return -value.nbytes
+        return len(readers) * value.nbytes
+
+    def _copies_beside(self, slot: int) -> int:
+        """Copies of concatenations that are still there for what is made in them."""
+        total = 0
+        for event in self.events:
+            value = self._node(event)
+            if event.is_step or not isinstance(value, Value) or not value.transient_bytes or self.slot[event] >= slot:
+                continue
+            parts = [e for e in self._made_inside(event) if e != event]
+            ends = [self._last_read(e) for e in parts]
+            is_copied = self._second_copies(event) >= 0
+            if is_copied and ends and slot <= min(max(ends), self._last_read(event)):
+                total += value.nbytes
+        return total
+
+    def _inside(self, event: _Event) -> _Event:
+        """The concatenation whose buffer a value is a place in, both being computed again; else the value itself."""
+        if event.is_step:
+            return event
+        found = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].parts]
+        return next((e for e in found if self._has_buffer(e) and self._has_buffer(event)), event)
+
+    def _has_buffer(self, event: _Event) -> bool:
+        return self._is_stored(event) and not self._is_item(event) and not self._stays_in_its_kernel(event)
+
+    def _made_inside(self, event: _Event) -> list[_Event]:
+        """The places of a concatenation that are made in it, itself among them."""
+        return [e for e in self.events if self._inside(e) == event]
 
     def _copies(self, slot: int) -> int:
         """Copies of inputs that a step which has not run yet reads."""
@@ -254,7 +295,7 @@ class _Walk:
     def _overwrite(self, event: _Event, slot: int, alive: dict[_Event, _Buffer]) -> None:
         """A pointwise kernel writes over one buffer of its size that it is the last to read."""
         node = self._node(event)
-        if node.kernel != POINTWISE or not self._is_stored(event) or self._stays_in_its_kernel(event):
+        if node.kernel != POINTWISE or not self._has_buffer(event) or self._inside(event) != event:
             return
         for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
             buffer = alive.get(source)
@@ -269,25 +310,26 @@ class _Walk:
 def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     """Most bytes live in the forward.
 
-    The forward is laid out as if nothing were saved: which buffers exist, when each dies, which is written over.
-    Saving changes only that: a saved value stays to the end, is written over by nobody, and has a buffer from its own
-    place on if it had none.
+    A saved value stays to the end, is written over by nobody, and has a buffer from its own place on if it had none: what was
+    read for it is not read again for its readers.  A saved value that is no part of the forward is computed behind it: what it
+    reads stays until then, until the last that might be saved, and it is written over it where it can be.
     """
-    forward = _Forward(problem.values, problem.steps[-1].reads)
-    copies = sum(step.held_bytes for step in problem.steps)
     kept = {v for v in used if not problem.values[v].is_output}
+    forward = _Forward(problem.values, problem.steps[-1].reads, frozenset(used))
+    copies = sum(step.held_bytes for step in problem.steps)
     return copies + max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
 
 
 class _Forward:
-    """The forward with nothing saved."""
+    """The forward of one plan."""
 
-    def __init__(self, values: tuple[Value, ...], returned: tuple[int, ...]) -> None:
+    def __init__(self, values: tuple[Value, ...], returned: tuple[int, ...], saved: frozenset[int]) -> None:
         self.values, self.size = values, len(values)
-        self.returned = returned
+        self.returned, self.saved = returned, saved
         self.readers = [[w for w, x in enumerate(values) if v in x.reads and x.in_forward] for v in range(self.size)]
         self.buffers = {v for v in range(self.size) if values[v].in_forward and self._has_buffer(v)}
-        self.overwritten = {v: w for w in self.buffers if values[w].kernel == POINTWISE for v in self._overwrites(w)}
+        writers = sorted(self.buffers | {v for v in saved if values[v].in_forward})
+        self.overwritten = {v: w for w in writers if values[w].kernel == POINTWISE for v in self._overwrites(w)}
 
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
@@ -298,11 +340,15 @@ class _Forward:
         return node.nbytes > 0 and (by_kernel or any(self.values[w].kernel == EXTERN for w in self.readers[v]))
 
     def _is_kernel(self, v: int) -> bool:
-        return self.values[v].is_drawn or self.values[v].kernel != POINTWISE or self._has_buffer(v)
+        is_saved = v in self.saved and self.values[v].nbytes > 0
+        return is_saved or self.values[v].is_drawn or self.values[v].kernel != POINTWISE or self._has_buffer(v)
 
     def _last_place(self, v: int) -> int:
         if self.values[v].is_output:
             return self.size
+        behind = self._readers_behind(v)
+        if v not in self.saved and self.saved & set(behind):
+            return behind[-1]
         return max([v, *(w if self._is_kernel(w) else self._last_place(w) for w in self.readers[v])])
 
     def _first_place(self, v: int) -> int:
@@ -318,9 +364,53 @@ class _Forward:
 
     def _overwrites(self, w: int) -> list[int]:
         """The one buffer that the kernel of `w` is written over, if any."""
-        dying = sorted(v for v in self._reads_from_memory(w) & self.buffers if self._last_place(v) == w)
+        read = (self._reads_from_memory(w) & self.buffers) - self.saved
+        dying = sorted(v for v in read if self._last_place(v) == w)
         shape = (self.values[w].nbytes, self.values[w].is_channels_last)
         return [v for v in dying if (self.values[v].nbytes, self.values[v].is_channels_last) == shape][:1]
+
+    def _sources_behind(self, w: int) -> set[int]:
+        """What is read from memory for a value that is no part of the forward."""
+        found: set[int] = set()
+        for v in self.values[w].reads:
+            node = self.values[v]
+            has_buffer = node.in_forward and (
+                node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
+            )
+            has_buffer = has_buffer or any(self.values[x].kernel == EXTERN for x in self.readers[v])
+            if node.in_forward and has_buffer and node.nbytes:
+                found |= set() if node.is_output else {v}
+            elif not node.in_forward or node.kernel == POINTWISE:
+                found |= self._sources_behind(v)
+        return found
+
+    def _readers_behind(self, v: int) -> list[int]:
+        behind = [w for w, x in enumerate(self.values) if not x.in_forward and x.is_saveable and x.nbytes]
+        return [w for w in behind if v in self._sources_behind(w)]
+
+    def _read_behind(self, v: int, kept: set[int]) -> int:
+        """Up to where saved values that are no part of the forward keep the buffer; -1 where none does."""
+        readers = self._readers_behind(v)
+        if not kept & set(readers):
+            return -1
+        return self.size if self._taken_by(v) in kept else readers[-1]
+
+    def _taken_by(self, v: int) -> int:
+        """The value that is written over the buffer behind the forward, or -1."""
+        last = self._readers_behind(v)[-1]
+        earlier = [u for u in range(v) if last in self._readers_behind(u)[-1:] and self._fits(u, last)]
+        return last if self._fits(v, last) and not earlier else -1
+
+    def _fits(self, v: int, w: int) -> bool:
+        a, b = self.values[v], self.values[w]
+        return b.kernel == POINTWISE and (a.nbytes, a.is_channels_last) == (b.nbytes, b.is_channels_last)
+
+    def _takes_over(self, w: int, kept: set[int]) -> bool:
+        """Whether a value is written over a buffer that is held for it, so that it has none of its own."""
+        if self.values[w].in_forward:
+            return False
+        sources = (self._sources_behind(w) & self.buffers) - kept
+        return any(self._taken_by(v) == w for v in sources if self._readers_behind(v))
 
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
@@ -330,6 +420,9 @@ class _Forward:
             first = self._first_place(v)
             by_plan = v in kept and place >= first
             by_itself = v in self.buffers and first <= place <= self._last_place(v) and self.overwritten.get(v) != place
+            by_plan = by_plan and not self._takes_over(v, kept)
+            is_read_behind = v in self.buffers - kept and first <= place <= self._read_behind(v, kept)
+            by_itself = by_itself or is_read_behind
             written = runs and first == place != v  # whether anything reads it or not
             live += self.values[v].nbytes if by_plan or by_itself or written else 0
         return live
@@ -616,15 +709,46 @@ def _with_memory_of_kernels(
             is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.5,
             is_channels_last=order(),
             copies=v.reads[:1] if v.kernel == EXTERN and rng.random() < 0.1 else (),
+            **_ordered(rng, v),
+            gradient_readers=tuple(sorted({rng.randrange(len(steps)) for _ in range(2)})) if v.is_output else (),
         )
         for v in values
     ]
+    values = _with_parts(rng, values)
     copies = [rng.choice([0, 0, 0, 0, 1]) for _ in steps]
     steps = [
         replace(s, workspace_bytes=workspace(s), held_bytes=nbytes, is_channels_last=order())
         for s, nbytes in zip(steps, copies, strict=True)
     ]
     return values, steps
+
+
+def _with_parts(rng: random.Random, values: list[Value]) -> list[Value]:
+    """Some pointwise values with a buffer whose pointwise sources are made in it, each in one only."""
+    taken: set[int] = set()
+    made: list[Value] = []
+    for v, value in enumerate(values):
+        parts: tuple[int, ...] = ()
+        if (
+            value.kernel == POINTWISE
+            and value.realised
+            and not value.is_drawn
+            and v not in taken
+            and rng.random() < 0.5
+        ):
+            fits = [values[r].kernel == POINTWISE and not (values[r].is_output or made[r].parts) for r in value.reads]
+            parts = tuple(r for r, fit in zip(value.reads, fits, strict=True) if fit and r not in taken)
+            parts = tuple(r for r in parts if not values[r].is_drawn)
+            taken.update(parts)
+        made.append(replace(value, parts=parts))
+    return made
+
+
+def _ordered(rng: random.Random, value: Value) -> dict[str, Any]:
+    """A concatenation that is copied unless what it reads is saved."""
+    if value.kernel != POINTWISE or not value.reads or not value.nbytes or rng.random() > 0.2:
+        return {}
+    return {"ordered_by": value.reads[:1], "transient_bytes": value.nbytes}
 
 
 def _pick(rng: random.Random, values: list[Value]) -> tuple[int, ...]:

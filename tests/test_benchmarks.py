@@ -231,10 +231,14 @@ def test_the_promise_at_toy_size(
     promise.main(["--model", "chain256", "--toy", "--rivals", str(rivals), "--json", str(out)])
     rows = json.loads(out.read_text())["rows"]
     assert [row["setting"] for row in rows] == ["default", "0", "0", "0.8", "0.6", "0.4", "0.3", "min"]
+    assert "of torch's lowest" in capsys.readouterr().out
+    promise.main(["--show", str(out), "--show", str(out), "--json", str(rivals)])
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("chain256+")]
+    assert f"{rows[3]['peak_bytes'] / 2**20:.1f}" in line.split()
+    assert json.loads(rivals.read_text())["rows"] == rows * 2
     first, second = rows[1:3]  # an equal choice is measured once, and planned for each time
     assert first["first_step_s"] == second["first_step_s"] and first["planning_ns"] != second["planning_ns"]
     assert rows[0]["gradient_bytes"] == rows[-1]["gradient_bytes"] > 0
-    assert "of torch's lowest" in capsys.readouterr().out
 
 
 def test_verdicts_on_several_graphs() -> None:
@@ -258,6 +262,7 @@ def test_verdicts_on_several_graphs() -> None:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.company
 def test_several_graphs_at_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "FRACTIONS", (0.8,))

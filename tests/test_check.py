@@ -243,7 +243,7 @@ def failing(forward: fx.Graph, backward: fx.Graph) -> None:
 
 FAULTS: list[tuple[Edit, Callable[[], nn.Module], str | tuple[str, ...], str | tuple[str, ...]]] = [
     (fresh_dropout, lambda: Layers(drop=0.3), "the gradient of layers.", "layers."),
-    (no_relu_mask, Layers, "the gradient of layers.2.bias", "layers.2"),
+    (no_relu_mask, Layers, "the gradient of layers.2.weight", "layers.2"),
     (swap_saved, lambda: Layers(drop=0.3), ("the gradient of layers.", "the gradient of norm."), ("layers.", "norm")),
     (late_read, Drifting, "the gradient of linear.", "linear"),
     (zero_gradient, Layers, "the gradient of layers.1.weight", "layers.1"),

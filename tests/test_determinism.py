@@ -1,6 +1,6 @@
 """Same graph, same settings: the same plan, byte for byte, whatever the hash seed, the threads and the rank.
 
-Only what oneDNN's convolutions take for themselves on a CPU depends on the number of threads, and a plan on that.
+Only what convolutions and attention take for themselves on a CPU depends on the number of threads, and a plan on that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def plans() -> dict[str, list[Any]]:
 @pytest.mark.parametrize("job", JOBS)
 def test_every_process_makes_the_same_plan(job: str, plans: dict[str, list[Any]]) -> None:
     index = list(JOBS).index(job)
-    if job.startswith("branches") and job.endswith("cpu"):
+    if job.endswith("cpu") and job != "transformer at max on cpu":  # there, no attention runs at the peak
         plans = {name: found for name, found in plans.items() if "one thread" not in name}
         assert len(plans) == 2
     assert len({json.dumps(found[index]) for found in plans.values()}) == 1

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from compile_remat import _torch
+from compile_remat._torch_inductor import look_at_joint_graph
 
 T = TypeVar("T")
 
@@ -330,3 +331,35 @@ def test_a_forward_function_without_dynamo() -> None:
     (expected,) = torch.autograd.grad(torch.sin(x @ x).sum(), x)
     torch.testing.assert_close(gradient, expected)
     assert len(seen[0].fwd_outputs) == len(seen[0].bwd_outputs) == 1
+
+
+# -- a look at the joint graph ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiler", ["inductor", "eager"])
+@pytest.mark.parametrize("has_gradient", [True, False])
+def test_a_look_at_the_joint_graph_compiles_nothing(compiler: str, has_gradient: bool) -> None:
+    found: list[object] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        def see(joint: fx.GraphModule, keywords: dict[str, Any]) -> tuple[int, int]:
+            return len(joint.graph.find_nodes(op="placeholder")), keywords["num_fwd_outputs"]
+
+        found.append(look_at_joint_graph(gm, example_inputs, see, {}, compiler))
+        return gm.forward
+
+    x = torch.randn(4, requires_grad=has_gradient)
+    torch.compile(lambda x: x.sin().exp(), backend=backend)(x)
+    assert found == [(2, 1) if has_gradient else None]  # the input and the tangent; one output
+
+
+def test_an_error_while_looking_comes_out() -> None:
+    def backend(gm: fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        def see(joint: fx.GraphModule, keywords: dict[str, Any]) -> None:
+            raise ZeroDivisionError("as planned")
+
+        with pytest.raises(ZeroDivisionError, match="as planned"):
+            look_at_joint_graph(gm, example_inputs, see, {})
+        return gm.forward
+
+    torch.compile(torch.sin, backend=backend)(grad(4))

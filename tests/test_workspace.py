@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import compile_remat
 from compile_remat import _torch_layout
@@ -100,6 +101,21 @@ class Dropping(nn.Module):
         return x + self.drop(self.down(torch.tanh(self.up(self.norm(x)))))
 
 
+class Skip(nn.Module):
+    """One level of a U-Net: what is pooled and what goes around is one tensor, which a concatenation has inside it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.down = Layer(width, nn.GroupNorm(4, width)), Layer(width, nn.GroupNorm(4, width))
+        self.up = nn.ModuleList([nn.Conv2d(2 * width, width, 3, 1, 1), nn.Conv2d(width, width, 3, 1, 1)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        around = functional.silu(self.first(x))
+        below = functional.silu(self.down(functional.avg_pool2d(around, 2)))
+        both = torch.cat([functional.interpolate(below, scale_factor=2.0), around], 1)
+        return self.up[1](functional.silu(self.up[0](both)))
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), *[Layer(24, nn.BatchNorm2d(24)) for _ in range(3)]),
@@ -107,6 +123,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     ),
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 32, 3, 1, 1), *[Layer(32, nn.GroupNorm(8, 32)) for _ in range(4)]),
+        (8, 3, 32, 32),
+    ),
+    "skip": (
+        lambda: nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), *[Skip(16) for _ in range(3)]),
         (8, 3, 32, 32),
     ),
     "dropout": (lambda: nn.Sequential(*[Dropping(128) for _ in range(4)]), (512, 128)),
@@ -124,7 +144,7 @@ class Scalar(nn.Module):
         return self.inner(x).square().mean()
 
 
-@pytest.mark.parametrize(("name", "share"), [("batch norm", 200), ("group norm", 200), ("dropout", 20)])
+@pytest.mark.parametrize(("name", "share"), [("batch norm", 200), ("group norm", 200), ("skip", 40), ("dropout", 20)])
 def test_the_prediction_is_what_the_allocator_sees(name: str, share: int) -> None:
     """Of the code that Inductor emits to one part in `share`, and of the allocator's peak to 2 % or that part."""
     torch.manual_seed(0)

@@ -253,7 +253,7 @@ def test_the_gradient_holds_the_numbers_that_the_output_shows(compiler: str, bud
         assert x.grad is not None and 0 < (output == 0).sum() < output.numel()
         assert torch.equal(x.grad == 0, output == 0), budget
         torch.testing.assert_close(x.grad, (output / x).detach(), msg=lambda m, b=budget: f"{b}: {m}")
-    assert {"max", "min"} <= {report.budget for report in compile_remat.reports()}
+    assert {b for b in budgets if isinstance(b, str)} <= {report.budget for report in compile_remat.reports()}
 
 
 # -- the two graphs ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -210,3 +211,48 @@ def test_operators_without_a_formula_are_named_and_not_free() -> None:
     assert Problem.from_json(problem.to_json()) == problem
     assert replace(problem, estimated=()).key() == problem.key()
     assert problem_of(lambda x, w: (x @ w).sin(), *weights(2), cost=cost).estimated == ()
+
+
+def test_an_output_knows_who_reads_the_gradient_that_comes_in() -> None:
+    """Tangents come in their outputs' order; the sigmoid's is read by its own backward."""
+
+    def two(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x @ w
+        return hidden.sum(), torch.sigmoid(hidden)
+
+    problem = problem_of(two, torch.randn(8, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True))
+    found = {v.name: [problem.steps[b].name for b in v.gradient_readers] for v in problem.values if v.is_output}
+    assert found == {"sum_1": ["add"], "sigmoid": ["mul_1"]}
+
+
+# -- concatenations ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_concatenated_lies_in_it_and_a_saved_part_tells_its_order() -> None:
+    def skip(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        around = (torch.conv2d(x, w, padding=1) * 2.0).sin()
+        return torch.conv2d(
+            torch.cat([around.mean((2, 3), keepdim=True).expand_as(around).cos(), around], 1), v, padding=1
+        )
+
+    problem = problem_of(
+        skip, torch.randn(2, 4, 8, 8), torch.randn(4, 4, 3, 3), torch.randn(4, 8, 3, 3).requires_grad_()
+    )
+    (whole,) = [v for v in problem.values if v.name.startswith("cat")]
+    names = [problem.values[i].name for i in whole.parts]
+    assert names == ["sin", "cos"]  # each has a place in it
+    assert [problem.values[i].name for i in whole.ordered_by] == ["sin"]  # made from a convolution's output
+    assert whole.transient_bytes == whole.nbytes  # the copy that convolution gets
+
+
+def test_what_is_read_by_strides_is_written_to_memory() -> None:
+    """So the kernel of what reads it reads one buffer instead of three, and is not too large to be run twice."""
+
+    def scaled(view: Callable[[Tensor], Tensor], x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        y = x * view(a * b * c) + d
+        return y.sin() @ d * y
+
+    for view, is_written in ((lambda t: t.as_strided((512, 512), (512, 1)), False), (lambda t: t.view(512, 512), True)):
+        problem = problem_of(partial(scaled, view), *weights(5))
+        (y,) = [v for v in problem.values if v.name == "add"]
+        assert y.realised == is_written

@@ -162,6 +162,19 @@ def test_five_largest_and_ties_by_name() -> None:
     assert sum(b.nbytes for b in timeline_of(Simulator(problem), every, keep=99).largest) == found.peak_bytes == 37
 
 
+def test_names_the_copy_that_a_kernel_makes_of_what_it_reads() -> None:
+    values = (
+        Value("a", 30, EXTERN, (), 1),
+        Value("b", 10, EXTERN, (0,), 1, position=1, copies=(0,)),
+    )
+    steps = (Step("g", 1, EXTERN, (1,), (), 1, is_output=True), Step("output", 0, CONSTANT, (), (0,)))
+    found = timeline_of(Simulator(Problem(values, steps)), np.zeros(2, dtype=bool))
+    assert [(b.name, b.nbytes, b.role) for b in found.largest] == [
+        ("a", 30, "recomputed"),
+        ("a", 30, "copies of inputs"),
+    ]
+
+
 # -- any problem ------------------------------------------------------------------------------------------------------
 
 

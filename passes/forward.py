@@ -1,0 +1,202 @@
+"""Live bytes of the forward under many plans at once.
+
+What is saved has a buffer of its own: what it was computed from may die there, and is not kept for those who would have computed it
+once more in registers.  Nobody writes over what is saved; what is saved and computed only behind the forward (`late`) keeps
+what it reads until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile_remat.passes.buffers import may_be_written_over, register_path
+from compile_remat.passes.late import late_sources
+from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, Value
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+class Forward:
+    """The forward of one problem; what does not depend on the plan is worked out once.
+
+    Args:
+        stored: Whether a value has a buffer though it is not saved, [values].
+        readers: Who reads each value.
+        drawn: Random numbers, which have a buffer only where another kernel runs before their last reader.
+        held_bytes: Copies of inputs that live through the whole forward.
+
+    Attributes:
+        tops, order: The places where the values in `order` begin to cost if they are saved, and the bytes that every plan has
+            there or up to the next such place: for bounds.
+    """
+
+    def __init__(
+        self, values: Sequence[Value], stored: Bools, readers: Sequence[Sequence[int]], drawn: Ints, held_bytes: int
+    ) -> None:
+        n = len(values)
+        self.values, self.size = values, n
+        self.stored = stored & np.array([v.in_forward for v in values], dtype=bool)
+        self.readers = [[w for w in r if values[w].in_forward] for r in readers]
+        self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
+        self.saved_nbytes = np.array([0 if v.is_output else v.nbytes for v in values], dtype=np.int64)
+        self.begin = np.array([v.reads[0] if v.kernel == ITEM and v.reads else k for k, v in enumerate(values)])
+        self.may_be_cut = np.array([self._may_be_cut(v) for v in range(n)], dtype=bool)
+        self.externs = np.cumsum([v.kernel == EXTERN and v.in_forward for v in values])
+        self.is_drawn = np.zeros(n, dtype=bool)
+        self.is_drawn[drawn] = True
+        self._find_ends()
+        self.late = late_sources(values, stored)
+        self.overwriting = self._find_overwriting()
+        self.fixed = self._fixed_bytes(held_bytes)
+        self.tops, self.order = self._lowest()
+
+    def _may_be_cut(self, v: int) -> bool:
+        value = self.values[v]
+        is_in_registers = value.in_forward and value.kernel == POINTWISE and not self.stored[v]
+        return is_in_registers and value.is_saveable and value.nbytes > 0
+
+    def _runs_once(self, v: int) -> bool:
+        return bool(self.stored[v]) or self.values[v].kernel != POINTWISE
+
+    def _find_ends(self) -> None:
+        """Last places with nothing saved, with all saved, and the values for which that differs."""
+        n = self.size
+        longest, shortest = np.arange(n), np.arange(n)
+        for v in range(n - 1, -1, -1):
+            for w in self.readers[v]:
+                once = self._runs_once(w)
+                longest[v] = max(longest[v], w if once else longest[w])
+                shortest[v] = max(shortest[v], w if once or self.may_be_cut[w] else shortest[w])
+        is_output = np.array([v.is_output for v in self.values], dtype=bool)
+        self.longest, self.shortest = np.where(is_output, n, longest), np.where(is_output, n, shortest)
+        self.varying = np.flatnonzero((self.longest != self.shortest) | self.may_be_cut)[::-1].tolist()
+
+    def _find_overwriting(self) -> list[tuple[int, list[int]]]:
+        """Kernels with the buffers of their size that they may be the last to read, in order."""
+        found = []
+        for w, value in enumerate(self.values):
+            if value.in_forward and value.kernel == POINTWISE and (self.stored[w] or self.may_be_cut[w]):
+                path = register_path(value.reads, self.values, self.stored)
+                fits = [v for v in path if self.stored[v] and may_be_written_over(self.values[v], value)]
+                sources = [v for v in fits if self.shortest[v] <= w <= self.longest[v] and not self.values[v].is_output]
+                if sources:
+                    found.append((w, sources))
+        return found
+
+    def _fixed_bytes(self, held_bytes: int) -> Ints:
+        """At each place, and at the end: copies, workspaces, what a kernel writes for nobody, and where buffers begin."""
+        fixed = np.full(self.size + 1, held_bytes, dtype=np.int64)
+        for v, value in enumerate(self.values):
+            if value.in_forward:
+                fixed[v] += value.transient_bytes + value.workspace_bytes
+            if self.begin[v] != v and self.values[self.begin[v]].in_forward and not self.stored[v]:
+                fixed[self.begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
+        return fixed
+
+    def _begins_if_saved(self, v: int) -> int:
+        """Where a value that has no buffer otherwise gets one."""
+        begin = int(self.begin[v])
+        return begin + 1 if begin != v and self.values[begin].in_forward else begin
+
+    # -- many plans ---------------------------------------------------------------------------------------------------
+
+    def peak(self, used: Bools) -> Ints:
+        """Most bytes live at once, [P], of the plans that save the columns of `used`, [values, P], for the backward."""
+        plans = used.shape[1]
+        if not self.size:
+            return np.zeros(plans, dtype=np.int64)
+        ends = self._ends(used)
+        never = self.size + 1
+        held = [used[list(source.readers)].any(axis=0) & ~used[source.value] for source in self.late]
+        for source, is_held in zip(self.late, held, strict=True):
+            np.maximum(ends[source.value], source.readers[-1], out=ends[source.value], where=is_held)
+        has_buffer = self._buffers(ends)
+        stops = ends + 1 - self._overwritten(used, ends, has_buffer)
+        stops[used] = never
+        covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
+        for source, is_held in zip(self.late, held, strict=True):
+            u, last = source.value, source.readers[-1]
+            if source.is_taken_over:
+                taken = is_held & used[last] & has_buffer[u]
+                stops[u, taken] = never
+                covered[last] |= taken
+        return self._most(used & ~covered, has_buffer, stops)
+
+    def _ends(self, used: Bools) -> NDArray[np.int64]:
+        """The last place at which each value's buffer is read, [values, P]."""
+        ends = np.repeat(self.longest[:, None], used.shape[1], axis=1)
+        reach: dict[int, Any] = {}
+        for v in self.varying:
+            if not self.values[v].is_output:
+                row = ends[v]
+                row[:] = v
+                for w in self.readers[v]:
+                    np.maximum(row, w if self._runs_once(w) else reach.get(w, self.longest[w]), out=row)
+            reach[v] = np.where(used[v], v, ends[v]) if self.may_be_cut[v] else ends[v]
+        return ends
+
+    def _buffers(self, ends: Ints) -> Bools:
+        """Whether values have a buffer though they are not saved, [values, P]."""
+        found = np.repeat(self.stored[:, None], ends.shape[1], axis=1)
+        rows = np.flatnonzero(self.stored & self.is_drawn)
+        last_place = np.minimum(ends[rows], self.size - 1)
+        found[rows] &= (self.externs[last_place] > self.externs[rows][:, None]) | (ends[rows] >= self.size)
+        return found
+
+    def _overwritten(self, used: Bools, ends: Ints, has_buffer: Bools) -> Ints:
+        """1 where a kernel writes over the value's buffer, [values, P]."""
+        taken = np.zeros(used.shape, dtype=np.int64)
+        for w, sources in self.overwriting:
+            free = has_buffer[w] if self.stored[w] else used[w]
+            for v in sources:
+                hit = free & (ends[v] == w) & ~used[v] & has_buffer[v]
+                taken[v] |= hit
+                free = free & ~hit
+        return taken
+
+    def _most(self, saved: Bools, has_buffer: Bools, stops: Ints) -> Ints:
+        plans, width = saved.shape[1], self.size + 2
+        rows = np.arange(plans, dtype=np.int64) * width
+        own = np.flatnonzero(self.stored & (self.nbytes > 0))
+        grid = has_buffer[own] * self.nbytes[own][:, None]
+        begins = np.broadcast_to(self.begin[own][:, None], grid.shape)
+        rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
+        late = np.broadcast_to(
+            np.array([self._begins_if_saved(int(v)) for v in rest], dtype=np.int64)[:, None], (len(rest), plans)
+        )
+        index = [(begins + rows).ravel(), (stops[own] + rows).ravel(), (late + rows).ravel()]
+        weight = [grid.ravel(), -grid.ravel(), (saved[rest] * self.saved_nbytes[rest][:, None]).ravel()]
+        # Random numbers that have no buffer but are saved get one, from their own place on.
+        bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
+        grid = (saved[bare] & ~has_buffer[bare]) * self.saved_nbytes[bare][:, None]
+        index.append((np.broadcast_to(self.begin[bare][:, None], grid.shape) + rows).ravel())
+        weight.append(grid.ravel())
+        delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
+        live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
+        return np.asarray((live + self.fixed).max(axis=1), dtype=np.int64)
+
+    # -- every plan ---------------------------------------------------------------------------------------------------
+
+    def _lowest(self) -> tuple[Ints, Ints]:
+        """What no plan goes below: each buffer dies as early as it can, and gives its place to another where it can."""
+        own = self.stored & ~self.is_drawn
+        may_give = np.zeros(self.size, dtype=np.int64)
+        for w, sources in self.overwriting:
+            for v in sources:
+                may_give[v] |= self.shortest[v] == w
+        stops = self.shortest + 1 - may_give
+        delta = np.zeros(self.size + 2, dtype=np.int64)
+        np.add.at(delta, self.begin[own], self.nbytes[own])
+        np.add.at(delta, stops[own], -self.nbytes[own])
+        base = np.cumsum(delta)[: self.size + 1] + self.fixed
+        places = np.where(own, stops, [self._begins_if_saved(v) for v in range(self.size)])
+        order = np.argsort(places, kind="stable")
+        bounds = np.concatenate([places[order], [self.size + 1]])
+        tops = [base[min(lo, self.size) : max(hi, lo + 1)].max(initial=0) for lo, hi in pairwise(bounds)]
+        return np.array(tops, dtype=np.int64), order

@@ -1,0 +1,63 @@
+"""What the forward computes only to hand it over: derivatives of activations, masks, casts of weights.
+
+Such a value is saved but nothing in the forward reads it; it is computed behind all else, and the buffers that its kernel reads
+stay until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compile_remat.passes.buffers import Bools, may_be_written_over, overwrites
+from compile_remat.passes.problem import POINTWISE, Value
+
+
+@dataclass(frozen=True)
+class Source:
+    """A buffer of the forward that values behind it read if they are saved.
+
+    Attributes:
+        value: Whose buffer it is.
+        readers: Those values, in order.
+        is_taken_over: Whether the last of them is written over it.
+    """
+
+    value: int
+    readers: tuple[int, ...]
+    is_taken_over: bool
+
+
+def late_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
+    """All such buffers.
+
+    Args:
+        stored: Whether the forward writes a value to memory though it is not saved, [values].
+    """
+    readers: dict[int, list[int]] = {}
+    for v, value in enumerate(values):
+        if not value.in_forward and value.is_saveable and value.nbytes:
+            for u in _read_from_memory(v, values, stored):
+                readers.setdefault(u, []).append(v)
+    found, overwriting = [], set[int]()
+    for u in sorted(readers):
+        last = readers[u][-1]
+        is_taken = overwrites(values[last]) and may_be_written_over(values[u], values[last]) and last not in overwriting
+        overwriting |= {last} if is_taken else set()
+        found.append(Source(u, tuple(readers[u]), is_taken))
+    return found
+
+
+def _read_from_memory(v: int, values: Sequence[Value], stored: Bools) -> set[int]:
+    """Buffers of the forward that the value's kernel reads, or those of other such values that it reads."""
+    found, seen, stack = set[int](), set[int](), list(values[v].reads)
+    while stack:
+        u = stack.pop()
+        if u in seen:
+            continue
+        seen.add(u)
+        if values[u].in_forward and stored[u]:
+            found |= set() if values[u].is_output else {u}
+        elif not values[u].in_forward or values[u].kernel == POINTWISE:
+            stack.extend(values[u].reads)
+    return found

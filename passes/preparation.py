@@ -1,0 +1,30 @@
+"""A joint graph, made ready to be planned: torch's own steps, and the rewrites that make every plan of it better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from compile_remat import _torch
+from compile_remat.passes.shapes import forget_contents
+from compile_remat.passes.weight_gradients import move_weight_gradients_up
+
+
+def prepared(
+    module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
+) -> _torch.Joint:
+    """Constants for what is read for its size; dead code, CSE, tags, classification; weights' gradients before inputs' gradients.
+
+    Args:
+        module: A joint graph; rewritten in place.
+        num_fwd_outputs: How many of its outputs are the forward's.
+        static_lifetime_input_indices: Positions of the inputs that live as long as the model.
+    """
+    forget_contents(module)
+    joint = _torch.prepare(
+        module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+    )
+    if joint.has_backward:
+        move_weight_gradients_up(joint.module, joint.info.tangents_closure)
+    return joint

@@ -1,0 +1,71 @@
+"""What reads a tensor for its size alone gets one without contents.
+
+A pooling's backward takes the pooling's input and reads nothing but its size and type (``avg_pool2d_backward`` and
+``max_pool2d_with_indices_backward`` in Inductor's lowerings and in ATen): a partition would save the input, or compute it again,
+for nothing.  In its place stands a constant, which Inductor never writes to memory.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+LARGEST_WINDOW = 25
+"""Inductor calls ATen's kernel for a pooling whose inputs lie in more windows, and would write the constant for it."""
+
+POOLINGS = {
+    aten.avg_pool2d_backward.default: None,
+    aten.max_pool2d_with_indices_backward.default: 5,
+}
+"""Operators that read their second argument for its size, with the position of their dilation."""
+
+
+def forget_contents(module: fx.GraphModule) -> int:
+    """Give poolings' backwards a constant of the size of their forwards' inputs.
+
+    Args:
+        module: A joint graph; rewritten in place.  Sizes that are symbols stay as they are.
+
+    Returns:
+        How many inputs were replaced.
+    """
+    replaced = 0
+    for node in [n for n in module.graph.nodes if n.target in POOLINGS]:
+        source = node.args[1]
+        value = source.meta.get("val")
+        if source.target is aten.full.default or not isinstance(value, torch.Tensor) or not _is_known(value, node):
+            continue
+        with module.graph.inserting_before(node):
+            constant = module.graph.call_function(
+                aten.full.default,
+                (list(value.shape), 0),
+                {"dtype": value.dtype, "device": value.device, "pin_memory": False},
+            )
+        constant.meta["val"] = value.new_zeros(value.shape)
+        node.args = (node.args[0], constant, *node.args[2:])
+        replaced += 1
+    if replaced:
+        module.recompile()
+    return replaced
+
+
+def _is_known(value: torch.Tensor, node: fx.Node) -> bool:
+    """Whether all sizes are numbers, and Inductor makes the kernel itself."""
+    if not all(type(size) is int for size in value.shape):
+        return False
+    kernel, stride = _pair(node.args[2]), _pair(node.args[3] if len(node.args) > 3 else ()) or _pair(node.args[2])
+    place = POOLINGS[node.target]  # type: ignore[index]
+    dilation = _pair(node.args[place]) if place is not None and len(node.args) > place else ()
+    windows = prod(ceil(k / s) for k, s in zip(kernel, stride, strict=True))
+    return windows <= LARGEST_WINDOW and all(d == 1 for d in dilation)
+
+
+def _pair(sizes: Any) -> tuple[int, ...]:
+    """Sizes in both dimensions; one number stands for both, and none for none."""
+    numbers = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,)
+    return numbers * 2 if len(numbers) == 1 else numbers

@@ -1,0 +1,67 @@
+"""Live bytes of the forward under a plan, on problems that can be added up by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from compile_remat.passes.problem import EXTERN, POINTWISE, Problem, Step, Value
+from compile_remat.passes.simulate import Simulator
+
+
+def value(name: str, nbytes: int, reads: Sequence[int], kernel: str = EXTERN, *, in_forward: bool = True) -> Value:
+    return Value(name, nbytes, kernel, tuple(reads), 1, in_forward=in_forward)
+
+
+def peak_of(values: Sequence[Value], read: Sequence[int], saved: Sequence[int]) -> int:
+    """The forward's peak where the backward is one step that reads these values, and these are saved."""
+    steps = (Step("gradient", 0, EXTERN, tuple(read), (), 1), Step("output", 0, "constant", (), (0,)))
+    mask = np.zeros((len(values), 1), dtype=bool)
+    mask[list(saved)] = True
+    return int(Simulator(Problem(tuple(values), steps, 1, ())).run(mask).forward_peak[0])
+
+
+CHAIN = [value("a", 4, []), value("b", 8, [0]), value("c", 2, [1]), value("d", 1, [2])]
+
+
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        ([], 12),  # a and b
+        ([0], 14),  # a stays: with b and c
+        ([1], 12),  # b stays; c and d after it are less than a
+        ([2], 12),
+        ([0, 1], 15),  # a, b, c, d
+    ],
+)
+def test_what_is_saved_stays_to_the_end(saved: list[int], expected: int) -> None:
+    assert peak_of(CHAIN, [0, 1, 2, 3], saved) == expected
+
+
+def test_a_saved_value_cuts_off_what_it_was_computed_from() -> None:
+    """In registers, `b` keeps `a` for the kernel that reads it; saved, `b` has a buffer, and `a` dies where that is made."""
+    values = [value("a", 8, []), value("b", 4, [0], POINTWISE), value("c", 6, []), value("d", 5, [2])]
+    values += [value("e", 3, [1, 3], POINTWISE), value("f", 1, [4])]
+    assert peak_of(values, [1], []) == 8 + 6 + 5  # a, c, d
+    assert peak_of(values, [1], [1]) == 4 + 6 + 5  # b in the place of a
+
+
+def test_a_pointwise_kernel_writes_over_what_it_is_the_last_to_read_but_for_what_is_saved() -> None:
+    values = [value("a", 4, []), value("b", 4, [0], POINTWISE), value("c", 1, [1])]
+    assert peak_of(values, [0, 1], []) == 4 + 1
+    assert peak_of(values, [0, 1], [0]) == 4 + 4 + 1
+
+
+def test_what_is_computed_to_be_saved_keeps_what_it_reads() -> None:
+    """The mask of `a` is computed behind the forward: until then `a` stays, which would have died at `b`."""
+    values = [
+        value("a", 4, []),
+        value("b", 8, [0]),
+        value("c", 8, [1]),
+        value("mask", 1, [0], POINTWISE, in_forward=False),
+    ]
+    assert peak_of(values, [3], []) == 16
+    assert peak_of(values, [3], [3]) == 4 + 16
+    assert peak_of(values, [0, 3], [0]) == 4 + 16

@@ -1,0 +1,40 @@
+"""What values behind the forward keep alive, on problems that can be followed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compile_remat.passes.late import Source, late_sources
+from compile_remat.passes.problem import EXTERN, POINTWISE, RECOMPUTE, Value
+
+
+def product(name: str, *reads: int) -> Value:
+    return Value(name, 4, EXTERN, reads, 1)
+
+
+def behind(name: str, *reads: int, nbytes: int = 4, pin: str = "free") -> Value:
+    return Value(name, nbytes, POINTWISE, reads, 1, in_forward=False, pin=pin)
+
+
+def sources(*values: Value) -> list[Source]:
+    return late_sources(values, np.array([v.kernel == EXTERN for v in values]))
+
+
+def test_the_last_reader_of_its_size_is_written_over_it() -> None:
+    assert sources(product("a"), behind("mask", 0, nbytes=1), behind("slope", 0)) == [Source(0, (1, 2), True)]
+    assert sources(product("a"), behind("slope", 0), behind("mask", 0, nbytes=1)) == [Source(0, (1, 2), False)]
+
+
+def test_a_value_is_written_over_one_buffer_only() -> None:
+    assert sources(product("a"), product("b"), behind("slope", 0, 1)) == [Source(0, (2,), True), Source(1, (2,), False)]
+
+
+def test_buffers_are_found_through_what_stays_in_registers() -> None:
+    inside = Value("scaled", 4, POINTWISE, (0,), 1)
+    assert sources(product("a"), inside, behind("half", 1, nbytes=2), behind("slope", 2)) == [Source(0, (2, 3), True)]
+
+
+def test_nothing_waits_for_what_is_never_saved_or_for_an_output() -> None:
+    assert sources(product("a"), behind("mask", 0, pin=RECOMPUTE)) == []
+    output = Value("a", 4, EXTERN, (), 1, is_output=True)
+    assert sources(output, behind("mask", 0)) == []
