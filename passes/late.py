@@ -6,7 +6,7 @@ stay until then.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile_remat.passes.buffers import Bools, may_be_written_over, overwrites
@@ -35,9 +35,10 @@ def late_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
         stored: Whether the forward writes a value to memory though it is not saved, [values].
     """
     readers: dict[int, list[int]] = {}
+    written = _written(values, stored)
     for v, value in enumerate(values):
         if not value.in_forward and value.is_saveable and value.nbytes:
-            for u in _read_from_memory(v, values, stored):
+            for u in _read_from_memory(v, values, stored, written):
                 readers.setdefault(u, []).append(v)
     found, overwriting = [], set[int]()
     for u in sorted(readers):
@@ -48,16 +49,29 @@ def late_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
     return found
 
 
-def _read_from_memory(v: int, values: Sequence[Value], stored: Bools) -> set[int]:
+def _read_from_memory(v: int, values: Sequence[Value], stored: Bools, written: Mapping[int, int]) -> set[int]:
     """Buffers of the forward that the value's kernel reads, or those of other such values that it reads."""
-    found, seen, stack = set[int](), set[int](), list(values[v].reads)
+    found, seen, stack = set[int](), {v}, [v]
     while stack:
-        u = stack.pop()
-        if u in seen:
-            continue
-        seen.add(u)
-        if values[u].in_forward and stored[u]:
-            found |= set() if values[u].is_output else {u}
-        elif not values[u].in_forward or values[u].kernel == POINTWISE:
-            stack.extend(values[u].reads)
+        reader = stack.pop()
+        for u in values[reader].reads:
+            u = written[u] if u in written and written[u] < reader else u
+            if u in seen:
+                continue
+            seen.add(u)
+            if values[u].in_forward and stored[u]:
+                found |= set() if values[u].is_output else {u}
+            elif not values[u].in_forward or values[u].kernel == POINTWISE:
+                stack.append(u)
+    return found
+
+
+def _written(values: Sequence[Value], stored: Bools) -> dict[int, int]:
+    """The concatenation in which a value lies that has no buffer of its own: what stands behind it reads it there."""
+    found: dict[int, int] = {}
+    for w, value in enumerate(values):
+        if value.in_forward and stored[w]:
+            for part in value.parts:
+                if values[part].in_forward and not stored[part]:
+                    found.setdefault(part, w)
     return found

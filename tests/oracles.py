@@ -372,17 +372,28 @@ class _Forward:
     def _sources_behind(self, w: int) -> set[int]:
         """What is read from memory for a value that is no part of the forward."""
         found: set[int] = set()
-        for v in self.values[w].reads:
+        for read in self.values[w].reads:
+            v = self._place_of(read, w)
             node = self.values[v]
-            has_buffer = node.in_forward and (
-                node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
-            )
-            has_buffer = has_buffer or any(self.values[x].kernel == EXTERN for x in self.readers[v])
-            if node.in_forward and has_buffer and node.nbytes:
+            if node.in_forward and self._is_written(v) and node.nbytes:
                 found |= set() if node.is_output else {v}
             elif not node.in_forward or node.kernel == POINTWISE:
                 found |= self._sources_behind(v)
         return found
+
+    def _is_written(self, v: int) -> bool:
+        node = self.values[v]
+        by_kernel = node.in_forward and (node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output)
+        return by_kernel or any(self.values[x].kernel == EXTERN for x in self.readers[v])
+
+    def _place_of(self, v: int, w: int) -> int:
+        """Where `w` reads `v`: in the first concatenation before it that was made of it, if it has no buffer of its own."""
+        if self.values[v].in_forward and not (self._is_written(v) and self.values[v].nbytes):
+            for c in range(w):
+                node = self.values[c]
+                if v in node.parts and node.in_forward and node.nbytes and self._is_written(c):
+                    return c
+        return v
 
     def _readers_behind(self, v: int) -> list[int]:
         behind = [w for w, x in enumerate(self.values) if not x.in_forward and x.is_saveable and x.nbytes]

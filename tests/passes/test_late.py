@@ -38,3 +38,12 @@ def test_nothing_waits_for_what_is_never_saved_or_for_an_output() -> None:
     assert sources(product("a"), behind("mask", 0, pin=RECOMPUTE)) == []
     output = Value("a", 4, EXTERN, (), 1, is_output=True)
     assert sources(output, behind("mask", 0)) == []
+
+
+def test_what_was_concatenated_is_read_there_by_what_stands_behind() -> None:
+    """A pooling is written nowhere but into a concatenation: what is behind reads it there, what stands before it does not."""
+    pooled = Value("pooled", 2, POINTWISE, (0,), 1)
+    before = Value("centred", 2, POINTWISE, (1,), 1)
+    both = Value("both", 8, EXTERN, (1,), 1, parts=(1,))
+    late = [behind("difference", 1, nbytes=2), behind("product", 2, nbytes=2)]
+    assert sources(product("a"), pooled, before, both, *late) == [Source(0, (5,), False), Source(3, (4,), False)]
