@@ -38,4 +38,4 @@ def lower(polisher: Polisher, mask: Bools, rounds: int, weight_factor: float) ->
 
 
 def _peak(polisher: Polisher, mask: Bools) -> int:
-    return int(polisher.simulator.run(mask[:, None]).peak[0])
+    return int(polisher.simulator.one(mask).peak[0])

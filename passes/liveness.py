@@ -48,7 +48,7 @@ def timeline(problem: Problem, plan: Plan) -> Timeline:
 
 def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:
     """Liveness of the plan that saves the values in `saved`, bool [values]."""
-    batch = simulator.run(saved[:, None])
+    batch = simulator.one(saved)
     problem = simulator.problem
     length = int(batch.step_slots[0, -1]) + 1
     names = [""] * length

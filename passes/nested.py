@@ -143,7 +143,7 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str]) -> Candida
     simulator = Simulator(with_copies(problem, again))
     wide = _widened(saved, is_copied)
     names = tuple(v.name for v in problem.values if v.name in frozenset(again))
-    return Candidate(wide, names, simulator, simulator.run(wide[:, None]))
+    return Candidate(wide, names, simulator, simulator.one(wide))
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Nested:
         """For each pair of cuts and number of inner checkpoints, the chain of least peak, where more of them lower it."""
         options, count = self.spans.options, len(self.spans.bounds) - 1
         single = {(a, length): options.get((a, a + length, 0)) for length in LENGTHS for a in range(count - length + 1)}
-        full_ns = self.spans.times_until(self.simulator.run(self.pinned[:, None]))
+        full_ns = self.spans.times_until(self.simulator.one(self.pinned))
         chains = {key: _Chain(0, 0, 0, ()) + option for key, option in single.items() if option is not None}
         lowest = {key: chain.peak_bytes for key, chain in chains.items()}
         for level in range(1, MOST_INNER + 1):
@@ -267,7 +267,7 @@ class Nested:
             if ends:
                 twice |= (position > bounds[option.first]) & (position <= bounds[ends[-1]])
                 kept |= self.spans.union([end - 1 for end in ends])
-        base = self.simulator.run(saved[:, None])
+        base = self.simulator.one(saved)
         twice &= base.recomputed[:, 0] & ~kept & self._may_run_again
         self.simulations += 2
         problem = self.simulator.problem
@@ -284,7 +284,7 @@ class Nested:
         polisher = Polisher(simulator, simulator.pool(pinned, ~copied), pinned, self.weight)
         mask = polisher.run(found.saved, budget_bytes, POLISH_ROUNDS, POLISH_WEIGHT)
         self.simulations += polisher.simulations
-        return replace(found, saved=mask, batch=simulator.run(mask[:, None]))
+        return replace(found, saved=mask, batch=simulator.one(mask))
 
 
 def _longer(

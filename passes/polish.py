@@ -44,7 +44,7 @@ class Polisher:
         """Improve one plan; returns the best found, which may still exceed the budget."""
         weight = self.weight * weight_factor
         current = mask.copy()
-        batch = self.simulator.run(current[:, None])
+        batch = self.simulator.one(current)
         best = float(self.score(batch, budget_bytes, weight)[0])
         for _ in range(rounds):
             moves = self._moves(current, batch, budget_bytes)
@@ -54,7 +54,7 @@ class Polisher:
             columns[moves[:, 0], np.arange(len(moves))] ^= True
             swaps = np.flatnonzero(moves[:, 1] >= 0)
             columns[moves[swaps, 1], swaps] ^= True
-            scores = self.score(self._simulate(columns), budget_bytes, weight)
+            scores = self._scores(columns, budget_bytes, weight)
             better = np.flatnonzero(scores < best - 0.5)
             if not len(better):
                 break
@@ -64,19 +64,18 @@ class Polisher:
                 for v in move:
                     if v >= 0:
                         prefixes[v, k:] ^= True
-            batch_all = self._simulate(prefixes)
-            scores = self.score(batch_all, budget_bytes, weight)
+            scores = self._scores(prefixes, budget_bytes, weight)
             k = int(np.argmin(scores))
             if scores[k] >= best - 0.5:
                 break
             best = float(scores[k])
             current = prefixes[:, k].copy()
-            batch = self.simulator.run(current[:, None])
+            batch = self.simulator.one(current)
         return current
 
-    def _simulate(self, columns: Bools) -> Batch:
+    def _scores(self, columns: Bools, budget_bytes: int, weight: float) -> Floats:
         self.simulations += columns.shape[1]
-        return self.simulator.run(columns)
+        return np.concatenate([self.score(b, budget_bytes, weight) for b in self.simulator.batches(columns)])
 
     def _moves(self, current: Bools, batch: Batch, budget_bytes: int) -> Ints:
         """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in."""

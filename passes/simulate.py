@@ -12,7 +12,8 @@ A pointwise kernel writes over an input of its own size that dies there (``confi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -41,6 +42,12 @@ Floats = NDArray[np.float64]
 
 POOL_SHARE = 256
 """Values smaller than the largest by more than this factor are left to the cut and not flipped one by one."""
+
+BATCH_CELLS = 1 << 21
+"""Values and steps times plans of one batch: about 60 bytes each while it runs."""
+
+KEPT = 16
+"""Batches of one plan that are kept."""
 
 NEVER = np.int32(1 << 30)
 """Start of a value that the backward does not compute."""
@@ -127,6 +134,7 @@ class Simulator:
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
         self.forward = Forward(values, self.forward_stored, self.readers, self.drawn, int(self.step_held.sum()))
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
+        self._kept: OrderedDict[bytes, Batch] = OrderedDict()
 
     def pool(self, pinned: Bools, among: Bools | None = None) -> Ints:
         """Values that a search may save one by one, in forward order: the backward may need them, and they are large."""
@@ -187,6 +195,21 @@ class Simulator:
         return pairs
 
     # -- a batch ------------------------------------------------------------------------------------------------------
+
+    def one(self, mask: Bools) -> Batch:
+        """Simulate the plan that saves the values in `mask`, [values]; the last ones asked for are kept."""
+        key = mask.tobytes()
+        found = self._kept.pop(key, None)
+        self._kept[key] = batch = self.run(mask[:, None]) if found is None else found
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return batch
+
+    def batches(self, saved: Bools) -> Iterator[Batch]:
+        """Simulate the plans in the columns of `saved`, as many at a time as memory should bear."""
+        most = max(1, BATCH_CELLS // (self.num_values + self.num_steps))
+        for first in range(0, saved.shape[1], most):
+            yield self.run(saved[:, first : first + most])
 
     def run(self, saved: Bools) -> Batch:
         """Simulate the plans in the columns of `saved`, bool [values, P].  Pins are the caller's affair."""

@@ -152,7 +152,7 @@ class Planner:
         return self._plan_of(self._once(mask), budget_bytes)
 
     def _once(self, mask: Bools) -> Candidate:
-        return Candidate(mask, (), self.simulator, self.simulator.run(mask[:, None]))
+        return Candidate(mask, (), self.simulator, self.simulator.one(mask))
 
     def _plan_of(self, found: Candidate, budget_bytes: int | None) -> Plan:
         simulator, batch = found.simulator, found.batch
@@ -338,14 +338,14 @@ class Planner:
         return mask
 
     def _peak(self, mask: Bools) -> int:
-        return int(self.simulator.run(mask[:, None]).peak[0])
+        return int(self.simulator.one(mask).peak[0])
 
     def _score(self, mask: Bools, budget_bytes: int) -> float:
-        batch = self.simulator.run(mask[:, None])
+        batch = self.simulator.one(mask)
         return float(self._polisher.score(batch, budget_bytes, self._polisher.weight)[0])
 
     def _time(self, mask: Bools) -> int:
-        return int(self.simulator.run(mask[:, None]).time_ns[0])
+        return int(self.simulator.one(mask).time_ns[0])
 
 
 def _spread(cuts: list[Cut], most: int) -> list[Cut]:

@@ -107,9 +107,11 @@ class Spans:
                 for level in levels:
                     tilings.append((chosen, level))
                     columns.append(fronts | self.levels[level])
-        if columns:
-            batch = self.simulator.run(np.stack(columns, axis=1))
-            self._read(batch, tilings)
+        first = 0
+        for batch in self.simulator.batches(np.stack(columns, axis=1)) if columns else ():
+            count = len(batch.time_ns)
+            self._read(batch, tilings[first : first + count])
+            first += count
         return len(columns)
 
     def union(self, chosen: Sequence[int]) -> Bools:
@@ -188,7 +190,7 @@ class Spans:
             if path is None:
                 return best
             mask = self._mask(path)
-            batch = self.simulator.run(mask[:, None])
+            batch = self.simulator.one(mask)
             peak = int(batch.peak[0])
             if best_peak is None or peak < best_peak:
                 best, best_peak = mask, peak
@@ -233,8 +235,8 @@ class Spans:
         """
         if not len(self.cuts):
             return 0
-        batch = self.simulator.run(np.stack([self.union([k]) for k in range(len(self.cuts))], axis=1))
-        charges, _ = self._prefixes(batch)
+        columns = np.stack([self.union([k]) for k in range(len(self.cuts))], axis=1)
+        charges = np.concatenate([self._prefixes(batch)[0] for batch in self.simulator.batches(columns)], axis=1)
         for key, o in self.options.items():
             if o.last <= len(self.cuts):
                 whole = int(charges[o.last, o.last - 1] - charges[o.first, o.last - 1])

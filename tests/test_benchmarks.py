@@ -8,9 +8,22 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import gap, guard, harness, max_speed, models, predicted_time, promise, table_a, together
+from benchmarks import (
+    gap,
+    guard,
+    harness,
+    max_speed,
+    models,
+    predicted_time,
+    promise,
+    scale,
+    synthetic,
+    table_a,
+    together,
+)
 from benchmarks.verdicts import MIB, Row, judge
 from compile_remat.measure import RatioInterval
+from compile_remat.passes import Planner, Problem, Status
 
 
 @pytest.mark.parametrize("name", models.CASES)
@@ -329,3 +342,25 @@ def test_predicted_time_runs_at_toy_size(tmp_path: Path) -> None:
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["model"], row["budget"]) == ("chain256", "min")
     assert row["step_ns"] > 0 and row["predicted_step_ns"] > 0 and row["predicted_extra_ns"] >= 0
+
+
+@pytest.mark.parametrize("problem", [synthetic.equal_layers(3), synthetic.unequal_layers(3)], ids=["equal", "unequal"])
+def test_synthetic_layers_are_what_a_planner_expects(problem: Problem) -> None:
+    assert all(u < v for v, value in enumerate(problem.values) for u in value.reads)
+    assert all(g < b for b, step in enumerate(problem.steps) for g in step.gradients)
+    assert len({node.name for node in (*problem.values, *problem.steps)}) == len(problem.values) + len(problem.steps)
+    assert len(problem.values) == 1 + 3 * synthetic.VALUES_PER_LAYER
+    planner = Planner(problem)
+    fastest, lowest = planner.fastest(), planner.lowest()
+    assert lowest.peak_bytes < 0.8 * fastest.peak_bytes
+    assert planner.within((lowest.peak_bytes + fastest.peak_bytes) // 2).status in (Status.FEASIBLE, Status.OPTIMAL)
+
+
+def test_scale_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "scale.json"
+    assert scale.main(["--toy", "--kind", "unequal", "--points", "3", "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["nodes"] for row in rows] == [61, 121]
+    assert all(row["peak_bytes"] <= row["budget_bytes"] and row["extra"] >= row["bound"] for row in rows)
+    assert all(row["planning_s"] > 0 and row["frontier_s"] > 0 for row in rows)
+    assert "unequal" in capsys.readouterr().out

@@ -1,10 +1,12 @@
 """The batch simulator against the slow walk, and small problems that can be checked by hand."""
 
 import numpy as np
+import pytest
 from expecttest import assert_expected_inline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compile_remat.passes import simulate
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 from compile_remat.passes.simulate import Batch, Simulator
@@ -237,3 +239,29 @@ def test_what_is_named_at_the_peak_adds_up_to_it(problem: Problem, bits: int) ->
         n.kernel == ITEM or n.transient_bytes or n.workspace_bytes for n in (*problem.values, *problem.steps)
     )
     assert named <= max(found.live_bytes) if has_parts else named == max(found.live_bytes)
+
+
+@settings(max_examples=20, deadline=None)
+@given(problems, st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=40))
+def test_parts_of_a_batch_equal_the_whole(problem: Problem, choices: list[int]) -> None:
+    saveable = np.array([v.is_saveable for v in problem.values])
+    columns = np.array([[bits >> v & 1 for bits in choices] for v in range(len(saveable))], dtype=bool)
+    columns &= saveable[:, None]
+    simulator = Simulator(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "BATCH_CELLS", 7 * (len(problem.values) + len(problem.steps)))
+        parts = list(simulator.batches(columns))
+    assert [part.used.shape[1] for part in parts] == [len(choices[k : k + 7]) for k in range(0, len(choices), 7)]
+    whole = simulator.run(columns)
+    for name in ("time_ns", "peak", "saved_bytes"):
+        assert (np.concatenate([getattr(part, name) for part in parts]) == getattr(whole, name)).all()
+
+
+def test_a_plan_is_simulated_once() -> None:
+    problem = chain(simulate.KEPT + 2)
+    simulator = Simulator(problem)
+    masks = [mask_of(problem, [k])[:, 0] for k in range(simulate.KEPT + 2)]
+    first = [simulator.one(mask) for mask in masks]
+    assert simulator.one(masks[-1].copy()) is first[-1]
+    assert simulator.one(masks[0]) is not first[0]  # only so many are kept
+    assert (simulator.one(masks[0]).live == first[0].live).all()
