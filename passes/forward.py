@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from compile_remat.passes.buffers import may_be_written_over, register_path
 from compile_remat.passes.late import late_sources
+from compile_remat.passes.overwriting import Overwriting
 from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, Value
 
 Bools = NDArray[np.bool_]
@@ -52,7 +53,8 @@ class Forward:
         self.is_drawn[drawn] = True
         self._find_ends()
         self.late = late_sources(values, stored)
-        self.overwriting = self._find_overwriting()
+        self.sources = self._find_sources()
+        self.overwriting = Overwriting(self.sources)
         self.fixed = self._fixed_bytes(held_bytes)
         self.tops, self.order = self._lowest()
 
@@ -75,9 +77,19 @@ class Forward:
                 shortest[v] = max(shortest[v], w if once or self.may_be_cut[w] else shortest[w])
         is_output = np.array([v.is_output for v in self.values], dtype=bool)
         self.longest, self.shortest = np.where(is_output, n, longest), np.where(is_output, n, shortest)
-        self.varying = np.flatnonzero((self.longest != self.shortest) | self.may_be_cut)[::-1].tolist()
+        varying = np.flatnonzero((self.longest != self.shortest) | self.may_be_cut)[::-1].tolist()
+        among = frozenset(varying)
+        self.varying = [(v, *self._bounded_end(v, among)) for v in varying]
 
-    def _find_overwriting(self) -> list[tuple[int, list[int]]]:
+    def _bounded_end(self, v: int, varying: frozenset[int]) -> tuple[int, list[int]]:
+        """The last place that all plans have in common, and the readers that lead further in some."""
+        if self.values[v].is_output:
+            return self.size, []
+        is_open = {w: w in varying and not self._runs_once(w) for w in self.readers[v]}
+        fixed = [w if self._runs_once(w) else int(self.longest[w]) for w in self.readers[v] if not is_open[w]]
+        return max([v, *fixed]), [w for w in self.readers[v] if is_open[w]]
+
+    def _find_sources(self) -> list[tuple[int, list[int]]]:
         """Kernels with the buffers of their size that they may be the last to read, in order."""
         found = []
         for w, value in enumerate(self.values):
@@ -132,13 +144,12 @@ class Forward:
         """The last place at which each value's buffer is read, [values, P]."""
         ends = np.repeat(self.longest[:, None], used.shape[1], axis=1)
         reach: dict[int, Any] = {}
-        for v in self.varying:
-            if not self.values[v].is_output:
-                row = ends[v]
-                row[:] = v
-                for w in self.readers[v]:
-                    np.maximum(row, w if self._runs_once(w) else reach.get(w, self.longest[w]), out=row)
-            reach[v] = np.where(used[v], v, ends[v]) if self.may_be_cut[v] else ends[v]
+        for v, least, open_readers in self.varying:
+            row = ends[v]
+            row[:] = least
+            for w in open_readers:
+                np.maximum(row, reach[w], out=row)
+            reach[v] = np.where(used[v], v, row) if self.may_be_cut[v] else row
         return ends
 
     def _buffers(self, ends: Ints) -> Bools:
@@ -149,15 +160,12 @@ class Forward:
         found[rows] &= (self.externs[last_place] > self.externs[rows][:, None]) | (ends[rows] >= self.size)
         return found
 
-    def _overwritten(self, used: Bools, ends: Ints, has_buffer: Bools) -> Ints:
-        """1 where a kernel writes over the value's buffer, [values, P]."""
-        taken = np.zeros(used.shape, dtype=np.int64)
-        for w, sources in self.overwriting:
-            free = has_buffer[w] if self.stored[w] else used[w]
-            for v in sources:
-                hit = free & (ends[v] == w) & ~used[v] & has_buffer[v]
-                taken[v] |= hit
-                free = free & ~hit
+    def _overwritten(self, used: Bools, ends: Ints, has_buffer: Bools) -> Bools:
+        """Whether a kernel writes over the value's buffer, [values, P]."""
+        taken = np.zeros(used.shape, dtype=bool)
+        kernels = self.overwriting.kernels
+        free = np.where(self.stored[kernels][:, None], has_buffer[kernels], used[kernels])
+        self.overwriting.mark(taken, free, kernels[:, None], ~used & has_buffer, ends)
         return taken
 
     def _most(self, saved: Bools, has_buffer: Bools, stops: Ints) -> Ints:
@@ -187,7 +195,7 @@ class Forward:
         """What no plan goes below: each buffer dies as early as it can, and gives its place to another where it can."""
         own = self.stored & ~self.is_drawn
         may_give = np.zeros(self.size, dtype=np.int64)
-        for w, sources in self.overwriting:
+        for w, sources in self.sources:
             for v in sources:
                 may_give[v] |= self.shortest[v] == w
         stops = self.shortest + 1 - may_give

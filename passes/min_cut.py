@@ -60,12 +60,13 @@ class CutSolver:
         pinned = np.array([v.pin == SAVE and v.is_saveable for v in values], dtype=bool)
         needed = sorted({v for s in problem.steps for v in s.reads})
         source, sink = 2 * n, 2 * n + 1
-        edges = [(source, v) for v in needed]
-        edges += [(v, n + v) for v in range(n)]
-        edges += [(n + v, sink) for v in range(n)]
-        edges += [(n + w, v) for w in range(n) for v in values[w].reads]
-        self.rows, self.cols = np.array(edges, dtype=np.int32).reshape(-1, 2).T
-        self.capacity = np.full(len(edges), float(INFINITE))
+        own = np.arange(n)
+        readers = np.repeat(own, [len(v.reads) for v in values])
+        read = np.array([v for value in values for v in value.reads], dtype=np.int64)
+        rows = np.concatenate([np.full(len(needed), source), own, n + own, n + readers])
+        cols = np.concatenate([np.array(needed, dtype=np.int64), n + own, np.full(n, sink), read])
+        self.rows, self.cols = rows.astype(np.int32), cols.astype(np.int32)
+        self.capacity = np.full(len(rows), float(INFINITE))
         self.save_slots = slice(len(needed), len(needed) + n)
         self.work_slots = slice(len(needed) + n, len(needed) + 2 * n)
         self.pinned = pinned

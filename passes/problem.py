@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT = "extern", "reduction", "pointwise", "item", "constant"
@@ -41,6 +42,8 @@ KERNELS_OWN = frozenset(
     }
 )
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
+
+NOT_IN_KEY = KERNELS_OWN | {"origin"}
 
 SCHEMA = 1
 """Version of the JSON forms of `Problem` and `Plan`."""
@@ -180,6 +183,10 @@ class Problem:
         It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
         `reference` (known at the budget `max` alone), `step_time_ns`, `estimated` and `KERNELS_OWN` are not in it.
         """
+        return self._key
+
+    @cached_property
+    def _key(self) -> str:
         text = json.dumps([[_key_of(v) for v in self.values], [_key_of(s) for s in self.steps]], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -203,7 +210,7 @@ class Problem:
 
 
 def _key_of(node: Value | Step) -> list[Any]:
-    return [value for name, value in vars(node).items() if name not in KERNELS_OWN | {"origin"}]
+    return [value for name, value in vars(node).items() if name not in NOT_IN_KEY]
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ A pointwise kernel writes over an input of its own size that dies there (``confi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,7 @@ from compile_remat.passes.buffers import (
     stored_steps,
 )
 from compile_remat.passes.forward import Forward
+from compile_remat.passes.overwriting import Overwriting
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 
 Bools = NDArray[np.bool_]
@@ -110,14 +111,14 @@ class Simulator:
         self.extern_readers = [[w for w in r if values[w].kernel == EXTERN] for r in self.readers]
         self.item_of = np.array([v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)])
         self.step_item_of = np.array([s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)])
-        self.tuples = _tuples(values)
         self.workspace = np.array([v.workspace_bytes for v in values], dtype=np.int64)
         self.step_transient = np.array([s.transient_bytes + s.workspace_bytes for s in steps], dtype=np.int64)
         self.step_held = np.array([s.held_bytes for s in steps], dtype=np.int64)
         self._place_in_backward(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
-        self.in_place_sources = sources_in_place(values, self.always_stored)
+        self.overwriting = Overwriting(sources_in_place(values, self.always_stored))
         self.step_in_place_sources = self._step_sources(values, steps)
+        self.overwriting_steps = Overwriting(self.step_in_place_sources)
         self.incoming = [
             (v, max(self.step_end[b] for b in x.gradient_readers)) for v, x in enumerate(values) if x.gradient_readers
         ]
@@ -128,8 +129,10 @@ class Simulator:
             for v, value in enumerate(values)
             if value.ordered_by
         }
+        self.several = _Several(values, frozenset(self.ordered))
         returned = set(steps[-1].reads) if steps else set()
         self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
+        self.is_saveable = np.array([v.is_saveable for v in values], dtype=bool)
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
         self.forward = Forward(values, self.forward_stored, self.readers, self.drawn, int(self.step_held.sum()))
@@ -140,11 +143,11 @@ class Simulator:
         """Values that a search may save one by one, in forward order: the backward may need them, and they are large."""
         reachable = self.run(pinned[:, None])
         worth = (reachable.used | reachable.recomputed)[:, 0]
-        worth &= self.nbytes >= self.nbytes.max(initial=0) / POOL_SHARE
+        worth &= self.is_saveable & (self.nbytes >= self.nbytes.max(initial=0) / POOL_SHARE)
         if among is not None:
             worth &= among
         order = np.argsort(self.position, kind="stable")
-        return np.array([v for v in order if worth[v] and self.problem.values[v].is_saveable], dtype=np.int64)
+        return np.asarray(order[worth[order]], dtype=np.int64)
 
     # -- what no plan changes -----------------------------------------------------------------------------------------
 
@@ -272,15 +275,19 @@ class Simulator:
         n, plans = saved.shape
         start = np.empty((n, plans), dtype=np.int32)
         reach = np.empty((n, plans), dtype=np.int32)  # the start that a value hands to what it reads
+        barred = saved * NEVER
+        first, is_late = list(self.first_anchor), (self.late_anchor < NEVER).tolist()
         for v in range(n - 1, -1, -1):
-            row = start[v]
-            row[:] = self.first_anchor[v]
-            for w in self.readers[v]:
-                np.minimum(row, reach[w], out=row)
-            if self.late_anchor[v] < NEVER:
+            row, readers = start[v], self.readers[v]
+            if readers:
+                np.minimum(first[v], reach[readers[0]], out=row)
+                for w in readers[1:]:
+                    np.minimum(row, reach[w], out=row)
+            else:
+                row[:] = first[v]
+            if is_late[v]:
                 np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
-            np.copyto(reach[v], row)
-            np.copyto(reach[v], NEVER, where=saved[v])
+            np.maximum(row, barred[v], out=reach[v])
         return start, (reach < NEVER)
 
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
@@ -330,22 +337,20 @@ class Simulator:
     ) -> NDArray[np.int32]:
         n, plans = recomputed.shape
         ends = np.empty((n, plans), dtype=np.int32)
-        reach = np.empty((n, plans), dtype=np.int32)  # the last slot at which a reader's kernel runs
-        by_step = np.ascontiguousarray(step_slots.T)
-        idle = ~recomputed
+        reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
+        in_registers = recomputed & ~stored
+        by_step = np.concatenate([step_slots.T, np.full((1, plans), -1, dtype=np.int32)])  # for -1 its last row
+        last_step, runs_once = self.last_step.tolist(), self.runs_once.tolist()
         for v in range(n - 1, -1, -1):
-            row = ends[v]
-            last = self.last_step[v]
-            row[:] = by_step[last] if last >= 0 else -1
-            for w in self.readers[v]:
-                np.maximum(row, reach[w], out=row)
-            if self.runs_once[v]:
-                np.copyto(reach[v], slots[v])
+            row, readers = ends[v], self.readers[v]
+            if readers:
+                np.maximum(by_step[last_step[v]], reach[readers[0]], out=row)
+                for w in readers[1:]:
+                    np.maximum(row, reach[w], out=row)
             else:
-                np.maximum(row, slots[v], out=reach[v])
-                if self.is_sometimes_stored[v]:
-                    np.copyto(reach[v], slots[v], where=stored[v])
-            np.copyto(reach[v], -1, where=idle[v])
+                row[:] = by_step[last_step[v]]
+            if not runs_once[v]:
+                np.maximum(row, reach[v], out=reach[v], where=in_registers[v])
         return ends
 
     def _live(
@@ -405,22 +410,22 @@ class Simulator:
     ) -> None:
         """Outputs of multi-output kernels that nothing reads, or that are saved and made once more for a sibling."""
         plans = np.arange(live.shape[0])
-        for b in np.flatnonzero(self.step_transient):
-            live[plans, step_slots[:, b]] += self.step_transient[b]
-        for v, items in self.tuples:
-            nbytes = np.full(live.shape[0], self.problem.values[v].transient_bytes, dtype=np.int64)
-            for i in items:
-                nbytes += np.where(recomputed[i], 0, self.nbytes[i])
-            if v in self.ordered:
-                nbytes -= np.where(self._is_in_order(v, used, recomputed), self.nbytes[v], 0)
-            rows = np.flatnonzero(recomputed[v] & (nbytes > 0))
-            live[rows, slots[v, rows]] += nbytes[rows]
+        steps = np.flatnonzero(self.step_transient)
+        live[plans[:, None], step_slots[:, steps]] += self.step_transient[steps]  # no slot comes twice
+        several = self.several
+        nbytes = np.repeat(several.transient_bytes[:, None], len(plans), axis=1)
+        for numbers, items in several.items:
+            nbytes[numbers] += np.where(recomputed[items], 0, self.nbytes[items][:, None])
+        for k, v in several.ordered:
+            nbytes[k] -= np.where(self._is_in_order(v, used, recomputed), self.nbytes[v], 0)
+        made, of = np.nonzero(recomputed[several.values] & (nbytes > 0))
+        live[of, slots[several.values[made], of]] += nbytes[made, of]
         for w, v in self.copied:
             rows = np.flatnonzero(recomputed[v] & recomputed[w])
             live[rows, slots[v, rows]] += self.nbytes[v]
-        for v in np.flatnonzero(self.workspace).tolist():
-            rows = np.flatnonzero(recomputed[v])
-            live[rows, slots[v, rows]] += self.workspace[v]
+        working = np.flatnonzero(self.workspace)
+        made, of = np.nonzero(recomputed[working])
+        live[of, slots[working[made], of]] += self.workspace[working[made]]
 
     def _taken(
         self,
@@ -429,40 +434,41 @@ class Simulator:
         slots: NDArray[np.int32],
         step_slots: NDArray[np.int32],
         ends: NDArray[np.int32],
-    ) -> NDArray[np.int32]:
-        """1 where a later kernel writes over the value's buffer, so that it counts one slot less."""
-        taken = np.zeros(buffers.shape, dtype=np.int32)
-        for b, sources in self.step_in_place_sources:
-            self._overwrite_one(taken, np.True_, step_slots[:, b], sources, alive, ends)
-        for w, sources in self.in_place_sources:
-            if buffers[w].any():
-                self._overwrite_one(taken, buffers[w], slots[w], sources, alive, ends)
+    ) -> Bools:
+        """Whether a later kernel writes over the value's buffer, so that it counts one slot less, [values, P]."""
+        taken = np.zeros(buffers.shape, dtype=bool)
+        by_steps, by_values = self.overwriting_steps, self.overwriting
+        free = np.ones((len(by_steps.kernels), buffers.shape[1]), dtype=bool)
+        by_steps.mark(taken, free, step_slots.T[by_steps.kernels], alive, ends)
+        by_values.mark(taken, buffers[by_values.kernels], slots[by_values.kernels], alive, ends)
         return taken
-
-    @staticmethod
-    def _overwrite_one(
-        taken: NDArray[np.int32],
-        free: Any,
-        slot: NDArray[np.int32],
-        sources: Sequence[int],
-        alive: Bools,
-        ends: NDArray[np.int32],
-    ) -> None:
-        """Let the kernel at `slot` write over the first of `sources` that it is the last to read, where it is `free`."""
-        for v in sources:
-            hit = free & alive[v] & (ends[v] == slot)
-            taken[v] |= hit
-            free = free & ~hit
 
 
 def _is_item(step: Step) -> bool:
     return step.kernel == ITEM and bool(step.gradients)
 
 
-def _tuples(values: Sequence[Value]) -> list[tuple[int, list[int]]]:
-    """Multi-output nodes with the items that are read from them."""
-    items: dict[int, list[int]] = {v: [] for v, value in enumerate(values) if value.transient_bytes}
-    for i, value in enumerate(values):
-        if value.kernel == ITEM and value.reads and value.nbytes:
-            items.setdefault(value.reads[0], []).append(i)
-    return sorted(items.items())
+class _Several:
+    """Kernels with several outputs, or with bytes that nothing reads.
+
+    Attributes:
+        values: Their indices, ascending, [K].
+        transient_bytes: What each writes for nobody, [K].
+        items: Which of them have a k-th output that is read, and these outputs, for each k.
+        ordered: Those among the concatenations that may be made in their reader's order: number and index.
+    """
+
+    def __init__(self, values: Sequence[Value], ordered: Collection[int]) -> None:
+        found: dict[int, list[int]] = {v: [] for v, value in enumerate(values) if value.transient_bytes}
+        for i, value in enumerate(values):
+            if value.kernel == ITEM and value.reads and value.nbytes:
+                found.setdefault(value.reads[0], []).append(i)
+        rows = sorted(found.items())
+        self.values = np.array([v for v, _ in rows], dtype=np.int64)
+        self.transient_bytes = np.array([values[v].transient_bytes for v, _ in rows], dtype=np.int64)
+        self.items = []
+        for k in range(max((len(items) for _, items in rows), default=0)):
+            pairs = [(number, items[k]) for number, (_, items) in enumerate(rows) if len(items) > k]
+            numbers, items = np.array(pairs, dtype=np.int64).T
+            self.items.append((numbers, items))
+        self.ordered = [(number, v) for number, (v, _) in enumerate(rows) if v in ordered]

@@ -65,7 +65,7 @@ class Spans:
         simulator = self.simulator
         n = simulator.num_values
         delta = np.zeros(n + 1, dtype=np.int64)
-        alive = np.array([v.is_saveable for v in simulator.problem.values]) & (self.until > simulator.position)
+        alive = simulator.is_saveable & (self.until > simulator.position)
         np.add.at(delta, simulator.position[alive], simulator.saved_nbytes[alive])
         np.add.at(delta, self.until[alive], -simulator.saved_nbytes[alive])
         live = np.cumsum(delta)[:n]
@@ -81,7 +81,7 @@ class Spans:
     def _frontier(self, cut: int) -> Bools:
         simulator, values = self.simulator, self.simulator.problem.values
         crossing = (simulator.position <= cut) & (self.until > cut)
-        member = crossing & np.array([v.is_saveable for v in values])
+        member = crossing & simulator.is_saveable
         for v in np.flatnonzero(crossing)[::-1]:
             reads = values[v].reads
             if member[v] and values[v].kernel in (POINTWISE, CONSTANT) and all(member[r] for r in reads):
