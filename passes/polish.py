@@ -19,6 +19,11 @@ NEAR = 4
 APART = 3
 """Moves applied together stand at least this many pool places apart."""
 
+MOVE_CELLS = 1 << 21
+LEAST_MOVES = 32
+"""A round tries so many moves at least, and beyond that no more than so many times values and steps: what a round costs does not
+grow with the graph."""
+
 RMS_SHARE = 0.2
 
 
@@ -46,8 +51,8 @@ class Polisher:
         current = mask.copy()
         batch = self.simulator.one(current)
         best = float(self.score(batch, budget_bytes, weight)[0])
-        for _ in range(rounds):
-            moves = self._moves(current, batch, budget_bytes)
+        for turn in range(rounds):
+            moves = self._moves(current, batch, turn)
             if not len(moves):
                 break
             columns = np.repeat(current[:, None], len(moves), axis=1)
@@ -77,8 +82,11 @@ class Polisher:
         self.simulations += columns.shape[1]
         return np.concatenate([self.score(b, budget_bytes, weight) for b in self.simulator.batches(columns)])
 
-    def _moves(self, current: Bools, batch: Batch, budget_bytes: int) -> Ints:
-        """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in."""
+    def _moves(self, current: Bools, batch: Batch, turn: int) -> Ints:
+        """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in.
+
+        Of more than a round may try, another part is tried at each turn, spread evenly over the forward.
+        """
         known = (batch.used | batch.recomputed)[:, 0][self.pool] | current[self.pool]
         places = np.flatnonzero(known & ~self.pinned[self.pool])
         members = self.pool[places]
@@ -93,6 +101,10 @@ class Polisher:
         if len(moves) > self.max_moves:
             stride = -(-len(swaps) // max(1, self.max_moves - len(flips)))
             moves = flips + swaps[::stride]
+        most = max(LEAST_MOVES, MOVE_CELLS // (self.simulator.num_values + self.simulator.num_steps))
+        parts = -(-len(moves) // most)
+        if parts > 1:
+            moves = moves[turn % parts :: parts]
         return np.array(moves, dtype=np.int64).reshape(-1, 2)
 
     def _far_apart(self, moves: Ints) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compile_remat.passes import polish
 from compile_remat.passes.min_cut import pinned_indices
 from compile_remat.passes.polish import APART, NEAR, Polisher
 from compile_remat.passes.problem import Problem
@@ -118,3 +119,21 @@ def test_counts_the_plans_it_tries() -> None:
     first, polisher.simulations = polisher.simulations, 0
     polisher.run(mask, 5, 2)
     assert first == polisher.simulations > 0
+
+
+def test_a_round_costs_the_same_on_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn by turn, every move is tried once."""
+    problem = chain(60)
+    polisher = polisher_of(problem)
+    mask = some_mask(problem, polisher, 0)
+    batch = polisher.simulator.one(mask)
+    every = polisher._moves(mask, batch, 0)
+    cells = len(problem.values) + len(problem.steps)
+    monkeypatch.setattr(polish, "MOVE_CELLS", (len(every) // 3) * cells)
+    monkeypatch.setattr(polish, "LEAST_MOVES", 1)
+    parts = [polisher._moves(mask, batch, turn) for turn in range(4)]
+    assert max(map(len, parts)) <= len(every) // 3
+    assert sorted(map(tuple, np.concatenate(parts).tolist())) == sorted(map(tuple, every.tolist()))
+    assert polisher._moves(mask, batch, 4).tolist() == parts[0].tolist()
+    monkeypatch.setattr(polish, "LEAST_MOVES", len(every))
+    assert polisher._moves(mask, batch, 0).tolist() == every.tolist()
