@@ -145,15 +145,19 @@ def at_the_begin(simulator: Simulator) -> Moment:
 
 def _in_backward(simulator: Simulator) -> list[Moment]:
     """The moments at which steps run, in each window the one with the most bytes that no plan avoids."""
-    ahead = _read_from(simulator)
-    both = _read_before(simulator) & ahead
-    always = _gradient_bytes(simulator) + both @ simulator.saved_nbytes
+    first, last = _first_step(simulator), _last_step(simulator)
+    is_both = (simulator.saved_nbytes > 0) & simulator.always_stored & (first <= last)
+    delta = np.zeros(simulator.num_steps + 1, dtype=np.int64)
+    np.add.at(delta, first[is_both], simulator.saved_nbytes[is_both])
+    np.add.at(delta, last[is_both] + 1, -simulator.saved_nbytes[is_both])
+    always = _gradient_bytes(simulator) + np.cumsum(delta)[:-1]
     earliest = _earliest(simulator)
     moments = []
     for window in np.array_split(np.arange(simulator.num_steps), min(BACKWARD_MOMENTS, simulator.num_steps)):
         b = int(window[np.argmax(always[window])])
-        held = ahead[b] & ~both[b]
-        moments.append(Moment(int(always[b]), held, _late_pairs(simulator, b, ahead[b], earliest)))
+        ahead = last >= b
+        held = ahead & ~(is_both & (first <= b))
+        moments.append(Moment(int(always[b]), held, _late_pairs(simulator, b, ahead, earliest)))
     return moments
 
 
@@ -167,19 +171,17 @@ def _gradient_bytes(simulator: Simulator) -> Ints:
     return np.asarray(np.cumsum(delta)[:m] + simulator.step_transient + simulator.output_bytes)
 
 
-def _read_from(simulator: Simulator) -> Bools:
-    """Whether a step, or one after it, reads a value that it does not write over, [steps, values]."""
-    steps = np.arange(simulator.num_steps)[:, None]
-    found = simulator.last_step[None, :] >= steps
+def _last_step(simulator: Simulator) -> Ints:
+    """The last step that reads each value and does not write over it, [values]; -1 where there is none."""
+    last = simulator.last_step.astype(np.int64)
     for b, sources in simulator.step_in_place_sources:
-        found[b, sources] &= simulator.last_step[sources] > b
-    return np.asarray(found)
+        last[[v for v in sources if simulator.last_step[v] == b]] = b - 1
+    return last
 
 
-def _read_before(simulator: Simulator) -> Bools:
-    """Whether a step, or one before it, reads a value that is never held in registers, [steps, values]: it was computed."""
-    is_buffer = simulator.always_stored & (simulator.saved_nbytes > 0)
-    return np.asarray((simulator.first_anchor[None, :] <= simulator.step_anchor[:, None]) & is_buffer[None, :])
+def _first_step(simulator: Simulator) -> Ints:
+    """The first step at or before which each value is read by a step: there it was computed, [values]."""
+    return np.searchsorted(simulator.step_anchor, simulator.first_anchor)
 
 
 def _earliest(simulator: Simulator) -> Ints:

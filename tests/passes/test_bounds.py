@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Planner, Problem, Status, Step, Value
-from compile_remat.passes.bounds import Moments
+from compile_remat.passes.bounds import Moments, _first_step, _gradient_bytes, _in_backward, _last_step
 from compile_remat.passes.min_cut import CutSolver, hull, lower_bound_ns
 from compile_remat.passes.problem import CONSTANT, EXTERN
 from compile_remat.passes.simulate import Simulator
@@ -76,3 +76,20 @@ def test_a_bound_is_the_same_in_every_planner() -> None:
 def test_a_problem_whose_backward_reads_no_value() -> None:
     steps = (Step("g", 2, EXTERN, (), (), is_output=True), Step("output", 0, CONSTANT, (), (0,)))
     assert Moments(Simulator(Problem((Value("a", 4, EXTERN, (), 1),), steps))).least_time_ns(4) == 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_steps_read_is_what_a_table_of_all_steps_says(seed: int) -> None:
+    """The table has a row for each step, and is too large for large graphs."""
+    simulator = Simulator(seeded_problem(seed, SHAPES[seed % len(SHAPES)]))
+    steps = np.arange(simulator.num_steps)[:, None]
+    ahead = simulator.last_step[None, :] >= steps
+    for b, sources in simulator.step_in_place_sources:
+        ahead[b, sources] &= simulator.last_step[sources] > b
+    before = simulator.first_anchor[None, :] <= simulator.step_anchor[:, None]
+    assert ((_last_step(simulator) >= steps) == ahead).all()
+    assert ((_first_step(simulator) <= steps) == before).all()
+    both = ahead & before & (simulator.always_stored & (simulator.saved_nbytes > 0))
+    nbytes = _gradient_bytes(simulator) + both @ simulator.saved_nbytes
+    assert {m.fixed_bytes for m in _in_backward(simulator)} <= set(nbytes.tolist())
+    assert max(m.fixed_bytes for m in _in_backward(simulator)) == nbytes.max()
