@@ -89,7 +89,13 @@ def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
     if config.device == "detect":
         raise ConfigError(f"device: a plan for {name} needs the name of a device, or a JSON file.")
     target = Target(
-        config.device, config.memory_budget, config.optimizer_state, config.reserve, config.cost_model, config.capacity
+        config.device,
+        config.memory_budget,
+        config.optimizer_state,
+        config.reserve,
+        config.cost_model,
+        config.capacity,
+        config.time_limit,
     )
     return forecast(Builder(name, **sizes), target, with_largest=False).plan
 
@@ -100,12 +106,13 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
     Args:
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
-    return frontier(_first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem, points)
+    work_seconds = RematConfig.resolve(settings, modes=_torch.mode_names()).time_limit
+    return frontier(_first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem, points, work_seconds)
 
 
-def frontier(problem: Problem, points: int) -> list[Plan]:
-    """The frontier of one problem: the work that several budgets share is done once."""
-    planner = Planner(problem)
+def frontier(problem: Problem, points: int, work_seconds: float | None = None) -> list[Plan]:
+    """The frontier of one problem: the work that several budgets share is done once; `work_seconds` as for a `Planner`."""
+    planner = Planner(problem, work_seconds)
     fastest, lowest = planner.fastest(), planner.lowest()
     span = fastest.peak_bytes - lowest.peak_bytes
     budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(1, points - 1)]

@@ -292,6 +292,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         config.plan_dir,
         is_given=config.memory_budget.is_given,
         torch_ratio=_torch.config_ratio(),
+        time_limit=config.time_limit,
     )
 
 

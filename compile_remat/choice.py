@@ -191,7 +191,7 @@ def _planners(planner: Planner) -> Iterator[tuple[Planner, frozenset[str]]]:
 
 
 def _planner_of(problem: Problem, planner: Planner) -> Planner:
-    return planner if problem is planner.problem else Planner(problem)
+    return planner if problem is planner.problem else Planner(problem, planner.work_seconds)
 
 
 def _keyed(plan: Plan, planner: Planner) -> Plan:
@@ -269,7 +269,7 @@ def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     largest = tuple(live_tensor(b) for b in plan.largest)
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
-    free = Planner(obeying(planner.problem, ())).lowest()
+    free = Planner(obeying(planner.problem, ()), planner.work_seconds).lowest()
     if free.peak_bytes >= plan.peak_bytes * FLOOR_GAIN:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     return TagConflictError(

@@ -7,6 +7,7 @@ built directly. To add a setting, add one row to the class.
 
 import functools
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
@@ -81,6 +82,20 @@ def _up_to(most: int) -> Callable[[object], int]:
     return parse
 
 
+def _seconds(raw: object) -> float | None:
+    """A number of seconds above 0; None or "none" is what the size of a graph says."""
+    text = str(raw).strip().lower()
+    if raw is None or text == "none":
+        return None
+    try:
+        seconds = math.nan if isinstance(raw, bool) else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: a number of seconds above 0, or none.")
+    return seconds
+
+
 def _device(raw: object) -> str:
     """A name of the device table in its normal spelling, or the absolute path of a JSON file; it need not exist."""
     text = os.fspath(raw).strip() if isinstance(raw, (str, os.PathLike)) else ""
@@ -128,6 +143,8 @@ class RematConfig:
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
         check: compare the first step of each graph with the plan that recomputes nothing.
+        time_limit: work of one search for a plan: seconds of a small server's core, counted (7 million units each, see
+            `passes/effort.py`) and not timed, so that the plan is the same everywhere; None goes by the size of the graph.
         oom_retry: how often a graph that runs out of memory is planned again, 0 to 3 (default 1).
         report_dir: a folder for one report per compiled graph, or None.
         plan_dir: a folder of plans, written where absent and replayed where present, or None.
@@ -144,6 +161,7 @@ class RematConfig:
     compiler: str = _row(_choice("inductor", "eager"), "inductor")
     mode: str | None = _row(_mode, None)
     check: bool = _row(_switch, False, in_key=False)
+    time_limit: float | None = _row(_seconds, None)
     oom_retry: int = _row(_up_to(3), 1, in_key=False)
     report_dir: str | None = _row(_folder, None, in_key=False)
     plan_dir: str | None = _row(_folder, None)

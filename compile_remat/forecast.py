@@ -31,6 +31,7 @@ class Target:
         device: A name of the device table or a JSON file.
         budget: Of the region peak; `auto` is what the device has left.
         capacity_bytes: What may be used of the device; None for all of it.
+        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
     """
 
     device: str
@@ -39,6 +40,7 @@ class Target:
     reserve: Reserve = Reserve("percent", 5)
     cost_model: str = "roofline"
     capacity_bytes: int | None = None
+    time_limit: float | None = None
 
     def figures(self) -> Device:
         """The device's."""
@@ -143,7 +145,7 @@ def forecast(
         step = _step(traced, target)
         references = {name: _indices(traced, target, nodes) for name, nodes in chosen_by_torch.items()}
         problem = replace(step.problem, reference=next(iter(references.values()), ()))
-        planner = Planner(problem)
+        planner = Planner(problem, target.time_limit)
         asked = _asked(target, limit, fixed_bytes + input_bytes)
         choice, lowest = choose(planner, asked), planner.lowest()
         compared: list[Compared] = []

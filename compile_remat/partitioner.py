@@ -49,6 +49,7 @@ class Settings:
         plan_dir: Where plans are pinned.
         share: What the graph may take of a budget that other graphs of the step live in, too; None where it is alone.
         times: Measured times of the graph's operators, for the cost model `profile`.
+        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
         tightened_bytes: What to plan for instead of the budget, because Inductor's code for a plan needed more than it predicted.
     """
 
@@ -63,6 +64,7 @@ class Settings:
     tightened_bytes: int | None = None
     share: Share | None = None
     times: Times = Times()
+    time_limit: float | None = None
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -125,7 +127,7 @@ def plan_joint(
     reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost(joint.module.graph)
     problem = build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace)
-    planner = Planner(problem)
+    planner = Planner(problem, settings.time_limit)
     budget_bytes = bytes_of(planner, asked)
     stored, choice = None, None
     if settings.tightened_bytes is not None:

@@ -25,6 +25,8 @@ def cross(polisher: Polisher, mask: Bools, others: Sequence[Bools], budget_bytes
     weight = polisher.weight * weight_factor
     current, best = mask, _scores(polisher, mask[:, None], budget_bytes, weight)[0]
     for _ in range(ROUNDS):
+        if polisher.simulator.effort.is_spent:
+            break
         columns = _crossings(polisher, current, others)
         if not columns.shape[1]:
             break

@@ -28,16 +28,19 @@ class Descent:
     def __init__(self, polisher: Polisher, levels: Sequence[Bools], top_bytes: int) -> None:
         self.polisher = polisher
         self.levels = levels
-        self.rungs: list[tuple[int, Bools]] = [(top_bytes, levels[0])]
+        self.top = top_bytes, levels[0]
 
     def start(self, budget_bytes: int) -> Bools:
         """The plan of the last rung above the budget, or a level where that scores better."""
-        while self.rungs[-1][0] * STEP > max(1, budget_bytes):
-            target = int(self.rungs[-1][0] * STEP)
-            plan = self._best(self.rungs[-1][1], target)
-            self.rungs.append((target, self.polisher.run(plan, target, ROUNDS)))
-        above = [plan for target, plan in self.rungs if target >= budget_bytes]
-        return self._best(above[-1] if above else self.rungs[0][1], budget_bytes)
+        effort = self.polisher.simulator.effort
+        target, plan = self.top
+        while target * STEP > max(1, budget_bytes) and not effort.is_spent:
+            target, above = int(target * STEP), plan
+            plan = effort.shared((self, target), lambda: self._rung(target, above))  # noqa: B023, called at once
+        return self._best(plan, budget_bytes)
+
+    def _rung(self, target_bytes: int, above: Bools) -> Bools:
+        return self.polisher.run(self._best(above, target_bytes), target_bytes, ROUNDS)
 
     def _best(self, plan: Bools, budget_bytes: int) -> Bools:
         candidates = [plan, *self.levels]

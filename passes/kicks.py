@@ -28,6 +28,8 @@ def lower(polisher: Polisher, mask: Bools, rounds: int, weight_factor: float) ->
     random = np.random.default_rng(0)
     best, peak = mask, _peak(polisher, mask)
     for _ in range(min(MOST, WORK // len(choices))):
+        if polisher.simulator.effort.is_spent:
+            break
         start = best.copy()
         start[random.choice(choices, size=FLIPS, replace=False)] ^= True
         found = polisher.run(start, int(AIM * peak), rounds, weight_factor)

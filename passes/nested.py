@@ -20,6 +20,7 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes.effort import Effort
 from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem import ITEM, RECOMPUTE, SAVE, Problem, Value
 from compile_remat.passes.simulate import Batch, Bools, Simulator
@@ -130,7 +131,7 @@ class Candidate:
         return int(self.batch.time_ns[0])
 
 
-def candidate(problem: Problem, saved: Bools, again: Collection[str]) -> Candidate:
+def candidate(problem: Problem, saved: Bools, again: Collection[str], effort: Effort | None = None) -> Candidate:
     """The plan that saves the values in the mask `saved`, [values], and computes those in `again` twice in the backward.
 
     Raises:
@@ -140,7 +141,7 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str]) -> Candida
     if wrong := sorted(set(again) - known):
         raise ValueError(f"{wrong[0]!r} cannot be computed more than twice")
     is_copied = _has_copy(problem, again)
-    simulator = Simulator(with_copies(problem, again))
+    simulator = Simulator(with_copies(problem, again), effort)
     wide = _widened(saved, is_copied)
     names = tuple(v.name for v in problem.values if v.name in frozenset(again))
     return Candidate(wide, names, simulator, simulator.one(wide))
@@ -203,6 +204,8 @@ class Nested:
             return None
         high_bytes = best.peak_bytes
         for _ in range(FLOOR_BISECTIONS):
+            if self.simulator.effort.is_spent:
+                break
             target = (low_bytes + high_bytes) // 2
             found = self._spaced(target)
             if found is not None and found.peak_bytes <= target:
@@ -244,7 +247,9 @@ class Nested:
         self.spans.options = dict(measured)
         best: Candidate | None = None
         try:
-            for _ in range(ROUNDS):
+            for turn in range(ROUNDS):
+                if turn and self.simulator.effort.is_spent:
+                    break
                 path = self.spans.shortest(budget_bytes)
                 if path is None:
                     break
@@ -271,7 +276,8 @@ class Nested:
         twice &= base.recomputed[:, 0] & ~kept & self._may_run_again
         self.simulations += 2
         problem = self.simulator.problem
-        return candidate(problem, saved, [problem.values[v].name for v in np.flatnonzero(twice)]), base
+        names = [problem.values[v].name for v in np.flatnonzero(twice)]
+        return candidate(problem, saved, names, self.simulator.effort), base
 
     @cached_property
     def _may_run_again(self) -> Bools:

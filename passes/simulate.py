@@ -33,6 +33,7 @@ from compile_remat.passes.buffers import (
     step_buffers,
     stored_steps,
 )
+from compile_remat.passes.effort import Effort
 from compile_remat.passes.forward import Forward
 from compile_remat.passes.overwriting import Overwriting
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
@@ -96,10 +97,15 @@ class Batch:
 
 
 class Simulator:
-    """Liveness of plans of one problem; everything that does not depend on the plan is worked out once."""
+    """Liveness of plans of one problem; everything that does not depend on the plan is worked out once.
 
-    def __init__(self, problem: Problem) -> None:
+    Args:
+        effort: Where the plans are counted.
+    """
+
+    def __init__(self, problem: Problem, effort: Effort | None = None) -> None:
         self.problem = problem
+        self.effort = Effort() if effort is None else effort
         values, steps = problem.values, problem.steps
         self.num_values, self.num_steps = len(values), len(steps)
         self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
@@ -203,10 +209,17 @@ class Simulator:
         """Simulate the plan that saves the values in `mask`, [values]; the last ones asked for are kept."""
         key = mask.tobytes()
         found = self._kept.pop(key, None)
-        self._kept[key] = batch = self.run(mask[:, None]) if found is None else found
+        if found is None:
+            found = self.run(mask[:, None])
+        else:
+            self._charge(1)
+        self._kept[key] = found
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return batch
+        return found
+
+    def _charge(self, plans: int) -> None:
+        self.effort.charge(plans * (self.num_values + self.num_steps))
 
     def batches(self, saved: Bools) -> Iterator[Batch]:
         """Simulate the plans in the columns of `saved`, as many at a time as memory should bear."""
@@ -216,6 +229,7 @@ class Simulator:
 
     def run(self, saved: Bools) -> Batch:
         """Simulate the plans in the columns of `saved`, bool [values, P].  Pins are the caller's affair."""
+        self._charge(saved.shape[1])
         start, recomputed = self._starts(saved)
         used = saved & (start < NEVER)
         slots, step_slots, length = self._slots(start, recomputed)

@@ -15,6 +15,7 @@ from compile_remat.passes import kicks
 from compile_remat.passes.bounds import Moments, at_the_begin
 from compile_remat.passes.crossover import cross
 from compile_remat.passes.descent import Descent
+from compile_remat.passes.effort import Effort, default_units, units_of
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.min_cut import (
     Cut,
@@ -69,22 +70,30 @@ def solve(problem: Problem, budget_bytes: int) -> Plan:
 
 
 class Planner:
-    """Plans of one problem; what several budgets share is worked out once."""
+    """Plans of one problem; what several budgets share is worked out once.
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.simulator = Simulator(problem)
+    Args:
+        work_seconds: The work of one search, counted as so many seconds of a small server's core (see `effort`); then the best
+            plan found so far stands.  None is a limit by the size of the problem.  The lowest peak is a search of its own.
+    """
+
+    def __init__(self, problem: Problem, work_seconds: float | None = None) -> None:
+        self.problem, self.work_seconds = problem, work_seconds
+        nodes = len(problem.values) + len(problem.steps)
+        self.effort = Effort(default_units(nodes) if work_seconds is None else units_of(work_seconds))
+        self.simulator = Simulator(problem, self.effort)
         self.cuts = CutSolver(problem)
         self.hull: list[Cut] = hull(self.cuts)
         self.pinned = self._mask(pinned_indices(problem))
         self.levels = [self._mask(c.saved) | self.pinned for c in _spread(self.hull, MAX_LEVELS)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
         self._in_spans = 0
+        self._polishers: list[Polisher] = []  # none, or the one
 
     @property
     def simulations(self) -> int:
         """Plans tried so far, nested ones not counted."""
-        return self._in_spans + (self._polisher.simulations if "_polisher" in vars(self) else 0)
+        return self._in_spans + sum(polisher.simulations for polisher in self._polishers)
 
     # -- what a caller asks -------------------------------------------------------------------------------------------
 
@@ -119,7 +128,13 @@ class Planner:
         quick = self._mask(self.hull[0].saved) | self.pinned
         if self._peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
+        with self.effort.search():
+            return self._within(budget_bytes, once=once)
+
+    def _within(self, budget_bytes: int, *, once: bool) -> Plan:
         for share in TARGETS:
+            if self.effort.is_spent:
+                break
             masks = self._candidates(int(budget_bytes * share))
             feasible = [m for m in masks if self._peak(m) <= budget_bytes]
             if feasible:
@@ -148,7 +163,7 @@ class Planner:
     def plan_of(self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = ()) -> Plan:
         """Describe the plan that saves the values in `mask` and computes those in `again` twice in the backward."""
         if again:
-            return self._plan_of(candidate(self.problem, mask, again), budget_bytes)
+            return self._plan_of(candidate(self.problem, mask, again, self.effort), budget_bytes)
         return self._plan_of(self._once(mask), budget_bytes)
 
     def _once(self, mask: Bools) -> Candidate:
@@ -191,17 +206,24 @@ class Planner:
 
     # -- the search ---------------------------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def spans(self) -> Spans:
         """Spans with their options, shared by all budgets."""
+        return self.effort.shared("spans", self._build_spans)
+
+    def _build_spans(self) -> Spans:
         spans = Spans(self.simulator, self.levels, self.pinned)
         self._in_spans = spans.build()
         return spans
 
+    def _spaced(self, budget_bytes: int) -> Bools | None:
+        """The plan of the spans; None where there is none, or no work left to look for it."""
+        return None if self.effort.is_spent else self.spans.plan(budget_bytes)
+
     def _candidates(self, budget_bytes: int) -> list[Bools]:
         """Polished plans: a first round from both kinds of start, the rest from the better; then what fits, or nearly."""
         starts = [self._best_level(budget_bytes)]
-        spaced = self.spans.plan(budget_bytes)
+        spaced = self._spaced(budget_bytes)
         if spaced is not None:
             starts.append(spaced)
         found = [self._polish(start, budget_bytes, rounds=1) for start in starts]
@@ -232,7 +254,9 @@ class Planner:
         return mask
 
     def _is_open(self, mask: Bools, budget_bytes: int) -> bool:
-        """Whether a plan within the budget may be faster by more than is worth leaving."""
+        """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
+        if self.effort.is_spent:
+            return False
         extra = self._time(mask) - self.fastest_time_ns
         return extra - self._bound(budget_bytes, extra) > CLOSE_GAP * self.problem.step_time_ns
 
@@ -240,19 +264,25 @@ class Planner:
         """The other plan if it fits and is faster than the one that fits."""
         return other if self._peak(other) <= budget_bytes and self._time(other) < self._time(mask) else mask
 
-    @cached_property
+    @property
     def _descent(self) -> Descent:
-        return Descent(self._polisher, self.levels, self._peak(self.levels[0]))
+        return self.effort.shared("descent", lambda: Descent(self._polisher, self.levels, self._peak(self.levels[0])))
 
     @cached_property
     def _floors(self) -> list[Bools]:
         """Plans of low peak, pressed down from several starts; the one to be called the lowest stands first."""
+        with self.effort.search():
+            return self._pressed_down()
+
+    def _pressed_down(self) -> list[Bools]:
         peaks = self.simulator.run(np.stack(self.levels, axis=1)).peak
         starts = [self.levels[int(np.argmin(peaks))]]
         low, high = self._unavoidable_bytes(), int(peaks.min())
         for _ in range(FLOOR_BISECTIONS):
+            if self.effort.is_spent:
+                break
             target = (low + high) // 2
-            spaced = self.spans.plan(target)
+            spaced = self._spaced(target)
             peak = None if spaced is None else self._peak(spaced)
             if spaced is not None:
                 starts.append(spaced)
@@ -268,6 +298,8 @@ class Planner:
         best = kicks.lower(self._polisher, best, POLISH_ROUNDS, weight_factor=10.0)
         floors = [best]
         for share in FLOOR_SHARES:
+            if self.effort.is_spent:
+                break
             floors.append(min(self._candidates(int(self._peak(best) * share)), key=self._peak))
             best = min(floors, key=self._peak)
         near = self._peak(best) / FLOOR_GAIN
@@ -282,7 +314,8 @@ class Planner:
     def _lowest_nested(self) -> Candidate | None:
         """The plan of lowest peak among those, where it is below that of all others."""
         lowest = min(self._peak(m) for m in self._floors)
-        return self._nested.lowest(self._unavoidable_bytes(), int(lowest * FLOOR_GAIN))
+        with self.effort.search():
+            return self._nested.lowest(self._unavoidable_bytes(), int(lowest * FLOOR_GAIN))
 
     def _unavoidable_bytes(self) -> int:
         """Live at the end of every backward: gradients and outputs."""
@@ -300,13 +333,15 @@ class Planner:
         scores = self._polisher.score(batch, budget_bytes, self._polisher.weight)
         return self.levels[int(np.argmin(scores))]
 
-    @cached_property
+    @property
     def _polisher(self) -> Polisher:
+        return self.effort.shared("polisher", self._build_polisher)
+
+    def _build_polisher(self) -> Polisher:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
-        peak = max(1, self._peak(self.levels[0]))
-        return Polisher(
-            self.simulator, self.simulator.pool(self.pinned), self.pinned, EXCESS_WEIGHT * max(1, forward_ns) / peak
-        )
+        weight = EXCESS_WEIGHT * max(1, forward_ns) / max(1, self._peak(self.levels[0]))
+        self._polishers = [Polisher(self.simulator, self.simulator.pool(self.pinned), self.pinned, weight)]
+        return self._polishers[0]
 
     def _polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
         return self._polisher.run(mask, budget_bytes, rounds, weight_factor)
@@ -320,12 +355,15 @@ class Planner:
         time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
         """
         fixed_bytes = at_the_begin(self.simulator).fixed_bytes
+        before = self.cuts.num_cuts
         least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed_bytes)
+        self.effort.charge((self.cuts.num_cuts - before) * len(self.cuts.rows))
         if least_ns is None:
             return otherwise_ns
         bound = max(0, least_ns - self.fastest_time_ns)
         if not once or otherwise_ns - bound <= CLOSE_GAP * self.problem.step_time_ns:
             return bound
+        self.effort.charge(len(self._moments.rows))
         return max(bound, self._moments.least_time_ns(budget_bytes) - self.fastest_time_ns)
 
     @cached_property

@@ -174,6 +174,7 @@ def test_defaults() -> None:
         "compiler": "inductor",
         "mode": "None",
         "check": "False",
+        "time_limit": "None",
         "oom_retry": "1",
         "report_dir": "None",
         "plan_dir": "None",
@@ -232,6 +233,10 @@ def config_forms() -> str:
         ({"compiler": 3}, "3 is not a choice. Allowed: inductor, eager."),
         ({"cost_model": "rooflin"}, 'Allowed: roofline, profile, unit. Did you mean "roofline"?'),
         ({"cost_model": "measured"}, "'measured' is not a choice. Allowed: roofline, profile, unit."),
+        ({"time_limit": "soon"}, "'soon' is not a choice. Allowed: a number of seconds above 0, or none."),
+        ({"time_limit": 0}, "0 is not a choice. Allowed: a number of seconds above 0"),
+        ({"time_limit": "nan"}, "'nan' is not a choice. Allowed: a number of seconds above 0"),
+        ({"time_limit": True}, "True is not a choice. Allowed: a number of seconds above 0"),
         ({"log": "verbose"}, "Allowed: warning, info, debug."),
         ({"mode": "max-autotun"}, 'Did you mean "max-autotune"?'),
         ({"mode": 1}, "1 is not a mode"),
@@ -319,7 +324,7 @@ def test_config_is_a_frozen_value() -> None:
 def test_key_text() -> None:
     assert RematConfig().key() == (
         "capacity='None';compiler='inductor';cost_model='roofline';device='detect';instances='None';memory_budget='auto';mode='None';"
-        "optimizer_state='adamw';plan_dir='None';reserve='5%'"
+        "optimizer_state='adamw';plan_dir='None';reserve='5%';time_limit='None'"
     )
 
 
@@ -338,6 +343,7 @@ def test_key_text() -> None:
         ("plan_dir", "plans", True),
         ("report_dir", "reports", False),
         ("check", "1", False),
+        ("time_limit", "2.5", True),
         ("oom_retry", "2", False),
         ("log", "debug", False),
     ],

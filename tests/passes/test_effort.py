@@ -1,0 +1,101 @@
+"""Work is counted the same whatever was worked out before, and a search that runs out of it returns what it has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.passes.effort import LEAST_SECONDS, UNITS_PER_SECOND, Effort, default_units, units_of
+from compile_remat.passes.simulate import Simulator
+from tests.oracles import Shape, chain, seeded_problem
+
+LARGE = Shape(max_values=30, max_late=3, max_steps=25)
+LIMITS = (1e-9, 0.0005, 0.002, 0.01, 0.05)
+
+
+def test_what_is_shared_is_charged_to_every_search_once() -> None:
+    effort, built = Effort(10), []
+
+    def build() -> int:
+        built.append(True)
+        effort.charge(4)
+        return 7
+
+    for _ in range(2):
+        with effort.search():
+            assert not effort.is_spent
+            assert (effort.shared("a", build), effort.spent_units) == (7, 4)
+            assert (effort.shared("a", build), effort.spent_units) == (7, 4)
+            effort.charge(6)
+            assert effort.is_spent
+    assert (len(built), effort.spent_units) == (1, 0)
+
+
+def test_a_search_inside_another_has_a_count_of_its_own() -> None:
+    effort = Effort(10)
+    with effort.search():
+        effort.charge(9)
+        with pytest.raises(ValueError), effort.search():
+            effort.charge(9)
+            raise ValueError
+        assert effort.spent_units == 9
+
+
+def test_without_a_limit_there_is_always_work_left() -> None:
+    effort = Effort()
+    effort.charge(10**15)
+    assert not effort.is_spent
+
+
+def test_limits() -> None:
+    assert default_units(0) == LEAST_SECONDS * UNITS_PER_SECOND
+    assert default_units(40_000) == (LEAST_SECONDS + 2) * UNITS_PER_SECOND
+    assert units_of(0.5) == UNITS_PER_SECOND // 2
+    assert units_of(0.0) == 1
+
+
+def test_plans_are_counted_by_their_size_and_kept_ones_too() -> None:
+    problem = chain(10)
+    simulator = Simulator(problem)
+    cells = len(problem.values) + len(problem.steps)
+    mask = np.zeros(10, dtype=bool)
+    simulator.run(np.zeros((10, 3), dtype=bool))
+    assert simulator.effort.spent_units == 3 * cells
+    simulator.one(mask)
+    simulator.one(mask)
+    assert simulator.effort.spent_units == 5 * cells
+
+
+def plans_of(problem: Problem, work_seconds: float | None, shares: tuple[float, ...]) -> list[Plan]:
+    """Of one planner, at these parts of the fastest plan's peak; the lowest one last."""
+    planner = Planner(problem, work_seconds)
+    top = planner.fastest().peak_bytes
+    return [*(planner.within(int(share * top)) for share in shares), planner.lowest()]
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+@pytest.mark.parametrize("work_seconds", LIMITS)
+def test_a_plan_is_returned_however_little_work_is_allowed(seed: int, work_seconds: float) -> None:
+    problem = seeded_problem(seed, LARGE)
+    for plan in plans_of(problem, work_seconds, (0.9, 0.6, 0.1)):
+        assert plan.budget_bytes is None or plan.is_feasible == (plan.peak_bytes <= plan.budget_bytes)
+        assert not plan.is_feasible or plan.extra_time_ns >= plan.bound_time_ns
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 4))
+@pytest.mark.parametrize("work_seconds", LIMITS)
+def test_a_plan_does_not_depend_on_what_was_asked_before(seed: int, work_seconds: float) -> None:
+    problem = seeded_problem(seed, LARGE)
+    one_planner = plans_of(problem, work_seconds, (0.9, 0.6, 0.3))[:3]
+    fresh = [plans_of(problem, work_seconds, (share,))[0] for share in (0.9, 0.6, 0.3)]
+    assert [p.saved for p in one_planner] == [p.saved for p in fresh]
+
+
+def test_more_work_finds_better_plans() -> None:
+    """Summed over problems: extra time where there is a plan within the budget, and the lowest peak."""
+    found = {}
+    for work_seconds in (1e-9, 0.02, None):
+        planners = [Planner(seeded_problem(seed, LARGE), work_seconds) for seed in range(0, 60, 3)]
+        found[work_seconds] = sum(planner.lowest().peak_bytes for planner in planners)
+    assert found[1e-9] > found[0.02] >= found[None]
