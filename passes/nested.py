@@ -23,8 +23,9 @@ import numpy as np
 from compile_remat.passes.effort import Effort
 from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem import ITEM, RECOMPUTE, SAVE, Problem, Value
+from compile_remat.passes.rows import Option
 from compile_remat.passes.simulate import Batch, Bools, Simulator
-from compile_remat.passes.spans import Option, Spans
+from compile_remat.passes.spans import Spans
 
 SUFFIX = "__again"
 

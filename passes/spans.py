@@ -13,35 +13,20 @@ The DP over segments is that of Rotor and Rockmate (Zhao et al., ICML 2023) with
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from compile_remat.passes.problem import CONSTANT, POINTWISE, Problem
+from compile_remat.passes.rows import Option, fastest_row
 from compile_remat.passes.simulate import Batch, Bools, Ints, Simulator
 
 SHORT_SPANS = (1, 2, 3, 4, 5, 6)
 LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)
 OFFSETS = 6
 """Tilings simulated for each length of span: the first spans of two of them start that far apart."""
-
-LABELS = 160
-"""Labels (prefix bytes, time) kept per cut, spread evenly over the bytes."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """One way to run the span between two cuts."""
-
-    first: int
-    last: int
-    level: int
-    charge_bytes: int
-    time_ns: int
-    local_peak_bytes: int
 
 
 class Spans:
@@ -249,57 +234,7 @@ class Spans:
 
     def shortest(self, budget_bytes: int) -> list[Option] | None:
         """The fastest row of options whose predicted peak fits; None if there is none."""
-        into: dict[int, list[Option]] = defaultdict(list)
-        for key in sorted(self.options):
-            into[key[1]].append(self.options[key])
-        target = len(self.bounds) - 1
-        labels: dict[int, tuple[Ints, Ints, list[tuple[Option | None, int]]]] = {
-            0: (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64), [(None, 0)])
-        }
-        for node in range(1, target + 1):
-            found = _extend(into[node], labels, budget_bytes)
-            if found is not None:
-                labels[node] = found
-        if target not in labels:
-            return None
-        index = int(np.argmin(labels[target][1]))
-        path, node = [], target
-        while node:
-            option, index = labels[node][2][index]
-            assert option is not None
-            path.append(option)
-            node = option.first
-        return path[::-1]
-
-
-def _extend(
-    options: Sequence[Option], labels: dict[int, tuple[Ints, Ints, list[tuple[Option | None, int]]]], budget_bytes: int
-) -> tuple[Ints, Ints, list[tuple[Option | None, int]]] | None:
-    """Labels at one cut from all options that end there: Pareto in (bytes, time), thinned evenly over the bytes."""
-    all_bytes, all_times, owner, parent = [], [], [], []
-    for k, option in enumerate(options):
-        if option.first not in labels:
-            continue
-        nbytes, times, _ = labels[option.first]
-        fits = np.flatnonzero(nbytes + option.local_peak_bytes <= budget_bytes)
-        if len(fits):
-            all_bytes.append(nbytes[fits] + option.charge_bytes)
-            all_times.append(times[fits] + option.time_ns)
-            owner.append(np.full(len(fits), k))
-            parent.append(fits)
-    if not all_bytes:
-        return None
-    nbytes, times = np.concatenate(all_bytes), np.concatenate(all_times)
-    owners, parents = np.concatenate(owner), np.concatenate(parent)
-    order = np.lexsort((times, nbytes))
-    best = np.minimum.accumulate(times[order])
-    keep = np.ones(len(order), dtype=bool)
-    keep[1:] = best[1:] < best[:-1]
-    order = order[keep]
-    if len(order) > LABELS:
-        buckets = (nbytes[order] * LABELS // max(1, budget_bytes)).astype(np.int64)
-        order = order[np.flatnonzero(np.diff(buckets, append=-1))]  # the fastest of each bucket stands last in it
-    return nbytes[order], times[order], [(options[owners[i]], int(parents[i])) for i in order]
+        return fastest_row(self.options, len(self.bounds) - 1, budget_bytes)
 
 
 def _reach(problem: Problem) -> Ints:
