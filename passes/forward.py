@@ -164,7 +164,7 @@ class Forward:
         """Whether a kernel writes over the value's buffer, [values, P]."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
-        free = np.where(self.stored[kernels][:, None], has_buffer[kernels], used[kernels])
+        free = has_buffer[kernels] | used[kernels]  # what is saved has a buffer, though it may have none otherwise
         self.overwriting.mark(taken, free, kernels[:, None], ~used & has_buffer, ends)
         return taken
 

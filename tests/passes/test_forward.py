@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ def test_a_pointwise_kernel_writes_over_what_it_is_the_last_to_read_but_for_what
     values = [value("a", 4, []), value("b", 4, [0], POINTWISE), value("c", 1, [1])]
     assert peak_of(values, [0, 1], []) == 4 + 1
     assert peak_of(values, [0, 1], [0]) == 4 + 4 + 1
+
+
+def test_random_numbers_that_are_saved_are_written_over_what_they_were_made_of() -> None:
+    """Without a kernel between them and their reader they have a buffer only if they are saved."""
+    drawn = replace(value("drawn", 4, [0], POINTWISE), is_drawn=True, realised=True)
+    values = [value("a", 4, []), drawn, value("b", 1, [1], POINTWISE)]
+    assert peak_of(values, [1], [1]) == 4
+    assert peak_of(values, [0, 1], [0, 1]) == 4 + 4
 
 
 def test_what_is_computed_to_be_saved_keeps_what_it_reads() -> None:
