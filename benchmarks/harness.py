@@ -28,19 +28,29 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Training:
-    """A compiled module with its inputs: something that can take a step."""
+    """A compiled module with its inputs: something that can take a step.
+
+    With `holds_output` the step's output lives until its end, as in a loop that goes on to use it; the loss's gradient of it
+    lies beside it then.
+    """
 
     module: nn.Module
     compiled: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
+    holds_output: bool = False
 
     def clear(self) -> None:
         for parameter in self.module.parameters():
             parameter.grad = None
 
     def step(self) -> None:
-        """Forward and backward; the output dies before the backward starts."""
-        self.loss(self.compiled(*self.inputs)).backward()
+        """Forward and backward; the output dies before the backward starts, if it is not held."""
+        output = self.compiled(*self.inputs)
+        held = output if self.holds_output else None
+        loss = self.loss(output)
+        del output
+        loss.backward()
+        del held
 
     def clear_and_step(self) -> None:
         self.clear()

@@ -1,6 +1,6 @@
 """Does the promise hold: measured peak within the budget, and the prediction near it, over many models.
 
-    python -m benchmarks.promise [--model vit] [--device cuda] [--toy] [--json OUT] [--only remat] [--rivals JSON]
+    python -m benchmarks.promise [--model vit] [--device cuda] [--toy] [--json OUT] [--only remat] [--rivals JSON] [--hold]
     python -m benchmarks.promise --show JSON [--show JSON ...]
 
 Each model trains under 0.8, 0.6, 0.4 and 0.3 of plain torch.compile's measured peak, and under `min`. `predicted` is the
@@ -110,6 +110,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=("torch", "remat"), help="leave the other rows out")
     parser.add_argument("--rivals", type=Path, metavar="JSON", help="take plain's and torch's rows from this file")
     parser.add_argument("--show", type=Path, metavar="JSON", action="append", help="run nothing, sum up this file")
+    parser.add_argument("--hold", action="store_true", help="steps hold their output until they end, as plans count it")
     parser.set_defaults(steps=1)
     return parser.parse_args(argv)
 
@@ -121,7 +122,7 @@ def rivals_of(path: Path) -> list[Row]:
 
 
 def rows_of_model(name: str, arguments: argparse.Namespace, rivals: Sequence[Row]) -> list[Row]:
-    runner = Runner(name, arguments, once=True)
+    runner = Runner(name, arguments, once=True, hold=arguments.hold)
     rows = list(rivals)
     if not rows:
         rows.append(runner.plain())

@@ -69,13 +69,14 @@ def rows_of_model(name: str, arguments: argparse.Namespace) -> list[Row]:
 class Runner:
     """Compiles one model again and again, each time from a fresh state.
 
-    With `once`, budgets at which torch chooses as at an earlier one take that one's figures.
+    With `once`, budgets at which torch chooses as at an earlier one take that one's figures. With `hold`, steps hold their
+    output.
     """
 
-    def __init__(self, name: str, arguments: argparse.Namespace, *, once: bool = False) -> None:
+    def __init__(self, name: str, arguments: argparse.Namespace, *, once: bool = False, hold: bool = False) -> None:
         self._name = name
         self._arguments = arguments
-        self._once = once
+        self._once, self._hold = once, hold
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], Row] = {}
 
     def plain(self) -> Row:
@@ -120,7 +121,8 @@ class Runner:
         scale = harness.scale_of(arguments)
         case = models.build(self._name, device=arguments.device, scale=scale, seed=arguments.seed)
         try:
-            measured = harness.measure(make(case), arguments.device, arguments.steps)
+            run = replace(make(case), holds_output=self._hold)
+            measured = harness.measure(run, arguments.device, arguments.steps)
         except Exception as error:  # one broken row must not lose the others; its verdict is a miss
             return replace(base, **failure_fields(error))
         return replace(

@@ -1,6 +1,7 @@
 """The benchmarks at toy size: models, verdicts, and the commands."""
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,6 +227,20 @@ def test_a_broken_promise_is_a_miss() -> None:
     high = replace(low, peak_bytes=101, predicted_peak_bytes=101)
     assert promise.verdict(high, rows) == "miss: above the peak of a larger budget; above torch's lowest"
     assert promise.verdict(replace(rows[5], failure="boom"), rows) == "miss: boom"
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_step_holds_its_output_where_it_is_asked_to(holds: bool) -> None:
+    module, outputs, held = torch.nn.Linear(4, 4), [], []
+
+    def compiled(x: torch.Tensor) -> torch.Tensor:
+        output = module(x)
+        outputs.append(weakref.ref(output))
+        return output
+
+    module.weight.register_hook(lambda _: held.append(outputs[0]() is not None))
+    harness.Training(module, compiled, (torch.ones(2, 4),), holds_output=holds).step()
+    assert held == [holds]
 
 
 def test_the_promise_at_toy_size(
