@@ -21,6 +21,7 @@ NAMES = (
     "against_torch",
     "predicted_time",
     "gap",
+    "scale",
     "gpu",
 )
 IN_A_FOLDER = frozenset({"gpu"})
