@@ -46,11 +46,10 @@ class Training:
     def step(self) -> None:
         """Forward and backward; the output dies before the backward starts, if it is not held."""
         output = self.compiled(*self.inputs)
-        held = output if self.holds_output else None
         loss = self.loss(output)
-        del output
+        if not self.holds_output:
+            del output
         loss.backward()
-        del held
 
     def clear_and_step(self) -> None:
         self.clear()

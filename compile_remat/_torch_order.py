@@ -79,7 +79,6 @@ class Row:
                 self.readers.setdefault(name, []).append(node)
             for dep in (*node.read_writes.reads, *node.read_writes.writes):
                 self.nbytes[dep.name] = max(self.nbytes.get(dep.name, 0), int(node.scheduler.dep_size_hint(dep)))
-
         self.small_bytes = max(self.nbytes.values(), default=0) // SMALL_PART
 
     def move_up(self) -> int:

@@ -9,6 +9,7 @@ which budgets were asked for before.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Descent:
         target, plan = self.top
         while target * STEP > max(1, budget_bytes) and not effort.is_spent:
             target, above = int(target * STEP), plan
-            plan = effort.shared((self, target), lambda: self._rung(target, above))  # noqa: B023, called at once
+            plan = effort.shared((self, target), partial(self._rung, target, above))
         return self._best(plan, budget_bytes)
 
     def _rung(self, target_bytes: int, above: Bools) -> Bools:

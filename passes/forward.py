@@ -14,13 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.buffers import may_be_written_over, register_path
+from compile_remat.passes.buffers import Bools, Ints, may_be_written_over, register_path
 from compile_remat.passes.late import late_sources
 from compile_remat.passes.overwriting import Overwriting
 from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, Value
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 class Forward:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from compile_remat.passes.buffers import Bools, Ints
 
 
 @dataclass(frozen=True)

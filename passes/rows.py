@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from compile_remat.passes.buffers import Ints
 
 LABELS = 160
 """Labels (prefix bytes, time) kept per cut, spread evenly over the bytes."""

@@ -22,6 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_remat.passes.buffers import (
+    Bools as Bools,
+)
+from compile_remat.passes.buffers import (
+    Ints as Ints,
+)
+from compile_remat.passes.buffers import (
     effective_ends,
     is_always_stored,
     may_be_written_over,
@@ -38,8 +44,6 @@ from compile_remat.passes.forward import Forward
 from compile_remat.passes.overwriting import Overwriting
 from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 POOL_SHARE = 256

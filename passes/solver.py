@@ -88,12 +88,12 @@ class Planner:
         self.levels = [self._mask(c.saved) | self.pinned for c in _spread(self.hull, MAX_LEVELS)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
         self._in_spans = 0
-        self._polishers: list[Polisher] = []  # none, or the one
+        self._has_polished: Polisher | None = None
 
     @property
     def simulations(self) -> int:
         """Plans tried so far, nested ones not counted."""
-        return self._in_spans + sum(polisher.simulations for polisher in self._polishers)
+        return self._in_spans + (self._has_polished.simulations if self._has_polished is not None else 0)
 
     # -- what a caller asks -------------------------------------------------------------------------------------------
 
@@ -340,8 +340,8 @@ class Planner:
     def _build_polisher(self) -> Polisher:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
         weight = EXCESS_WEIGHT * max(1, forward_ns) / max(1, self._peak(self.levels[0]))
-        self._polishers = [Polisher(self.simulator, self.simulator.pool(self.pinned), self.pinned, weight)]
-        return self._polishers[0]
+        self._has_polished = Polisher(self.simulator, self.simulator.pool(self.pinned), self.pinned, weight)
+        return self._has_polished
 
     def _polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
         return self._polisher.run(mask, budget_bytes, rounds, weight_factor)
