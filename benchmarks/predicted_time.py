@@ -24,7 +24,8 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import harness, models
-from benchmarks.harness import ms, percent
+from benchmarks.harness import mib, ms, percent
+from compile_remat import BudgetError
 from compile_remat._torch_bench import compiling_alone, private_compile_caches
 from compile_remat.cost_models.calibration import calibrate
 from compile_remat.cost_models.timing import clock_name, cpu_clock
@@ -106,7 +107,11 @@ def pairs_of(name: str, file: str | None, arguments: argparse.Namespace) -> list
     base, base_report = _compiled(name, "max", file, arguments)
     found = []
     for budget in budgets:
-        run, report = _compiled(name, budget, file, arguments)
+        try:
+            run, report = _compiled(name, budget, file, arguments)
+        except BudgetError as error:
+            harness.progress(f"{name} at {budget}: its lowest peak is above that, {mib(error.floor_bytes)} MiB")
+            continue
         harness.progress(f"{name}: timing {arguments.pairs} pairs at {budget}")
         for each in (base, run):
             each.clear_and_step()
@@ -143,8 +148,7 @@ def _compiled(name: str, budget: str, file: str | None, arguments: argparse.Name
     if file:
         options["device"] = file
     run = harness.training(case, backend=remat, options=options)
-    for _ in range(2):  # beside the other compiled model that is alive, a first step is planned as if both shared it
-        run.clear_and_step()
+    run.clear_and_step()
     return run, reports()[-1]
 
 

@@ -18,7 +18,7 @@ from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.partitioner import Planned, plan_joint
-from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.passes import Plan, Planner, frontier
 from compile_remat.report import Report, write_to
 
 
@@ -103,25 +103,14 @@ def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:
     """Plans from the fastest to the one of lowest peak, each faster than all that need less memory.
 
+    They are sought together.  `plan` searches for one budget alone, and its plan may be a little faster.
+
     Args:
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
     work_seconds = RematConfig.resolve(settings, modes=_torch.mode_names()).time_limit
-    return frontier(_first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem, points, work_seconds)
-
-
-def frontier(problem: Problem, points: int, work_seconds: float | None = None) -> list[Plan]:
-    """The frontier of one problem: the work that several budgets share is done once; `work_seconds` as for a `Planner`."""
-    planner = Planner(problem, work_seconds)
-    fastest, lowest = planner.fastest(), planner.lowest()
-    span = fastest.peak_bytes - lowest.peak_bytes
-    budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(1, points - 1)]
-    plans = [fastest, *(planner.within(b) for b in reversed(budgets)), lowest]
-    kept: list[Plan] = []
-    for candidate in sorted(plans, key=lambda p: (p.extra_time_ns, p.peak_bytes)):
-        if not kept or candidate.peak_bytes < kept[-1].peak_bytes:
-            kept.append(candidate)
-    return kept
+    problem = _first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem
+    return frontier(Planner(problem, work_seconds), points)
 
 
 def _first(seen: Sequence[Planned]) -> Planned:

@@ -116,11 +116,15 @@ def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence
     return ledger
 
 
-def _share_of(gm: fx.GraphModule, config: RematConfig, ledger: Ledger, example_inputs: Sequence[Any]) -> Share | None:
-    """What this graph may take in its first step; None where it is alone as far as one can see."""
+def _share_of(reason: str, config: RematConfig, ledger: Ledger, example_inputs: Sequence[Any]) -> Share | None:
+    """What this graph may take in its first step; None where it is alone as far as one can see.
+
+    Args:
+        reason: Why it will not be.
+    """
     others_bytes = ledger.held_bytes()
     instances = config.instances or 0
-    if instances < 2 and not others_bytes and (instances or not company(gm)):
+    if instances < 2 and not others_bytes and (instances or not reason):
         return None
     gradient_bytes = capacity.trainable_bytes(example_inputs)
     return Share(None, others_bytes, instances, gradient_bytes, may_miss=ledger.is_provisional)
@@ -134,11 +138,12 @@ def _compile(
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
     compilation = Compilation(gm, example_inputs, config, patches)
+    reason = company(gm)  # asked of every graph: that marks it as one that is not waited for
     later = None if config.check else compilation.later()
     ledger = None if later is None else _ledger_of(config, partitioner.settings, example_inputs)
     if ledger is not None:
         settings = replace(partitioner.settings, budget=ledger.budget)
-        partitioner = partitioner.under(replace(settings, share=_share_of(gm, config, ledger, example_inputs)))
+        partitioner = partitioner.under(replace(settings, share=_share_of(reason, config, ledger, example_inputs)))
     compiled, reports = compilation.run(partitioner)
     if not reports or reports[-1].plan is None:
         return compiled

@@ -20,8 +20,8 @@ from compile_remat.errors import (
     warn,
 )
 from compile_remat.passes import Offer, Plan, Planner, Problem, Value, offers
+from compile_remat.passes.floors import SAME_PEAK
 from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
-from compile_remat.passes.solver import FLOOR_GAIN
 from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
 from compile_remat.together import Turn, divide, step_peak_bytes
 from compile_remat.units import format_bytes
@@ -180,7 +180,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
 def _lowest(planner: Planner) -> Choice:
     """The lowest of all; among plans as good as equal, the one that obeys the most tags."""
     found = [(_keyed(planned.lowest(), planner), lapsed) for planned, lapsed in _planners(planner)]
-    near = min(plan.peak_bytes for plan, _ in found) / FLOOR_GAIN
+    near = min(plan.peak_bytes for plan, _ in found) / SAME_PEAK
     plan, lapsed = next((plan, lapsed) for plan, lapsed in found if plan.peak_bytes <= near)
     return Choice(plan, plan.peak_bytes, _lapsed_text(lapsed))
 
@@ -270,7 +270,7 @@ def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     free = Planner(obeying(planner.problem, ()), planner.work_seconds).lowest()
-    if free.peak_bytes >= plan.peak_bytes * FLOOR_GAIN:
+    if free.peak_bytes >= plan.peak_bytes * SAME_PEAK:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     return TagConflictError(
         budget_bytes, plan.peak_bytes, largest, free.peak_bytes, tuple(_in_the_way(planner.problem, plan))

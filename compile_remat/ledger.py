@@ -98,9 +98,11 @@ class Ledger:
                 self._look_again(member)
                 self._learn()
             self.step, self.backwards = [], 0
-        elif not member.offers and self.budget.kind == "bytes" and member.changes < CHANGES:
-            if held_bytes + member.peak_bytes > int(self.budget.value or 0):
-                member.wanted = Share(others_bytes=held_bytes, may_miss=self.is_provisional)
+        else:
+            member.is_to_be_alone = False
+            if not member.offers and self.budget.kind == "bytes" and member.changes < CHANGES:
+                if held_bytes + member.peak_bytes > int(self.budget.value or 0):
+                    member.wanted = Share(others_bytes=held_bytes, may_miss=self.is_provisional)
         member.adopt_wanted()
         self.step.append(Run(weakref.ref(member), _parameters(args)))
         instance = Instance(member)
@@ -117,14 +119,19 @@ class Ledger:
         if not is_alone:
             self.budget = seen  # `_learn` chooses anew
         elif member.peak_bytes > int(seen.value or 0):
-            self.budget, member.is_too_large = seen, True
+            self.budget, member.is_to_be_alone = seen, True
 
     def _learn(self) -> None:
-        """The step is over: choose for all of its graphs at once, where one of them was not alone in it."""
+        """The step is over: choose for all of its graphs at once; what waited for company in vain is to be alone."""
         runs = [(member, run.parameters) for run in self.step if (member := run.member()) is not None]
-        if len(runs) < 2 or len(runs) < len(self.step):
+        if not runs or len(runs) < len(self.step):
             return
         members = list(dict.fromkeys(member for member, _ in runs))
+        if len(runs) == 1:
+            members[0].is_to_be_alone |= bool(members[0].offers) and not members[0].had_company
+            return
+        for member in members:
+            member.had_company = True
         if max(member.changes for member in members) >= CHANGES:
             return
         for member in members:
@@ -196,6 +203,9 @@ def _turns(members: Sequence[Member], runs: Sequence[tuple[Member, tuple[tuple[i
 class Member:
     """A compiled graph that shares a budget.
 
+    Attributes:
+        is_to_be_alone: Whether it is planned anew before it runs, as a graph that is alone in its step.
+
     Args:
         compiled: What runs.
         report: Its plan, which is not None; with offers where it was planned for company.
@@ -217,7 +227,8 @@ class Member:
         self.excess_bytes: dict[tuple[str, ...], int] = {}
         self.made: dict[tuple[str, ...], tuple[Compiled, Report]] = {}
         self.wanted: Share | None = None
-        self.is_too_large = False
+        self.is_to_be_alone = False
+        self.had_company = False
         self.changes = 0
         self._take_up(compiled, report)
 
@@ -247,10 +258,11 @@ class Member:
     def adopt_wanted(self) -> None:
         """Compile what is wanted, if anything."""
         wanted, self.wanted = self.wanted, None
-        is_wanted, self.is_too_large = wanted is not None or self.is_too_large, False
+        is_wanted, self.is_to_be_alone = wanted is not None or self.is_to_be_alone, False
         self.changes += is_wanted
         found = self.again(wanted) if is_wanted else None
         if found is not None:
+            self.offers = ()
             self._take_up(*found)
             self.publish(self.report)
 

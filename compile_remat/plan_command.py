@@ -75,10 +75,11 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
-    from compile_remat.api import frontier
     from compile_remat.forecast import step_of
+    from compile_remat.passes import Planner, frontier
 
-    plans = frontier(step_of(*_asked(arguments)).problem, arguments.points)
+    builder, target = _asked(arguments)
+    plans = frontier(Planner(step_of(builder, target).problem, target.time_limit), arguments.points)
     if arguments.json:
         print(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=1))
         return 0

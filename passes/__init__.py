@@ -2,6 +2,7 @@
 
 from compile_remat.passes.build import build_problem as build_problem
 from compile_remat.passes.extraction import extract as extract
+from compile_remat.passes.frontier import frontier as frontier
 from compile_remat.passes.liveness import Timeline as Timeline
 from compile_remat.passes.liveness import timeline as timeline
 from compile_remat.passes.offers import Offer as Offer
@@ -29,6 +30,7 @@ __all__ = [
     "Value",
     "build_problem",
     "extract",
+    "frontier",
     "offers",
     "solve",
     "timeline",

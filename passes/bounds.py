@@ -13,6 +13,7 @@ The solver's answer is only trusted for its multipliers: any multipliers prove w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,13 +44,20 @@ class Moment:
 
 
 class Moments:
-    """The programme of one problem; only the budget changes between bounds."""
+    """The programme of one problem; only the budget changes between bounds.
+
+    Attributes:
+        anchors: Where there are any, the programme is solved at these budgets alone.  What its multipliers prove at one holds at
+            every budget, and is little below the best at one that lies near.
+    """
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
         self.moments = [at_the_begin(simulator), *_in_forward(simulator), *_in_backward(simulator)]
         self._build()
         self._known: dict[int, int] = {}
+        self._multipliers: dict[int, Floats] = {}
+        self.anchors: Sequence[int] = ()
 
     def least_time_ns(self, budget_bytes: int) -> int:
         """Time (recomputed work and the traffic of saving) that no plan within the budget goes below."""
@@ -58,18 +66,31 @@ class Moments:
         return self._known[budget_bytes]
 
     def _solve(self, budget_bytes: int) -> int:
-        limits = np.array([budget_bytes - m.fixed_bytes for m in self.moments], dtype=np.float64)
-        scale = max(1.0, float(budget_bytes))
-        right = np.concatenate([np.zeros(self.num_rules), limits / scale])
-        matrix = csr_array(
-            (self.weights / np.where(self.rows >= self.num_rules, scale, 1.0), (self.rows, self.columns))
+        anchor = min(self.anchors, key=lambda b: abs(b - budget_bytes), default=budget_bytes)
+        if anchor not in self._multipliers:
+            self._multipliers[anchor] = self._multipliers_at(anchor)
+        per_byte, scale = self._multipliers[anchor], max(1.0, float(budget_bytes))
+        multipliers = np.concatenate([per_byte[: self.num_rules], per_byte[self.num_rules :] * scale])
+        return max(
+            0, _proven_ns(multipliers, self._matrix(scale), self._right(budget_bytes, scale), self.cost, self.box)
         )
-        unit = max(1.0, float(self.cost.max(initial=0.0)))
+
+    def _multipliers_at(self, budget_bytes: int) -> Floats:
+        """Of the rules in ns, of the moments in ns for each byte; zeros, which prove nothing, where there is no point."""
+        scale, unit = max(1.0, float(budget_bytes)), max(1.0, float(self.cost.max(initial=0.0)))
+        matrix, right = self._matrix(scale), self._right(budget_bytes, scale)
         found = linprog(self.cost / unit, A_ub=matrix, b_ub=right, bounds=self.box, method="highs-ds")
-        if found.status != 0:
-            return 0  # proves nothing; below the lowest peak the programme has no point
+        if found.status != 0:  # below the lowest peak
+            return np.zeros(len(right))
         multipliers = np.maximum(0.0, -found.ineqlin.marginals) * unit
-        return max(0, _proven_ns(multipliers, matrix, right, self.cost, self.box))
+        return np.concatenate([multipliers[: self.num_rules], multipliers[self.num_rules :] / scale])
+
+    def _matrix(self, scale: float) -> csr_array:
+        return csr_array((self.weights / np.where(self.rows >= self.num_rules, scale, 1.0), (self.rows, self.columns)))
+
+    def _right(self, budget_bytes: int, scale: float) -> Floats:
+        limits = np.array([budget_bytes - m.fixed_bytes for m in self.moments], dtype=np.float64)
+        return np.concatenate([np.zeros(self.num_rules), limits / scale])
 
     def _build(self) -> None:
         simulator, values = self.simulator, self.simulator.problem.values

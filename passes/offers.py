@@ -45,7 +45,7 @@ def offers(planner: Planner) -> tuple[Offer, ...]:
     lowest, fastest = planner.lowest(once=True), planner.fastest()
     span = fastest.peak_bytes - lowest.peak_bytes
     plans = [lowest, fastest, *(planner.within(lowest.peak_bytes + int(span * share), once=True) for share in SHARES)]
-    masks = [*planner.levels, *(planner.mask_of(plan.saved) for plan in plans)]
+    masks = [*planner.search.levels, *(planner.mask_of(plan.saved) for plan in plans)]
     found = {offer.saved: offer for offer in _described(planner, np.stack(masks, axis=1))}
     ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))
     kept: list[Offer] = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from compile_remat.passes.seen import Seen
 from compile_remat.passes.simulate import Batch, Bools, Floats, Ints, Simulator
 
 NEAR = 4
@@ -29,7 +30,12 @@ RMS_SHARE = 0.2
 
 @dataclass
 class Polisher:
-    """Moves over a pool of values, in forward order; `simulations` counts the plans tried (deterministic work)."""
+    """Moves over a pool of values, in forward order.
+
+    Attributes:
+        simulations: Counts the plans tried (deterministic work).
+        seen: Remembers the best of them, where somebody asks for that.
+    """
 
     simulator: Simulator
     pool: Ints
@@ -37,6 +43,7 @@ class Polisher:
     weight: float
     max_moves: int = 600
     simulations: int = 0
+    seen: Seen | None = None
 
     def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:
         """Time plus weighted excess, in ns; smaller is better."""
@@ -82,7 +89,13 @@ class Polisher:
 
     def _scores(self, columns: Bools, budget_bytes: int, weight: float) -> Floats:
         self.simulations += columns.shape[1]
-        return np.concatenate([self.score(b, budget_bytes, weight) for b in self.simulator.batches(columns)])
+        found, first = [], 0
+        for batch in self.simulator.batches(columns):
+            if self.seen is not None:
+                self.seen.add(batch, columns[:, first:])
+            first += len(batch.time_ns)
+            found.append(self.score(batch, budget_bytes, weight))
+        return np.concatenate(found)
 
     def _moves(self, current: Bools, batch: Batch, turn: int) -> Ints:
         """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in.

@@ -21,12 +21,16 @@ import numpy as np
 
 from compile_remat.passes.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.rows import Option, fastest_row
+from compile_remat.passes.seen import Seen
 from compile_remat.passes.simulate import Batch, Bools, Ints, Simulator
 
 SHORT_SPANS = (1, 2, 3, 4, 5, 6)
 LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)
 OFFSETS = 6
 """Tilings simulated for each length of span: the first spans of two of them start that far apart."""
+
+ROUNDS = 4
+"""So often options are corrected for one budget."""
 
 
 class Spans:
@@ -75,8 +79,12 @@ class Spans:
 
     # -- what a span costs --------------------------------------------------------------------------------------------
 
-    def build(self, spans: Sequence[int] = SHORT_SPANS + LONG_SPANS) -> int:
-        """Simulate the tilings and read the options off; returns how many plans that took."""
+    def build(self, spans: Sequence[int] = SHORT_SPANS + LONG_SPANS, seen: Seen | None = None) -> int:
+        """Simulate the tilings and read the options off; returns how many plans that took.
+
+        Args:
+            seen: Remembers the best of them.
+        """
         tilings, columns = [], []
         for span in spans:
             if span > len(self.cuts) + 1:
@@ -95,6 +103,8 @@ class Spans:
         first = 0
         for batch in self.simulator.batches(np.stack(columns, axis=1)) if columns else ():
             count = len(batch.time_ns)
+            if seen is not None:
+                seen.add(batch, np.stack(columns[first : first + count], axis=1))
             self._read(batch, tilings[first : first + count])
             first += count
         return len(columns)
@@ -154,7 +164,7 @@ class Spans:
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    def plan(self, budget_bytes: int, rounds: int = 4) -> Bools | None:
+    def plan(self, budget_bytes: int, rounds: int = ROUNDS) -> Bools | None:
         """The fastest combination of options whose peak is predicted, then simulated, to fit; None if there is none.
 
         Where a span turns out worse beside its real neighbours than in its tiling, its option is corrected and the

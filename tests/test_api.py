@@ -240,4 +240,4 @@ def test_gradients_are_right_under_install() -> None:
     model.zero_grad(set_to_none=True)
     install(memory_budget="min")
     step(torch.compile(model))
-    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-5, atol=5e-5)  # other kernels

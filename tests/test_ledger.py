@@ -187,6 +187,63 @@ def test_one_graph_alone_is_planned_once() -> None:
     assert report.offers == () and report.message == ""
 
 
+@pytest.mark.company
+def test_what_ran_under_another_budget_is_no_company() -> None:
+    """A budget that is not shared (`max`) marks its graphs as run all the same."""
+    alive = []
+    for budget in ("max", 0.6):
+        model = Model(6)
+        alive.append((model, torch.compile(model, backend=remat, options={"memory_budget": budget})))
+        mean_square(alive[-1][1](X)).backward()
+    assert compile_remat.reports()[-1].offers == ()
+
+
+@pytest.mark.company
+@pytest.mark.parametrize("budget", [0.6, 4 << 20])
+def test_company_that_never_comes(budget: object) -> None:
+    """Planned lean for the sake of a model that does not run in the same step: from the second step on as if alone."""
+
+    def compiled(model: Model) -> Callable[[Tensor], Tensor]:
+        return torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": budget})
+
+    model = Model(6)
+    compiled(model)(X).backward()
+    (alone,) = compile_remat.reports()
+    compile_remat.reset_reports()
+    torch.compiler.reset()
+    call, waiting = compiled(Model(6)), compiled(Model(5))
+    plans = []
+    for _ in range(4):
+        call(X).backward()
+        plans.append(compile_remat.reports()[-1].plan)
+    assert plans[0] is not None and alone.plan is not None
+    assert plans[0].saved_bytes < alone.plan.saved_bytes  # lean
+    assert [p and p.saved for p in plans[1:]] == [alone.plan.saved] * 3
+    assert [bool(r.offers) for r in compile_remat.reports()] == [True, False]
+    assert waiting is not None  # to the end
+
+
+@pytest.mark.company
+def test_company_that_comes_every_other_step() -> None:
+    """As a discriminator that is trained alone and then beside a generator: its plan stays inside beside the other one."""
+    first, second = Model(6), Model(6)
+    options = {"memory_budget": 6 << 20}
+    generator, critic = (torch.compile(model, backend=remat, options=options) for model in (first, second))
+
+    def both() -> None:
+        mean_square(critic(generator(X))).backward()
+        for model in (first, second):
+            model.zero_grad()
+
+    peaks = []
+    for _ in range(4):
+        mean_square(critic(X)).backward()
+        second.zero_grad()
+        gc.collect()
+        peaks.append(peak_bytes(both, "cpu").peak_bytes)
+    assert peaks[-1] <= options["memory_budget"] + 3 * X.nbytes + EAGER_BYTES  # the eager loss beside the graphs
+
+
 def test_a_model_that_turns_out_to_run_twice() -> None:
     """Nothing says beforehand that two forwards of one graph wait for one backward."""
     model = Model(4)

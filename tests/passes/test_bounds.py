@@ -93,3 +93,20 @@ def test_what_steps_read_is_what_a_table_of_all_steps_says(seed: int) -> None:
     nbytes = _gradient_bytes(simulator) + both @ simulator.saved_nbytes
     assert {m.fixed_bytes for m in _in_backward(simulator)} <= set(nbytes.tolist())
     assert max(m.fixed_bytes for m in _in_backward(simulator)) == nbytes.max()
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 2))
+def test_multipliers_of_one_budget_prove_something_at_others(seed: int) -> None:
+    """Never above any plan, equal at the anchor itself, and never above what the programme gives when solved there."""
+    problem = seeded_problem(seed, Shape(max_values=9, max_late=2, max_steps=8))
+    plans, simulator = all_plans(problem), Simulator(problem)
+    solved, shared = Moments(simulator), Moments(simulator)
+    low, high = plans.lowest_peak, int(plans.peaks.max())
+    shared.anchors = [(low + high) // 2, high]
+    assert shared.least_time_ns(shared.anchors[0]) == solved.least_time_ns(shared.anchors[0])
+    for budget_bytes in range(low, high + 1, max(1, (high - low) // 8)):
+        best = plans.fastest_within(budget_bytes)
+        assert best is not None
+        bound = shared.least_time_ns(budget_bytes)
+        assert bound <= best
+        assert bound <= solved.least_time_ns(budget_bytes) + 1  # rounded up

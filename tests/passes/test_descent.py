@@ -16,29 +16,29 @@ LARGE = Shape(max_values=16, max_late=3, max_steps=12)
 def test_a_start_does_not_depend_on_what_was_asked_before(seed: int) -> None:
     planner = Planner(seeded_problem(seed, LARGE))
     top = planner.fastest().peak_bytes
-    fresh = Descent(planner._polisher, planner.levels, top).start(top // 2)
-    used = Descent(planner._polisher, planner.levels, top)
+    fresh = Descent(planner.search.polisher, planner.search.levels, top).start(top // 2)
+    used = Descent(planner.search.polisher, planner.search.levels, top)
     used.start(top // 4)
     assert (used.start(top // 2) == fresh).all()
 
 
 def test_the_ladder_goes_down_as_far_as_the_budget() -> None:
     planner = Planner(chain(40))
-    descent = Descent(planner._polisher, planner.levels, 40)
+    descent = Descent(planner.search.polisher, planner.search.levels, 40)
     start = descent.start(20)
     rungs = [key[1] for key in planner.effort._shared if isinstance(key, tuple)]
     assert rungs == [34, 29, 25, 21]
     assert rungs[-1] * STEP <= 20
-    assert planner._peak(start) < planner.fastest().peak_bytes
+    assert planner.search.peak(start) < planner.fastest().peak_bytes
 
 
 @pytest.mark.parametrize("seed", range(0, 60, 6))
 def test_a_long_move_never_scores_worse(seed: int) -> None:
     planner = Planner(seeded_problem(seed, LARGE))
     budget_bytes = planner.fastest().peak_bytes * 3 // 4
-    for level in planner.levels:
-        crossed = cross(planner._polisher, level, planner.levels, budget_bytes, 1.0)
-        assert planner._score(crossed, budget_bytes) <= planner._score(level, budget_bytes)
+    for level in planner.search.levels:
+        crossed = cross(planner.search.polisher, level, planner.search.levels, budget_bytes, 1.0)
+        assert planner.search.score(crossed, budget_bytes) <= planner.search.score(level, budget_bytes)
         assert (crossed | ~planner.pinned).all()
 
 
@@ -48,12 +48,12 @@ def test_a_kick_finds_what_flips_and_swaps_do_not() -> None:
     for seed in range(100):
         problem = seeded_problem(seed)
         planner, lowest = Planner(problem), all_plans(problem).lowest_peak
-        start = planner.levels[0]
-        polished = planner._polish(start, int(0.9 * planner._peak(start)), rounds=3, weight_factor=10.0)
-        kicked, again = (kicks.lower(planner._polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2))
+        start = planner.search.levels[0]
+        polished = planner.search.polish(start, int(0.9 * planner.search.peak(start)), rounds=3, weight_factor=10.0)
+        kicked, again = (kicks.lower(planner.search.polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2))
         assert (kicked == again).all()
-        assert planner._peak(kicked) <= planner._peak(polished)
+        assert planner.search.peak(kicked) <= planner.search.peak(polished)
         assert not (planner.pinned & ~kicked).any()
-        missed["polished"] += planner._peak(polished) > lowest
-        missed["kicked"] += planner._peak(kicked) > lowest
+        missed["polished"] += planner.search.peak(polished) > lowest
+        missed["kicked"] += planner.search.peak(kicked) > lowest
     assert missed["kicked"] <= missed["polished"] // 2, missed

@@ -35,5 +35,5 @@ def test_both_ends_are_there(seed: int) -> None:
     planner = Planner(seeded_problem(seed, Shape(max_values=14, max_steps=9)))
     found = offers(planner)
     assert min(o.peak_bytes for o in found) <= planner.lowest().peak_bytes
-    fewest = min(cut.saved_bytes for cut in planner.hull)
+    fewest = min(cut.saved_bytes for cut in planner.search.hull)
     assert min(o.held_bytes for o in found) <= fewest + planner.simulator.output_bytes

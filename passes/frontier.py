@@ -1,0 +1,73 @@
+"""Plans from the fastest to the one of lowest peak: one search for all budgets in place of one for each.
+
+Every plan that is tried on the way to one budget is remembered where no other beats it in both peak and time; what the polish of
+one plan passes by is often the plan for another budget.  Only where that is not close to the bound is a budget searched for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compile_remat.passes.plan import Plan
+from compile_remat.passes.search import Search
+from compile_remat.passes.seen import Seen
+from compile_remat.passes.solver import Planner
+
+ROUNDS = 2
+"""Rounds of polish for a budget of its own."""
+
+SPACED_ROUNDS = 1
+
+ANCHORS = (0.1, 0.3, 0.6)
+"""Budgets for which the bound is sought, between the lowest peak and the fastest plan's; the others share those."""
+
+
+def frontier(planner: Planner, points: int) -> list[Plan]:
+    """Plans each of which is faster than all that need less memory, from the fastest to the lowest.
+
+    They may be a little slower than `Planner.within` for the same budget, which searches for that budget alone.
+
+    Args:
+        planner: Of its own: what it tries from now on is remembered.
+        points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
+    """
+    search = planner.search
+    search.seen = seen = Seen()
+    fastest, lowest = planner.fastest(), planner.lowest()
+    span = fastest.peak_bytes - lowest.peak_bytes
+    budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(points - 2, 0, -1)]
+    search.moments.anchors = [lowest.peak_bytes + int(share * span) for share in ANCHORS]
+    with planner.effort.search():
+        low = [b for b in budgets if not _look(search, seen, b)]
+    found = [(mask, b) for b in budgets if (mask := seen.within(b)) is not None]
+    return _best([fastest, *(planner.plan_of(*each) for each in found), *(planner.within(b) for b in low), lowest])
+
+
+def _look(search: Search, seen: Seen, budget_bytes: int) -> bool:
+    """Try plans for one budget; whether one is known now that fits."""
+    if not _is_open(search, seen, budget_bytes):
+        return True
+    spaced = search.spaced(budget_bytes, SPACED_ROUNDS)
+    if spaced is not None:
+        seen.add(search.simulator.one(spaced), spaced[:, None])
+        if not _is_open(search, seen, budget_bytes):
+            return True
+    starts = [spaced, seen.within(budget_bytes), seen.above(budget_bytes), search.best_level(budget_bytes)]
+    start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
+    polished = search.polish(start, budget_bytes, ROUNDS)
+    if search.peak(polished) > budget_bytes:
+        search.polish(polished, budget_bytes, ROUNDS, weight_factor=10.0)
+    return seen.within(budget_bytes) is not None
+
+
+def _is_open(search: Search, seen: Seen, budget_bytes: int) -> bool:
+    known = seen.within(budget_bytes)
+    return known is None or search.is_open(known, budget_bytes)
+
+
+def _best(plans: Sequence[Plan]) -> list[Plan]:
+    kept: list[Plan] = []
+    for plan in sorted(plans, key=lambda p: (p.extra_time_ns, p.peak_bytes)):
+        if not kept or plan.peak_bytes < kept[-1].peak_bytes:
+            kept.append(plan)
+    return kept

@@ -1,0 +1,209 @@
+"""The search for a plan within a budget among those that compute no value twice in the backward.
+
+Levels by min-cut, spans by dynamic programme, polish by local search, a lower bound beside it.  All loops run in index order and
+count plans tried, not seconds, so that the same problem gives the same plan in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+
+from compile_remat.passes.bounds import Moments, at_the_begin
+from compile_remat.passes.crossover import cross
+from compile_remat.passes.descent import Descent
+from compile_remat.passes.effort import Effort
+from compile_remat.passes.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
+from compile_remat.passes.polish import Polisher
+from compile_remat.passes.problem import Problem
+from compile_remat.passes.seen import Seen
+from compile_remat.passes.simulate import Bools, Simulator
+from compile_remat.passes.spans import ROUNDS as SPACED_ROUNDS
+from compile_remat.passes.spans import Spans
+
+MAX_LEVELS = 9
+POLISH_ROUNDS = 3
+
+CLOSE_GAP = 0.015
+"""A plan this close to its lower bound, as a part of the step, is good enough: no better plan and no better bound is sought."""
+
+LOWER_SHARES = (0.95, 0.9)
+"""Where the gap stays open, plans for these parts of the budget are tried for it, too."""
+
+EXCESS_WEIGHT = 4.0
+"""A peak twice the budget counts like this many forward passes."""
+
+
+class Search:
+    """Saved sets of one problem as masks over its values; what several budgets share is worked out once.
+
+    Args:
+        effort: Counts the work, and says when to stop.
+
+    Attributes:
+        hull: The cuts on the lower convex hull of time against saved bytes, from the fastest.
+        levels: Some of them, as masks.
+        pinned: What must be saved.
+        fastest_time_ns: Recomputation of the fastest plan of any size.
+        seen: To be set before anything is sought: remembers the best of all plans that are tried.
+    """
+
+    def __init__(self, problem: Problem, effort: Effort) -> None:
+        self.problem, self.effort = problem, effort
+        self.simulator = Simulator(problem, effort)
+        self.cuts = CutSolver(problem)
+        self.hull: list[Cut] = hull(self.cuts)
+        self.pinned = self.mask(pinned_indices(problem))
+        self.levels = [self.mask(c.saved) | self.pinned for c in _spread(self.hull, MAX_LEVELS)]
+        self.fastest_time_ns = min(c.time_ns for c in self.hull)
+        self.seen: Seen | None = None
+        self._in_spans = 0
+        self._has_polished: Polisher | None = None
+
+    @property
+    def simulations(self) -> int:
+        """Plans tried so far."""
+        return self._in_spans + (self._has_polished.simulations if self._has_polished is not None else 0)
+
+    # -- what is known of a plan --------------------------------------------------------------------------------------
+
+    def mask(self, indices: Iterable[int]) -> Bools:
+        """The values at these indices."""
+        mask = np.zeros(len(self.problem.values), dtype=bool)
+        mask[list(indices)] = True
+        return mask
+
+    def peak(self, mask: Bools) -> int:
+        """Bytes."""
+        return int(self.simulator.one(mask).peak[0])
+
+    def time(self, mask: Bools) -> int:
+        """Recomputation and traffic of what is saved, ns."""
+        return int(self.simulator.one(mask).time_ns[0])
+
+    def score(self, mask: Bools, budget_bytes: int) -> float:
+        """As the local search sees it; smaller is better."""
+        batch = self.simulator.one(mask)
+        return float(self.polisher.score(batch, budget_bytes, self.polisher.weight)[0])
+
+    def bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True) -> int:
+        """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
+
+        The cut asks what has to be recomputed for the begin of the backward.  Where that is not close to the plan's own
+        time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
+        """
+        fixed_bytes = at_the_begin(self.simulator).fixed_bytes
+        before = self.cuts.num_cuts
+        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed_bytes)
+        self.effort.charge((self.cuts.num_cuts - before) * len(self.cuts.rows))
+        if least_ns is None:
+            return otherwise_ns
+        bound = max(0, least_ns - self.fastest_time_ns)
+        if not once or otherwise_ns - bound <= CLOSE_GAP * self.problem.step_time_ns:
+            return bound
+        self.effort.charge(len(self.moments.rows))
+        return max(bound, self.moments.least_time_ns(budget_bytes) - self.fastest_time_ns)
+
+    def is_open(self, mask: Bools, budget_bytes: int) -> bool:
+        """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
+        if self.effort.is_spent:
+            return False
+        extra = self.time(mask) - self.fastest_time_ns
+        return extra - self.bound(budget_bytes, extra) > CLOSE_GAP * self.problem.step_time_ns
+
+    def faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
+        """The other plan if it fits and is faster than the one that fits."""
+        return other if self.peak(other) <= budget_bytes and self.time(other) < self.time(mask) else mask
+
+    # -- plans for a budget -------------------------------------------------------------------------------------------
+
+    def candidates(self, budget_bytes: int) -> list[Bools]:
+        """Polished plans: a first round from both kinds of start, the rest from the better; then what fits, or nearly."""
+        starts = [self.best_level(budget_bytes)]
+        spaced = self.spaced(budget_bytes)
+        if spaced is not None:
+            starts.append(spaced)
+        found = [self.polish(start, budget_bytes, rounds=1) for start in starts]
+        found.sort(key=lambda m: self.score(m, budget_bytes))
+        best = self.finish(found[0], budget_bytes)
+        return [best, *found, *starts]
+
+    def improved(self, mask: Bools, budget_bytes: int) -> Bools:
+        """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
+        if self.is_open(mask, budget_bytes):
+            start = self.descent.start(budget_bytes)
+            mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
+        if self.is_open(mask, budget_bytes):
+            for weight_factor in (1.0, 10.0):
+                crossed = cross(self.polisher, mask, self.levels, budget_bytes, weight_factor)
+                mask = self.faster(mask, crossed, budget_bytes)
+        for share in LOWER_SHARES:  # a plan for less may be faster than what was found
+            if self.is_open(mask, budget_bytes):
+                lower = self.candidates(int(budget_bytes * share))[0]
+                mask = self.faster(mask, lower, budget_bytes)
+        return mask
+
+    def finish(self, start: Bools, budget_bytes: int) -> Bools:
+        """Polish to the end; what does not fit yet, once more with more weight on the budget."""
+        best = self.polish(start, budget_bytes, rounds=POLISH_ROUNDS)
+        if self.peak(best) > budget_bytes:
+            best = self.polish(best, budget_bytes, rounds=POLISH_ROUNDS, weight_factor=10.0)
+        return best
+
+    def polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
+        """See `Polisher.run`."""
+        return self.polisher.run(mask, budget_bytes, rounds, weight_factor)
+
+    def spaced(self, budget_bytes: int, rounds: int = SPACED_ROUNDS) -> Bools | None:
+        """The plan of the spans; None where there is none, or no work left to look for it."""
+        return None if self.effort.is_spent else self.spans.plan(budget_bytes, rounds)
+
+    def best_level(self, budget_bytes: int) -> Bools:
+        """The level that scores best."""
+        batch = self.simulator.run(np.stack(self.levels, axis=1))
+        scores = self.polisher.score(batch, budget_bytes, self.polisher.weight)
+        return self.levels[int(np.argmin(scores))]
+
+    # -- what budgets share -------------------------------------------------------------------------------------------
+
+    @property
+    def spans(self) -> Spans:
+        """Spans with their options."""
+        return self.effort.shared("spans", self._build_spans)
+
+    def _build_spans(self) -> Spans:
+        built = Spans(self.simulator, self.levels, self.pinned)
+        self._in_spans = built.build(seen=self.seen)
+        return built
+
+    @property
+    def polisher(self) -> Polisher:
+        """The local search."""
+        return self.effort.shared("polisher", self._build_polisher)
+
+    def _build_polisher(self) -> Polisher:
+        forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
+        weight = EXCESS_WEIGHT * max(1, forward_ns) / max(1, self.peak(self.levels[0]))
+        pool = self.simulator.pool(self.pinned)
+        self._has_polished = Polisher(self.simulator, pool, self.pinned, weight, seen=self.seen)
+        return self._has_polished
+
+    @property
+    def descent(self) -> Descent:
+        """The chain of plans for ever smaller budgets."""
+        return self.effort.shared("descent", lambda: Descent(self.polisher, self.levels, self.peak(self.levels[0])))
+
+    @cached_property
+    def moments(self) -> Moments:
+        """The bound that asks at many moments."""
+        return Moments(self.simulator)
+
+
+def _spread(cuts: list[Cut], most: int) -> list[Cut]:
+    """At most `most` points of the hull, both ends included."""
+    if len(cuts) <= most:
+        return cuts
+    picks = np.unique(np.linspace(0, len(cuts) - 1, most).round().astype(int))
+    return [cuts[k] for k in picks]

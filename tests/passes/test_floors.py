@@ -1,0 +1,48 @@
+"""Plans of low peak, quickly and less quickly found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from compile_remat.passes import Planner
+from compile_remat.passes.effort import Effort
+from compile_remat.passes.floors import SAME_PEAK, Floors
+from compile_remat.passes.search import Search
+from tests.oracles import Shape, all_plans, seeded_problem
+
+SMALL = Shape(max_values=9, max_late=2, max_steps=8)
+LARGE = Shape(max_values=60, max_late=6, max_steps=50)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 6))
+def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
+    search = Search(seeded_problem(seed, LARGE), Effort())
+    floors = Floors(search)
+    levels = search.simulator.run(np.stack(search.levels, axis=1)).peak
+    assert floors.unavoidable_bytes <= search.peak(floors.pressed) <= levels.min()
+    lowest = min(search.peak(m) for m in floors.found)
+    assert lowest <= search.peak(floors.pressed)
+    assert search.peak(floors.found[0]) <= lowest / SAME_PEAK
+    for mask in (floors.pressed, *floors.found):
+        assert not (search.pinned & ~mask).any()
+
+
+def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
+    search = Search(seeded_problem(6, LARGE), Effort())
+    found = Floors(search).found
+    near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / SAME_PEAK]
+    assert search.time(found[0]) == min(map(search.time, near))
+
+
+def test_unavoidable_bytes_are_in_every_plan() -> None:
+    for seed in range(20):
+        problem = seeded_problem(seed, SMALL)
+        assert Planner(problem).floors.unavoidable_bytes <= all_plans(problem).lowest_peak
+
+
+def test_no_work_left_still_gives_a_plan() -> None:
+    effort = Effort(limit_units=1)
+    search = Search(seeded_problem(6, LARGE), effort)
+    floors = Floors(search)
+    assert search.peak(floors.found[0]) == search.peak(floors.pressed)

