@@ -33,6 +33,12 @@ def partitions_are_cached(options: Mapping[str, Any]) -> bool:
     return bool(functorch_config.enable_autograd_cache) and not disabled
 
 
+def partition_is_stored() -> bool:
+    """Whether torch keeps the partition that is being made, here or elsewhere; to be asked by the partitioner."""
+    is_remote = bool(functorch_config.enable_remote_autograd_cache) and not inductor_config.force_disable_caches
+    return partitions_are_cached({}) or is_remote
+
+
 def compilation_text(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
     """A Dynamo graph, its inputs and torch's settings: equal in two processes where torch compiles the same."""
     lines = [torch.__version__, *graph_lines(gm), *(_input_text(node, x) for node, x in _inputs(gm, example_inputs))]

@@ -141,7 +141,7 @@ def install(**settings: Any) -> None:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
-    settings_now = settings_for(config, here)
+    settings_now = replace(settings_for(config, here), is_timed=False)
     if config.cost_model == "profile":
         settings_now = replace(settings_now, times=profiling.known_times(place_of(here)))
     set_global_partitioner(RematPartitioner(settings_now, sources_hash()), STRICT_OPTIONS)

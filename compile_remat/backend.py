@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch, capacity, profiling
+from compile_remat import _torch, _torch_cache, capacity, profiling
 from compile_remat._torch_dynamo import company
 from compile_remat._torch_inductor import (
     PARTITIONER_OPTION,
@@ -223,14 +223,16 @@ class RematPartitioner(CustomPartitionerFn):
         }
         if self.fallback:
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
-        forward, backward = split(gm, joint_inputs, self.settings, **keywords)
-        if self.guarded and kwargs.get("compiler") == "inductor":
+        by_inductor = kwargs.get("compiler") == "inductor"
+        is_cached = by_inductor and _torch_cache.partition_is_stored()
+        forward, backward = split(gm, joint_inputs, self.settings, is_cached=is_cached, **keywords)
+        if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)
         return forward, backward
 
     def tightened(self, planning_bytes: int, *, guarded: bool | None = None) -> RematPartitioner:
         """One that plans for fewer bytes than the budget."""
-        other = self.under(replace(self.settings, tightened_bytes=planning_bytes, share=None))
+        other = self.under(replace(self.settings, tightened_bytes=planning_bytes, share=None, stopped=None))
         other.guarded = self.guarded if guarded is None else guarded
         return other
 

@@ -97,13 +97,20 @@ def smallest_of_all_ranks(nbytes: int, device: torch.device) -> int:
 
     A collective: every rank that compiles this graph takes part.  Without a group of several ranks it is `nbytes`.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if num_ranks() == 1:
         return nbytes
+    distributed = torch.distributed
     place = device if distributed.get_backend() == "nccl" else torch.device("cpu")
     smallest = torch.tensor([nbytes], dtype=torch.int64, device=place)
     distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
     return int(smallest.item())
+
+
+def num_ranks() -> int:
+    """How many processes train together: those of the default process group, or this one alone."""
+    distributed = torch.distributed
+    is_there = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if is_there else 1
 
 
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:

@@ -153,7 +153,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
     """
     if asked.budget.kind == "max":
         problem = obeying(planner.problem, LIKE_TORCH)
-        return Choice(_keyed(_planner_of(problem, planner).reference(), planner))
+        return Choice(_keyed(planner.on(problem).reference(), planner))
     if asked.budget.kind == "min":
         return _lowest(planner)
     budget_bytes = bytes_of(planner, asked) or 0
@@ -187,11 +187,7 @@ def _lowest(planner: Planner) -> Choice:
 
 def _planners(planner: Planner) -> Iterator[tuple[Planner, frozenset[str]]]:
     for problem, lapsed in relaxations(planner.problem):
-        yield _planner_of(problem, planner), lapsed
-
-
-def _planner_of(problem: Problem, planner: Planner) -> Planner:
-    return planner if problem is planner.problem else Planner(problem, planner.work_seconds)
+        yield planner.on(problem), lapsed
 
 
 def _keyed(plan: Plan, planner: Planner) -> Plan:
@@ -214,7 +210,7 @@ def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
         SharedBudgetError: Nothing fits beside what the others hold.
     """
     if share.saved is not None:
-        lenient = Planner(obeying(planner.problem, MUST))  # the plan may have set aside what the user prefers
+        lenient = planner.on(obeying(planner.problem, MUST))  # the plan may have set aside what the user prefers
         return Choice(_keyed(lenient.plan_of(lenient.mask_of(share.saved), None), planner))
     turns = [Turn(0, share.gradient_bytes)] * max(1, share.instances)
     found: list[tuple[int, Choice]] = []
@@ -269,7 +265,7 @@ def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     largest = tuple(live_tensor(b) for b in plan.largest)
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
-    free = Planner(obeying(planner.problem, ()), planner.work_seconds).lowest()
+    free = planner.on(obeying(planner.problem, ())).lowest()
     if free.peak_bytes >= plan.peak_bytes * SAME_PEAK:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     return TagConflictError(

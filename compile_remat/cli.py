@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(getattr(importlib.import_module(command.module), command.run)(parsed))
     except RematError as error:
-        print(f"compile-remat {command.name}: {error}", file=sys.stderr)
+        print("\n".join([f"compile-remat {command.name}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
 
 

@@ -13,7 +13,13 @@ from torch import fx
 
 from compile_remat import _torch, side_files
 from compile_remat._torch_autograd import written_inputs
-from compile_remat._torch_inductor import CustomPartitionerFn, Observer, compile_eager, compile_with_partitioner
+from compile_remat._torch_inductor import (
+    CustomPartitionerFn,
+    Observer,
+    compile_eager,
+    compile_with_partitioner,
+    without_partition_cache,
+)
 from compile_remat._torch_trial import Ambient, guards_of, traced_inputs
 from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig
@@ -22,6 +28,7 @@ from compile_remat.passes import Status
 from compile_remat.report import Report, record, recording, write
 from compile_remat.retry import CannotRetry, Lower
 from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
+from compile_remat.stopped import StoppedByClock
 from compile_remat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -78,7 +85,7 @@ class Compilation:
                 folder = self.config.report_dir
                 compiled = compile_checked(self.gm, self.example_inputs, partitioner, enter, folder)
             elif self.config.compiler == "eager" or not partitioner.guarded:
-                compiled = self._enter(partitioner)
+                compiled, partitioner = self._enter(partitioner)
                 self._keep(self._side_file(partitioner), reports)
             else:
                 compiled = self._enter_within(partitioner)
@@ -86,8 +93,25 @@ class Compilation:
             self._write(reports)
         return compiled, reports
 
-    def _enter(self, partitioner: RematPartitioner, observer: Observer | None = None) -> Compiled:
-        return self._enter_with(partitioner)(partitioner, observer)
+    def _enter(
+        self, partitioner: RematPartitioner, observer: Observer | None = None
+    ) -> tuple[Compiled, RematPartitioner]:
+        """Compile; where the clock stops the planning, once more past torch's cache, with what it left.
+
+        Returns what to call, and the partitioner whose plan that is.
+        """
+        enter = self._enter_with(partitioner)
+        try:
+            with recording():  # what a try that ends early recorded is dropped
+                return enter(partitioner, observer), partitioner
+        except Exception as error:
+            found = find_error(error, StoppedByClock)
+            if found is None:
+                raise
+            stopped = found.stopped
+        partitioner = partitioner.under(replace(partitioner.settings, stopped=stopped))
+        with without_partition_cache():
+            return enter(partitioner, observer), partitioner
 
     def _enter_with(self, guide: RematPartitioner) -> Callable[..., Compiled]:
         """``enter(partitioner, observer)`` under the options that go with `guide`."""
@@ -110,6 +134,8 @@ class Compilation:
 
     def _side_file(self, partitioner: RematPartitioner) -> Path | None:
         if self.config.compiler == "eager" or self.config.check:  # a check takes nothing from a cache
+            return None
+        if partitioner.settings.stopped is not None:
             return None
         return side_files.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
 
@@ -151,7 +177,8 @@ class Compilation:
         for left in reversed(range(TIGHTENINGS + 1)):
             with recording() as reports:
                 emissions = Emissions()
-                compiled = self._enter(partitioner, emissions)
+                compiled, partitioner = self._enter(partitioner, emissions)
+                side_file = None if partitioner.settings.stopped is not None else side_file
                 reports[:] = with_scheduled_peak(reports, emissions)
                 tightened_bytes = bytes_to_plan_for(reports, partitioner.settings) if left else None
                 if tightened_bytes is None:
@@ -235,7 +262,7 @@ class Later:
 
     def _lower(self, partitioner: RematPartitioner, reports: list[Report], peak_bytes: int) -> Lower | None:
         try:
-            compiled = self.compilation._enter(partitioner)
+            compiled, partitioner = self.compilation._enter(partitioner)
             self.compilation._keep(self.compilation._side_file(partitioner), reports)
         except Exception as error:
             LOG.warning("planning again after running out of memory failed", exc_info=True)

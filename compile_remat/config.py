@@ -145,6 +145,7 @@ class RematConfig:
         check: compare the first step of each graph with the plan that recomputes nothing.
         time_limit: work of one search for a plan: seconds of a small server's core, counted (7 million units each, see
             `passes/effort.py`) and not timed, so that the plan is the same everywhere; None goes by the size of the graph.
+            A clock beside it is a safety net, see `stopped`.
         oom_retry: how often a graph that runs out of memory is planned again, 0 to 3 (default 1).
         report_dir: a folder for one report per compiled graph, or None.
         plan_dir: a folder of plans, written where absent and replayed where present, or None.
@@ -240,6 +241,11 @@ def _lookup(row: Field[Any], options: Mapping[str, object], environ: Mapping[str
     if raw is None:
         origin, raw = f"the environment variable {variable}", environ.get(variable, "").strip() or None
     return (None, "") if raw is None else (_parse(row, raw, origin), origin)
+
+
+def parsed(name: str, raw: object, origin: str) -> Any:
+    """The value of one setting that was given elsewhere; ConfigError names `origin` where it is none."""
+    return _parse(next(row for row in fields(RematConfig) if row.name == name), raw, origin)
 
 
 def _parse(row: Field[Any], raw: object, origin: str) -> Any:

@@ -19,6 +19,7 @@ from compile_remat.growth import Step
 from compile_remat.largest import LargestBatch, hopeless, largest_batch
 from compile_remat.passes import Plan, Planner, build_problem
 from compile_remat.policies import Compared, by_hand, by_torch, compare, mask_of
+from compile_remat.stopped import explaining, noted
 from compile_remat.tracing import Traced, trace, weigh
 from compile_remat.workspace import node_workspace_bytes
 
@@ -147,7 +148,9 @@ def forecast(
         problem = replace(step.problem, reference=next(iter(references.values()), ()))
         planner = Planner(problem, target.time_limit)
         asked = _asked(target, limit, fixed_bytes + input_bytes)
-        choice, lowest = choose(planner, asked), planner.lowest()
+        with explaining(planner):
+            choice = noted(choose(planner, asked), planner)
+        lowest = planner.lowest()
         compared: list[Compared] = []
         if with_policies:
             masks = by_hand(problem, traced.joint.module.graph)
@@ -158,7 +161,7 @@ def forecast(
             def again(b: int) -> Step:
                 return step_of(replace(builder, batch=b), target)
 
-            largest = largest_batch(batch, (step, grown.result()), again, lowest, fixed_bytes, limit)
+            largest = largest_batch(batch, (step, grown.result()), again, planner, fixed_bytes, limit)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),

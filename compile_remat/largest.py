@@ -13,8 +13,8 @@ from compile_remat.units import format_bytes
 MOST_BATCHES = 1 << 20
 """Where the search for the largest batch ends."""
 
-REPLANS = 3
-"""How many plans of lowest peak are made for larger batches at most."""
+BEYOND = (2.0, 1.3, 1.1)
+"""A plan of lowest peak is made for so many times the batch that fits so far, one after the other while that gets larger."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,12 @@ def hopeless(least_bytes: int, limit_bytes: int | None) -> LargestBatch | None:
 
 
 def largest_batch(
-    batch: int, steps: tuple[Step, Step], again: Callable[[int], Step], lowest: Plan, fixed_bytes: int, limit_bytes: int
+    batch: int,
+    steps: tuple[Step, Step],
+    again: Callable[[int], Step],
+    planner: Planner,
+    fixed_bytes: int,
+    limit_bytes: int,
 ) -> LargestBatch:
     """Bisection over replayed plans of lowest peak, each made for a batch beyond what fitted; then a plan for the batch found.
 
@@ -51,15 +56,15 @@ def largest_batch(
     Args:
         steps: At `batch`, and at twice that.
         again: Traces another batch.
-        lowest: The plan of lowest peak of the first step.
+        planner: Of the first step; its limits hold for all searches.
         fixed_bytes: Parameters and optimizer state.
     """
-    growth = Growth((batch, 2 * batch), steps)
+    growth, lowest = Growth((batch, 2 * batch), steps), planner.lowest()
     if not growth.is_one_graph:  # torch drops operators where a size is 1: take two batches above
         growth = Growth((2 * batch, 3 * batch), (steps[1], again(3 * batch)))
         if not growth.is_one_graph:
             return LargestBatch(None, why="the graph is another one at another batch")
-        lowest = Planner(steps[1].problem).lowest()
+        lowest = planner.on(steps[1].problem).lowest()
 
     def left_bytes(b: int) -> int:
         return limit_bytes - fixed_bytes - growth.input_bytes_at(b)
@@ -68,19 +73,19 @@ def largest_batch(
         return timeline(growth.at(b), plan).peak_bytes <= left_bytes(b)
 
     if not fits(1, lowest):
-        lowest = Planner(growth.at(1)).lowest()
+        lowest = planner.on(growth.at(1)).lowest()
         if not fits(1, lowest):
             return LargestBatch(0, why="one sample does not fit")
     most = _most(1, partial(fits, plan=lowest))
-    for _ in range(REPLANS):
-        found = Planner(growth.at(2 * most)).lowest()
+    for times in BEYOND:
+        found = planner.on(growth.at(max(most + 1, int(times * most)))).lowest()
         if not fits(most + 1, found):
             break
         lowest, most = found, _most(most + 1, partial(fits, plan=found))
-    planner = Planner(growth.at(most))
-    plan = planner.within(left_bytes(most))
+    last = planner.on(growth.at(most))
+    plan = last.within(left_bytes(most))
     if not plan.is_feasible:
-        plan = planner.plan_of(planner.mask_of(lowest.saved), left_bytes(most), lowest.again)
+        plan = last.plan_of(last.mask_of(lowest.saved), left_bytes(most), lowest.again)
     return LargestBatch(most, plan, fixed_bytes + growth.input_bytes_at(most) + plan.peak_bytes)
 
 

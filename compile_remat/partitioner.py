@@ -25,10 +25,12 @@ from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_dev
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.files import write_atomically
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
+from compile_remat.passes.effort import CLOCK
 from compile_remat.passes.pins import must_be_saved
 from compile_remat.passes.preparation import prepared
 from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
+from compile_remat.stopped import Stopped, StoppedByClock, clock_of, explaining, noted
 from compile_remat.units import format_bytes
 from compile_remat.workspace import node_workspace_bytes
 
@@ -51,6 +53,8 @@ class Settings:
         times: Measured times of the graph's operators, for the cost model `profile`.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
         tightened_bytes: What to plan for instead of the budget, because Inductor's code for a plan needed more than it predicted.
+        is_timed: Whether the clock may stop the planning; not where nobody could compile once more.
+        stopped: What it left of an earlier try, to be taken as it is; nothing that is made with it may be cached.
     """
 
     budget: MemoryBudget
@@ -65,6 +69,8 @@ class Settings:
     share: Share | None = None
     times: Times = Times()
     time_limit: float | None = None
+    is_timed: bool = True
+    stopped: Stopped | None = None
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -86,13 +92,18 @@ class PlannerFailed(Exception):
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with the graph it belongs to."""
+    """A plan with the graph it belongs to.
+
+    Attributes:
+        stopped: What the clock left, where it has just stopped the planning.
+    """
 
     joint: _torch.Joint
     cost: CostModel
     problem: Problem
     plan: Plan
     report: Report
+    stopped: Stopped | None = None
 
 
 def plan_joint(
@@ -127,25 +138,42 @@ def plan_joint(
     reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost(joint.module.graph)
     problem = build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace)
-    planner = Planner(problem, settings.time_limit)
-    budget_bytes = bytes_of(planner, asked)
-    stored, choice = None, None
-    if settings.tightened_bytes is not None:
-        choice = _choose_tightened(planner, asked, settings.tightened_bytes)
-    elif settings.share is not None:
-        choice, budget_bytes = choose_shared(planner, settings.share, asked), None
-    else:
-        stored = _stored_plan(planner, settings, budget_bytes)
-        choice = stored or choose(planner, asked)
+    clock = clock_of(problem, settings.time_limit) if settings.is_timed else None
+    planner = Planner(problem, settings.time_limit, clock)
+    budget_bytes = None if settings.share is not None else bytes_of(planner, asked)
+    known = _known(planner, settings, budget_bytes)
+    choice = known or _found(planner, settings, asked)
     plan = replace(choice.plan, budget_bytes=budget_bytes)
-    if stored is None and settings.share is None:
+    stopped = Stopped(problem.key(), choice) if CLOCK in planner.ends else None
+    if known is None and stopped is None and settings.share is None:
         _store_plan(plan, settings)
     seconds = time.perf_counter() - start
     report = Report(
         plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
     report = replace(report, offers=choice.offers, estimated_ops=problem.estimated)
-    return Planned(joint, cost, problem, plan, report)
+    return Planned(joint, cost, problem, plan, report, stopped)
+
+
+def _known(planner: Planner, settings: Settings, budget_bytes: int | None) -> Choice | None:
+    """A plan that need not be sought: what the clock left of an earlier try, or one that is pinned."""
+    stopped = settings.stopped
+    if stopped is not None and stopped.problem_key == planner.problem.key():
+        return stopped.choice
+    is_pinned = settings.tightened_bytes is None and settings.share is None
+    return _stored_plan(planner, settings, budget_bytes) if is_pinned else None
+
+
+def _found(planner: Planner, settings: Settings, asked: Asked) -> Choice:
+    """The plan that a search finds, with a message where that ended early."""
+    with explaining(planner):
+        if settings.tightened_bytes is not None:
+            choice = _choose_tightened(planner, asked, settings.tightened_bytes)
+        elif settings.share is not None:
+            choice = choose_shared(planner, settings.share, asked)
+        else:
+            choice = choose(planner, asked)
+    return noted(choice, planner)
 
 
 def _choose_tightened(planner: Planner, asked: Asked, tightened_bytes: int) -> Choice:
@@ -184,7 +212,7 @@ def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None)
             "device's figures or the version changed. Delete it to have a new plan written."
         )
     try:
-        lenient = Planner(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
+        lenient = planner.on(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
         plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, stored.again)
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
@@ -221,8 +249,16 @@ def split(
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    is_cached: bool = False,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes."""
+    """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
+
+    Args:
+        is_cached: Whether torch keeps what is returned.
+
+    Raises:
+        StoppedByClock: The clock stopped the planning, and torch would keep the plan.
+    """
     start = time.perf_counter()
     try:
         planned = plan_joint(
@@ -232,8 +268,10 @@ def split(
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
         if planned is not None:
+            if is_cached and planned.stopped is not None:
+                raise StoppedByClock(planned.stopped)
             modules = extract(planned.joint, planned.plan)
-    except RematError:
+    except (RematError, StoppedByClock):
         raise
     except Exception as error:
         raise PlannerFailed(f"{type(error).__name__}: {error}") from error

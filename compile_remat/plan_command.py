@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer", default="adamw", help="none, sgd, adamw, or the size of its state (default adamw)"
     )
     parser.add_argument("--reserve", default="5%", help="kept free on the device (default 5%%)")
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        help="work of one search, counted, as time_limit (default: by the graph's size)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -152,6 +157,7 @@ def _share(time_ns: int, step_ns: int) -> str:
 def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
     from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
     from compile_remat.builders import Builder
+    from compile_remat.config import parsed
     from compile_remat.forecast import Target
 
     if os.getcwd() not in sys.path:
@@ -162,6 +168,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         MemoryBudget.parse(arguments.budget),
         OptimizerState.parse(arguments.optimizer),
         Reserve.parse(arguments.reserve),
+        time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
     )
     return builder, target
 

@@ -37,8 +37,8 @@ NESTED_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
 MOST_INNER = 6
 """Inner checkpoints of one nested span, in cuts."""
 
-ROUNDS = 6
-"""So often options are corrected for one budget."""
+ROUNDS = 12
+"""So often options are corrected for one budget.  With six, a Llama of 32 layers at batch 41 ended at 45.4 GiB instead of 36.3."""
 
 POLISH_ROUNDS = 6
 POLISH_WEIGHT = 10.0
@@ -209,10 +209,12 @@ class Nested:
                 break
             target = (low_bytes + high_bytes) // 2
             found = self._spaced(target)
-            if found is not None and found.peak_bytes <= target:
+            if found is not None and found.peak_bytes < best.peak_bytes:
                 best, high_bytes = found, found.peak_bytes
-            else:
+            if found is None or found.peak_bytes > target:
                 low_bytes = target
+            if low_bytes >= high_bytes:
+                break
         polished = self._polished(best, best.peak_bytes)
         return polished if polished.peak_bytes <= best.peak_bytes else best
 

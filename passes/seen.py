@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compile_remat.passes.simulate import Batch, Bools, Ints
 
@@ -13,7 +14,7 @@ class Seen:
     def __init__(self) -> None:
         self.peaks: Ints = np.zeros(0, dtype=np.int64)
         self.times: Ints = np.zeros(0, dtype=np.int64)
-        self._masks: list[Bools] = []
+        self._masks: list[NDArray[np.uint8]] = []  # eight values to a byte
 
     def add(self, batch: Batch, saved: Bools) -> None:
         """Remember of a batch what no known plan beats; `saved` is [values, P] as it was simulated."""

@@ -5,12 +5,12 @@ One code path for every graph.  The same problem gives the same plan in every pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
 
-from compile_remat.passes.effort import Effort, default_units, units_of
+from compile_remat.passes.effort import Effort, limit_seconds, units_of
 from compile_remat.passes.floors import SAME_PEAK, Floors
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.nested import WORTH_IT, Candidate, Nested, candidate, original
@@ -26,7 +26,8 @@ TRUSTED_GAIN = 0.01
 """`max` leaves torch's own choice for an estimated gain of at least this part of the step."""
 
 CLEARLY_LOWER = 0.9
-"""A nested plan below this part of a quickly found floor is the lowest: no lower floor is sought."""
+"""A nested plan below this part of a quickly found floor is the lowest: no lower floor is sought.  A budget below it is nothing for
+plans that are not nested."""
 
 
 def solve(problem: Problem, budget_bytes: int) -> Plan:
@@ -40,15 +41,33 @@ class Planner:
     Args:
         work_seconds: The work of one search, counted as so many seconds of a small server's core (see `effort`); then the best
             plan found so far stands.  None is a limit by the size of the problem.  The lowest peak is a search of its own.
+        is_over: Whether to stop at once, whatever work is left; see `Effort`.
+
+    Attributes:
+        ends: What ended any of its searches before it was done, as in `Effort`; planners made by `on` share it.
     """
 
-    def __init__(self, problem: Problem, work_seconds: float | None = None) -> None:
+    def __init__(
+        self, problem: Problem, work_seconds: float | None = None, is_over: Callable[[], bool] | None = None
+    ) -> None:
         self.problem, self.work_seconds = problem, work_seconds
         nodes = len(problem.values) + len(problem.steps)
-        self.effort = Effort(default_units(nodes) if work_seconds is None else units_of(work_seconds))
+        self.effort = Effort(units_of(limit_seconds(nodes, work_seconds)), is_over)
         self.search = search = Search(problem, self.effort)
         self.floors = Floors(search)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
+
+    @property
+    def ends(self) -> set[str]:
+        return self.effort.ends
+
+    def on(self, problem: Problem) -> Planner:
+        """A planner of another problem under the same limits; this one where it is the very same problem."""
+        if problem is self.problem:
+            return self
+        other = Planner(problem, self.work_seconds, self.effort.is_over)
+        other.effort.ends = self.effort.ends
+        return other
 
     # -- what a caller asks -------------------------------------------------------------------------------------------
 
@@ -95,6 +114,8 @@ class Planner:
             if feasible:
                 fastest = min(feasible, key=self.search.time)
                 return self.plan_of(self.search.improved(fastest, budget_bytes), budget_bytes)
+            if budget_bytes < CLEARLY_LOWER * self.search.peak(self.floors.pressed):
+                break  # out of reach
         found = self._low(budget_bytes, once=once)
         best = [c for c in found if c.peak_bytes <= budget_bytes]
         return self._plan_of(

@@ -38,6 +38,7 @@ JOBS = {
     "another device": job(options={"device": "h200"}),
     "a device file": job(options={"device": "$/a/here.json"}),
     "the file's figures changed": job(options={"device": "$/b/here.json"}),
+    "another limit of work": job(options={"time_limit": 30}),
     "another cost model": job(options={"cost_model": "unit"}),
     "options of Inductor": job(options={"epilogue_fusion": False, "max_fusion_size": 8}, fullgraph=True),
     "reduce-overhead": job(mode="reduce-overhead", fullgraph=True),

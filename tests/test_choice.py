@@ -21,7 +21,7 @@ from compile_remat.backend import RematPartitioner, remat, settings_for
 from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
 from compile_remat.partitioner import Planned
-from compile_remat.passes import Status
+from compile_remat.passes import Planner, Status
 from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 from tests.test_partitioner import Traced, gradients
 
@@ -200,6 +200,37 @@ def test_a_stored_plan_that_set_tags_aside_is_replayed(tmp_path: Path) -> None:
     first, second = (planned(Blocks("plain", 8, one_region=True), "min", plan_dir=str(tmp_path)) for _ in range(2))
     assert first.report.message and second.plan.status is Status.REPLAYED
     assert (second.plan.saved, second.plan.peak_bytes) == (first.plan.saved, first.plan.peak_bytes)
+
+
+# -- a limit of work ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_of_a_search_without_work_left_says_so() -> None:
+    with pytest.warns(PlannerWarning, match=r"ended at its limit of work \(time_limit\); a larger one") as seen:
+        lowest = planned(Blocks("plain", 8, one_region=True), "min", time_limit=1e-9)
+    assert len([w for w in seen if w.category is PlannerWarning]) == 1
+    lapsed, ended = lowest.report.message.rsplit("; the search", 1)
+    assert "set aside" in lapsed and ended.endswith("may find a lower plan")
+
+
+@pytest.mark.filterwarnings("error::compile_remat.PlannerWarning")
+@pytest.mark.parametrize("budget", ["max", 1.0])
+def test_without_a_search_nothing_is_said_of_its_limit(budget: object) -> None:
+    assert planned(Blocks(None, 8), budget, time_limit=1e-9).report.message == ""
+
+
+def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float | None] = []
+    init = Planner.__init__
+
+    def seen(self: Planner, problem: Any, work_seconds: float | None = None, *others: Any) -> None:
+        limits.append(work_seconds)
+        init(self, problem, work_seconds, *others)
+
+    monkeypatch.setattr(Planner, "__init__", seen)
+    with pytest.raises(TagConflictError) as caught:
+        planned(Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 8), 0.4, time_limit=0.5)
+    assert len(limits) == 2 and set(limits) == {0.5} and not hasattr(caught.value, "__notes__")
 
 
 # -- conflicts --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from compile_remat import api
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.builders import Builder
 from compile_remat.cost_models import load_device
-from compile_remat.errors import BudgetError, ConfigError, RematError
+from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
 from compile_remat.forecast import Forecast, Target, forecast, step_of
 from compile_remat.growth import Growth, are_alike
 from compile_remat.largest import _most
@@ -48,6 +48,13 @@ def test_the_plan_is_within_the_budget_and_above_the_floor(found: Forecast) -> N
     assert found.plan.budget_bytes is not None
     assert found.gradient_bytes < found.floor_bytes <= found.plan.peak_bytes <= found.plan.budget_bytes
     assert found.planned_time_ns >= found.plan.step_time_ns > 0
+
+
+def test_a_search_that_ended_at_its_limit_of_work_is_said() -> None:
+    target = replace(H100, budget=MemoryBudget.parse(0.6), time_limit=1e-9)
+    with pytest.warns(PlannerWarning, match="ended at its limit of work"):
+        limited = forecast(llama(), target, with_largest=False)
+    assert "a larger one may find a faster plan" in limited.message and limited.plan.gap > 0.015
 
 
 def test_json_holds_all_of_it(found: Forecast) -> None:
@@ -102,6 +109,7 @@ def test_a_problem_at_another_batch_is_what_a_trace_gives() -> None:
 
 
 def test_every_policy_has_a_plan_at_its_peak(found: Forecast) -> None:
+    assert found.message == ""
     names = {c.name for c in found.compared}
     assert {"nothing recomputed", "every layer checkpointed", "selective checkpoint, products saved"} <= names
     assert sum("torch's chooser" in name for name in names) == 5

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from compile_remat import cli, plan_command, tables
+from compile_remat.passes import Planner, Problem
 
 MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"]
 
@@ -47,6 +48,12 @@ def test_what_does_not_fit_has_its_own_status(capsys: pytest.CaptureFixture[str]
         ([*MODEL, "--budget", "8"], "has no unit"),
         (["tests.planned_models:llama", "--device", "h101"], "no such device"),
         ([*MODEL, "--budget", "100KiB"], "no plan fits"),
+        ([*MODEL, "--budget", "100KiB", "--time-limit", "1e-9"], "a larger time_limit may find a plan that fits"),
+        (
+            [*MODEL, "--time-limit", "soon"],
+            "time_limit = 'soon' (from --time-limit): 'soon' is not a choice. Allowed: a number",
+        ),
+        ([*MODEL, "--time-limit", "0"], "Allowed: a number of seconds above 0, or none."),
     ],
 )
 def test_errors_are_one_message(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,6 +74,30 @@ def test_explain_names_the_largest_tensors(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["explain", *MODEL, "--budget", "min"]) == 0
     text = capsys.readouterr().out
     assert "largest at the peak" in text and "lowest reachable peak" in text and "planned_models.py:" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [([], None), (["--time-limit", "2.5"], 2.5), (["--time-limit", "none"], None)]
+)
+@pytest.mark.parametrize("command", ["plan", "pareto", "explain"])
+def test_every_search_has_the_limit(
+    command: str, given: list[str], limit: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+    init = Planner.__init__
+
+    def seen(self: Planner, problem: Problem, work_seconds: float | None = None, *others: object) -> None:
+        limits.append(work_seconds)
+        init(self, problem, work_seconds, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Planner, "__init__", seen)
+    assert cli.main([command, *MODEL, *given]) == 0
+    assert set(limits) == {limit} and (len(limits) > 2) == (command == "plan")
+
+
+def test_a_search_that_ended_at_its_limit_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", *MODEL, "--budget", "min", "--time-limit", "1e-9", "--no-largest-batch"]) == 0
+    assert "note: the search for a plan ended at its limit of work (time_limit)" in capsys.readouterr().out
 
 
 def test_a_module_of_the_working_folder_is_found(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import ConfigError, PlannerWarning, RematConfig, partitioner, retry
+from compile_remat import ConfigError, PlannerWarning, RematConfig, partitioner, retry, stopped
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
 from compile_remat.retry import SMALL_BYTES, Retrying
@@ -176,6 +177,18 @@ def test_under_a_budget(expected: list[list[Tensor]]) -> None:
     run.step()
     with pytest.warns(PlannerWarning, match="planned again"):
         same(run.step(PLACES - 2, seed=2), expected[1])
+
+
+def test_under_a_budget_with_the_clock_in_the_way(
+    expected: list[list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(0.8)
+    run.step()
+    seconds = itertools.chain(itertools.repeat(0.0, 5), itertools.count(1e6))
+    monkeypatch.setattr(stopped, "monotonic", lambda: next(seconds))
+    with pytest.warns(PlannerWarning, match="stopped by the clock"):
+        same(run.step(PLACES - 2, seed=2), expected[1])
+    assert "stopped by the clock" in compile_remat.reports()[-1].message
 
 
 def test_as_often_as_it_says(expected: list[list[Tensor]]) -> None:

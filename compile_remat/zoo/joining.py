@@ -29,13 +29,14 @@ def transformers() -> Iterator[Any]:
             f"this model is built by the package transformers, which cannot be imported ({error}): "
             'pip install "compile-remat[models]".'
         ) from error
-    level = package.logging.get_verbosity()
-    package.logging.set_verbosity_error()
+    logging: Any = package.logging  # not all of its functions have annotations
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         package.AttentionInterface.register(CAUSAL, _causal_attention)
         yield package
     finally:
-        package.logging.set_verbosity(level)
+        logging.set_verbosity(level)
 
 
 class Loss(nn.Module):

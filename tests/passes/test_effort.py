@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Plan, Planner, Problem
-from compile_remat.passes.effort import LEAST_SECONDS, UNITS_PER_SECOND, Effort, default_units, units_of
+from compile_remat.passes.effort import (
+    CLOCK,
+    LEAST_SECONDS,
+    UNITS_PER_SECOND,
+    WORK,
+    Effort,
+    limit_seconds,
+    units_of,
+)
 from compile_remat.passes.simulate import Simulator
 from tests.oracles import Shape, chain, seeded_problem
 
@@ -49,8 +57,9 @@ def test_without_a_limit_there_is_always_work_left() -> None:
 
 
 def test_limits() -> None:
-    assert default_units(0) == LEAST_SECONDS * UNITS_PER_SECOND
-    assert default_units(40_000) == (LEAST_SECONDS + 2) * UNITS_PER_SECOND
+    assert limit_seconds(0, None) == LEAST_SECONDS
+    assert limit_seconds(40_000, None) == LEAST_SECONDS + 2
+    assert limit_seconds(40_000, 0.5) == 0.5
     assert units_of(0.5) == UNITS_PER_SECOND // 2
     assert units_of(0.0) == 1
 
@@ -99,3 +108,88 @@ def test_more_work_finds_better_plans() -> None:
         planners = [Planner(seeded_problem(seed, LARGE), work_seconds) for seed in range(0, 60, 3)]
         found[work_seconds] = sum(planner.lowest().peak_bytes for planner in planners)
     assert found[1e-9] > found[0.02] >= found[None]
+
+
+# -- what ended a search ------------------------------------------------------------------------------------------------
+
+
+class After:
+    """Says that it is over when it was asked so often."""
+
+    def __init__(self, questions: int) -> None:
+        self.left = questions
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def test_a_limit_of_work_is_on_record_when_the_search_has_ended() -> None:
+    effort = Effort(10)
+    with effort.search():
+        effort.charge(9)
+    assert effort.ends == set()
+    with effort.search():
+        effort.charge(10)
+        assert effort.is_spent and effort.ends == set()
+    assert effort.ends == {WORK} and not effort.is_spent
+
+
+def test_who_said_once_that_it_is_over_is_not_asked_again() -> None:
+    effort, answers = Effort(10, lambda: answers.pop(0)), [False, True]
+    with effort.search():
+        assert not effort.is_spent
+        assert effort.is_spent and effort.is_spent
+    with effort.search():
+        assert effort.is_spent
+    assert effort.ends == {CLOCK}
+
+
+def test_nobody_is_asked_where_the_work_is_done_anyway() -> None:
+    effort = Effort(1, After(0))
+    with effort.search():
+        effort.charge(1)
+        assert effort.is_spent
+    assert effort.ends == {WORK}
+
+
+@pytest.mark.parametrize("seed", range(0, 40, 8))
+@pytest.mark.parametrize("questions", [0, 1, 3, 10, 30])
+def test_the_best_plan_so_far_is_a_plan(seed: int, questions: int) -> None:
+    problem = seeded_problem(seed, LARGE)
+    for share in (0.9, 0.6, 0.1):
+        planner = Planner(problem, None, After(questions))
+        plan = planner.within(int(share * planner.fastest().peak_bytes))
+        assert plan.budget_bytes and plan.is_feasible == (plan.peak_bytes <= plan.budget_bytes)
+        assert not plan.is_feasible or plan.extra_time_ns >= plan.bound_time_ns
+        again = planner.plan_of(planner.mask_of(plan.saved), plan.budget_bytes, plan.again)
+        assert (again.peak_bytes, again.extra_time_ns) == (plan.peak_bytes, plan.extra_time_ns)
+
+
+def test_being_stopped_costs_quality() -> None:
+    """Summed over problems: the lowest peak."""
+    lowest = {
+        q: [Planner(seeded_problem(s, LARGE), None, After(q)).lowest() for s in range(0, 60, 3)] for q in (0, 10**9)
+    }
+    assert sum(plan.peak_bytes for plan in lowest[0]) > sum(plan.peak_bytes for plan in lowest[10**9])
+
+
+def test_a_planner_of_another_problem_has_the_same_limits_and_the_same_record() -> None:
+    problem, other = seeded_problem(4, LARGE), seeded_problem(8, LARGE)
+    planner = Planner(problem, 0.001)
+    assert planner.on(problem) is planner
+    made = planner.on(other)
+    assert made.problem is other and made.effort.limit_units == planner.effort.limit_units
+    made.lowest()
+    assert planner.ends == {WORK}
+    stopped = Planner(problem, None, After(0))
+    stopped.on(other).lowest()
+    assert CLOCK in stopped.ends
+    assert Planner(problem).on(other).effort.limit_units == Planner(other).effort.limit_units
+
+
+def test_searches_that_come_to_their_end_leave_no_record() -> None:
+    planner = Planner(seeded_problem(4, LARGE), None, After(10**9))
+    planner.within(int(0.6 * planner.fastest().peak_bytes))
+    planner.lowest()
+    assert planner.ends == set()

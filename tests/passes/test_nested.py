@@ -19,7 +19,7 @@ from torch._decomp import core_aten_decompositions
 from compile_remat import _torch
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Plan, Planner, Problem, Value, build_problem, extract, timeline
-from compile_remat.passes.nested import SUFFIX, candidate, may_run_again, original, with_copies
+from compile_remat.passes.nested import SUFFIX, Candidate, Nested, candidate, may_run_again, original, with_copies
 from compile_remat.passes.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
 from compile_remat.passes.simulate import Simulator
 from tests.oracles import chain, random_problem, slow_run
@@ -124,6 +124,27 @@ def test_a_deep_chain_goes_below_what_one_recomputation_reaches() -> None:
     assert lowest.peak_bytes <= 0.8 * once.peak_bytes
     assert lowest.extra_time_ns > once.extra_time_ns
     assert timeline(planner.problem, lowest).peak_bytes == lowest.peak_bytes
+
+
+def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was found on the way to a target that it misses."""
+    problem = chain(12)
+    planner, seen = Planner(problem), []
+
+    def spaced(self: Nested, budget_bytes: int) -> Candidate | None:
+        if budget_bytes < 200:
+            return None
+        found = candidate(problem, planner.pinned, ())
+        found.batch.__dict__["peak"] = np.array([max(budget_bytes, 600) if budget_bytes >= 500 else 510])
+        seen.append((found.peak_bytes, budget_bytes))
+        return found
+
+    monkeypatch.setattr(Nested, "_spaced", spaced)
+    monkeypatch.setattr(Nested, "_polished", lambda self, found, budget_bytes: found)
+    lowest = planner._nested.lowest(0, 1000)
+    assert lowest is not None
+    assert lowest.peak_bytes == min(peak for peak, _ in seen) == 510
+    assert (510, 490) in seen
 
 
 def test_only_where_the_budget_asks_for_it() -> None:
