@@ -17,6 +17,7 @@ ROUNDS = 2
 """Rounds of polish for a budget of its own."""
 
 SPACED_ROUNDS = 1
+"""The programme over spans is not corrected: what misses the budget is a start for the polish."""
 
 ANCHORS = (0.1, 0.3, 0.6)
 """Budgets for which the bound is sought, between the lowest peak and the fastest plan's; the others share those."""
@@ -37,27 +38,30 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
     span = fastest.peak_bytes - lowest.peak_bytes
     budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(points - 2, 0, -1)]
     search.moments.anchors = [lowest.peak_bytes + int(share * span) for share in ANCHORS]
-    with planner.effort.search():
-        low = [b for b in budgets if not _look(search, seen, b)]
+    low = []
+    for budget_bytes in budgets:
+        with planner.effort.search():
+            _look(search, seen, budget_bytes)
+        if seen.within(budget_bytes) is None:
+            low.append(budget_bytes)
     found = [(mask, b) for b in budgets if (mask := seen.within(b)) is not None]
     return _best([fastest, *(planner.plan_of(*each) for each in found), *(planner.within(b) for b in low), lowest])
 
 
-def _look(search: Search, seen: Seen, budget_bytes: int) -> bool:
-    """Try plans for one budget; whether one is known now that fits."""
+def _look(search: Search, seen: Seen, budget_bytes: int) -> None:
+    """Try plans for one budget."""
     if not _is_open(search, seen, budget_bytes):
-        return True
+        return
     spaced = search.spaced(budget_bytes, SPACED_ROUNDS)
     if spaced is not None:
         seen.add(search.simulator.one(spaced), spaced[:, None])
         if not _is_open(search, seen, budget_bytes):
-            return True
+            return
     starts = [spaced, seen.within(budget_bytes), seen.above(budget_bytes), search.best_level(budget_bytes)]
     start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
     polished = search.polish(start, budget_bytes, ROUNDS)
     if search.peak(polished) > budget_bytes:
         search.polish(polished, budget_bytes, ROUNDS, weight_factor=10.0)
-    return seen.within(budget_bytes) is not None
 
 
 def _is_open(search: Search, seen: Seen, budget_bytes: int) -> bool:
