@@ -2,11 +2,11 @@
 
 from compile_remat.passes.build import build_problem as build_problem
 from compile_remat.passes.extraction import extract as extract
-from compile_remat.passes.frontier import frontier as frontier
 from compile_remat.passes.liveness import Timeline as Timeline
 from compile_remat.passes.liveness import timeline as timeline
 from compile_remat.passes.offers import Offer as Offer
 from compile_remat.passes.offers import offers as offers
+from compile_remat.passes.pareto import frontier as frontier
 from compile_remat.passes.plan import LiveBuffer as LiveBuffer
 from compile_remat.passes.plan import Plan as Plan
 from compile_remat.passes.plan import Status as Status
