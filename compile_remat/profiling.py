@@ -151,9 +151,9 @@ def _processor(table: Path = Path("/proc/cpuinfo")) -> str:
 
 def _from_rank_zero(make: Callable[[], Times], place: torch.device) -> Times:
     """What rank 0 makes, on all ranks; without a group of several ranks, what this process makes."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if capacity.num_ranks() == 1:
         return make()
+    distributed = torch.distributed
     box: list[Any] = [make() if distributed.get_rank() == 0 else None]
     distributed.broadcast_object_list(box, src=0, device=place if distributed.get_backend() == "nccl" else None)
     times: Times = box[0]

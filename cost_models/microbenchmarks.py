@@ -234,9 +234,7 @@ def _convolutions(make: _Maker) -> Iterator[Case]:
             (cout, cin // groups, kernel, kernel),
         )
         images = make.factors(image, weight)
-        if (
-            make.device.type != "cpu"
-        ):  # where Inductor trains convolutions so; on CPUs it leaves them as the model has them
+        if make.device.type != "cpu":  # on CPUs Inductor leaves convolutions as the model has them
             images = _channels_last(images)
         forward = _convolution(stride, kernel // 2, groups)
         text = f"{b}x{cin}->{cout} {side}x{side} by {kernel}" + f", {groups} groups" * (groups > 1)

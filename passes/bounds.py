@@ -69,28 +69,24 @@ class Moments:
         anchor = min(self.anchors, key=lambda b: abs(b - budget_bytes), default=budget_bytes)
         if anchor not in self._multipliers:
             self._multipliers[anchor] = self._multipliers_at(anchor)
-        per_byte, scale = self._multipliers[anchor], max(1.0, float(budget_bytes))
-        multipliers = np.concatenate([per_byte[: self.num_rules], per_byte[self.num_rules :] * scale])
-        return max(
-            0, _proven_ns(multipliers, self._matrix(scale), self._right(budget_bytes, scale), self.cost, self.box)
-        )
+        limits = self._limits(budget_bytes)
+        return max(0, _proven_ns(self._multipliers[anchor], self.matrix, limits, self.cost, self.box))
 
     def _multipliers_at(self, budget_bytes: int) -> Floats:
         """Of the rules in ns, of the moments in ns for each byte; zeros, which prove nothing, where there is no point."""
-        scale, unit = max(1.0, float(budget_bytes)), max(1.0, float(self.cost.max(initial=0.0)))
-        matrix, right = self._matrix(scale), self._right(budget_bytes, scale)
-        found = linprog(self.cost / unit, A_ub=matrix, b_ub=right, bounds=self.box, method="highs-ds")
+        unit = max(1.0, float(self.cost.max(initial=0.0)))
+        limits = self._limits(budget_bytes)
+        scales = np.where(np.arange(len(limits)) >= self.num_rules, max(1.0, float(budget_bytes)), 1.0)
+        matrix = csr_array((self.weights / scales[self.rows], (self.rows, self.columns)))
+        found = linprog(self.cost / unit, A_ub=matrix, b_ub=limits / scales, bounds=self.box, method="highs-ds")
         if found.status != 0:  # below the lowest peak
-            return np.zeros(len(right))
-        multipliers = np.maximum(0.0, -found.ineqlin.marginals) * unit
-        return np.concatenate([multipliers[: self.num_rules], multipliers[self.num_rules :] / scale])
+            return np.zeros(len(limits))
+        return np.asarray(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales)
 
-    def _matrix(self, scale: float) -> csr_array:
-        return csr_array((self.weights / np.where(self.rows >= self.num_rules, scale, 1.0), (self.rows, self.columns)))
-
-    def _right(self, budget_bytes: int, scale: float) -> Floats:
-        limits = np.array([budget_bytes - m.fixed_bytes for m in self.moments], dtype=np.float64)
-        return np.concatenate([np.zeros(self.num_rules), limits / scale])
+    def _limits(self, budget_bytes: int) -> Floats:
+        """The right-hand side: of the rules 0, of the moments the bytes that are left there."""
+        left = [budget_bytes - m.fixed_bytes for m in self.moments]
+        return np.concatenate([np.zeros(self.num_rules), np.array(left, dtype=np.float64)])
 
     def _build(self) -> None:
         simulator, values = self.simulator, self.simulator.problem.values
@@ -129,6 +125,7 @@ class Moments:
                 np.append(self.columns, size - 1),
                 np.append(self.weights, 0.0),
             )
+        self.matrix = csr_array((self.weights, (self.rows, self.columns)))
 
 
 def _proven_ns(multipliers: Floats, matrix: csr_array, right: Floats, cost: Floats, box: Floats) -> int:

@@ -30,21 +30,15 @@ class Effort:
     Args:
         limit_units: Where it is to stop; None for never.
         is_over: Asked now and then: whether it is to stop at once.  Once it said so, every later search stops as well.
-        ends: The record of another effort to go on with.
 
     Attributes:
         spent_units: What it has done so far; may exceed the limit by what was begun before that.
         ends: What ended any of the searches, WORK or CLOCK; empty where each came to its end.
     """
 
-    def __init__(
-        self,
-        limit_units: int | None = None,
-        is_over: Callable[[], bool] | None = None,
-        ends: set[str] | None = None,
-    ) -> None:
+    def __init__(self, limit_units: int | None = None, is_over: Callable[[], bool] | None = None) -> None:
         self.limit_units, self.is_over = limit_units, is_over
-        self.ends: set[str] = set() if ends is None else ends
+        self.ends: set[str] = set()
         self.spent_units = 0
         self._shared: dict[Hashable, tuple[Any, int]] = {}
         self._charged: set[Hashable] = set()

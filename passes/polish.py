@@ -91,9 +91,10 @@ class Polisher:
         self.simulations += columns.shape[1]
         found, first = [], 0
         for batch in self.simulator.batches(columns):
+            end = first + len(batch.time_ns)
             if self.seen is not None:
-                self.seen.add(batch, columns[:, first:])
-            first += len(batch.time_ns)
+                self.seen.add(batch, columns[:, first:end])
+            first = end
             found.append(self.score(batch, budget_bytes, weight))
         return np.concatenate(found)
 

@@ -100,13 +100,15 @@ class Spans:
                 for level in levels:
                     tilings.append((chosen, level))
                     columns.append(fronts | self.levels[level])
-        first = 0
-        for batch in self.simulator.batches(np.stack(columns, axis=1)) if columns else ():
-            count = len(batch.time_ns)
+        if not columns:
+            return 0
+        masks, first = np.stack(columns, axis=1), 0
+        for batch in self.simulator.batches(masks):
+            end = first + len(batch.time_ns)
             if seen is not None:
-                seen.add(batch, np.stack(columns[first : first + count], axis=1))
-            self._read(batch, tilings[first : first + count])
-            first += count
+                seen.add(batch, masks[:, first:end])
+            self._read(batch, tilings[first:end])
+            first = end
         return len(columns)
 
     def union(self, chosen: Sequence[int]) -> Bools:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Plan, Planner, Problem, frontier, timeline
+from compile_remat.passes.effort import WORK
 from tests.oracles import Shape, all_plans, chain, seeded_problem
 
 SMALL = Shape(max_values=9, max_late=2, max_steps=8)
@@ -81,5 +82,8 @@ def test_the_same_in_every_process_and_for_few_points() -> None:
 
 def test_limited_work_still_gives_plans() -> None:
     problem = seeded_problem(6, LARGE)
-    plans = frontier(Planner(problem, work_seconds=1e-6), 10)
-    assert plans[0].peak_bytes >= plans[-1].peak_bytes
+    planner = Planner(problem, work_seconds=1e-6)
+    plans = frontier(planner, 10)
+    assert planner.ends == {WORK}
+    assert plans[0].extra_time_ns == Planner(problem).fastest().extra_time_ns
+    assert all(timeline(problem, plan).peak_bytes == plan.peak_bytes for plan in plans)
