@@ -22,9 +22,10 @@ from benchmarks import harness, models
 from benchmarks.harness import mib, ms
 from benchmarks.models import Case, joining
 from compile_remat._torch_bench import private_compile_caches
-from compile_remat.backend import RematPartitioner, compile_graph
+from compile_remat.backend import compile_graph
 from compile_remat.config import RematConfig
 from compile_remat.measure import RatioInterval
+from compile_remat.remat_partitioner import RematPartitioner
 
 PEAK_LIMIT = 1.03
 TIME_LIMIT = 1.02

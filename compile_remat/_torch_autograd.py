@@ -6,7 +6,7 @@ that it compiles; what is set here is set on that class, so other graphs and oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,11 @@ def compiled_node(outputs: Iterable[object], since: int) -> Any | None:
             return node
         stack.extend(n for n, _ in node.next_functions if n is not None)
     return None
+
+
+def can_be_differentiated(args: Sequence[Any]) -> bool:
+    """Whether this call saves anything for a backward."""
+    return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
 def intercept(node: Any, handle: Callable[[Any, Backward, tuple[Any, ...]], Any]) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import hashlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from compile_remat import _torch, _torch_cache, capacity, profiling
+from compile_remat import _torch, capacity, profiling
+from compile_remat._torch_distributed import smallest_of_all_ranks
 from compile_remat._torch_dynamo import company
 from compile_remat._torch_inductor import (
     PARTITIONER_OPTION,
-    CustomPartitionerFn,
     compile_plain,
-    get_hash_for_files,
 )
 from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget, OptimizerState
@@ -29,10 +25,10 @@ from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, device_names, load_device
-from compile_remat.errors import ConfigError, PlanMismatchError, PlannerWarning, RematError, find_error
+from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.ledger import Ledger, Member
-from compile_remat.partitioner import PlannerFailed, Settings, split, split_without_planner, warn_of_fallback
-from compile_remat.passes.accumulation import keep_matmuls_in_place
+from compile_remat.partitioner import PlannerFailed, Settings, warn_of_fallback
+from compile_remat.remat_partitioner import RematPartitioner, sources_hash
 from compile_remat.report import Report
 from compile_remat.retry import Retrying
 from compile_remat.watch import Watched, reader_of
@@ -187,66 +183,6 @@ def _retrying(
     )
 
 
-class RematPartitioner(CustomPartitionerFn):
-    """The value that Inductor calls, pickles and hashes: its fields are all that a plan depends on.
-
-    Attributes:
-        fallback: Why the planner failed; with a reason here the planner is left alone.
-        sizes: The symbols among a graph's inputs and the sizes that they stood for.  A plan is made for these, and torch's key
-            has the symbols alone: without them a plan for a small batch would come out of the cache for a large one.
-        guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        sources_hash: str,
-        fallback: str = "",
-        *,
-        sizes: tuple[tuple[str, int], ...] = (),
-        guarded: bool = False,
-    ) -> None:
-        self.settings = settings
-        self.sources_hash = sources_hash
-        self.plans_hash = _plans_hash(settings.plan_dir)
-        self.fallback = fallback
-        self.sizes = sizes
-        self.guarded = guarded
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Split the joint graph (Inductor passes ``num_fwd_outputs``, ``static_lifetime_input_indices``, ``compiler``)."""
-        keywords: dict[str, Any] = {
-            "num_fwd_outputs": kwargs["num_fwd_outputs"],
-            "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
-        }
-        if self.fallback:
-            return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
-        by_inductor = kwargs.get("compiler") == "inductor"
-        is_cached = by_inductor and _torch_cache.partition_is_stored()
-        forward, backward = split(gm, joint_inputs, self.settings, is_cached=is_cached, **keywords)
-        if self.guarded and by_inductor:
-            keep_matmuls_in_place(backward)
-        return forward, backward
-
-    def tightened(self, planning_bytes: int, *, guarded: bool | None = None) -> RematPartitioner:
-        """One that plans for fewer bytes than the budget."""
-        other = self.under(replace(self.settings, tightened_bytes=planning_bytes, share=None, stopped=None))
-        other.guarded = self.guarded if guarded is None else guarded
-        return other
-
-    def under(self, settings: Settings) -> RematPartitioner:
-        """One with other settings."""
-        other = copy.copy(self)
-        other.settings = settings
-        return other
-
-    def uuid(self) -> object:
-        """Changes with our sources, the settings, the device's figures and the pinned plans."""
-        return (self.sources_hash, repr(self.settings), self.plans_hash, self.fallback, self.sizes, self.guarded)
-
-
 def _given(options: object, mode: str | None) -> dict[str, object]:
     """Options and mode as one; torch.compile takes either, and passes on whatever it was given."""
     if options is not None and not isinstance(options, Mapping):
@@ -335,7 +271,7 @@ def _auto(config: RematConfig, place: torch.device, trainable_bytes: int) -> Mem
     if free is None:
         return MemoryBudget("max")
     budget_bytes = capacity.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
-    budget_bytes = capacity.smallest_of_all_ranks(budget_bytes, place)
+    budget_bytes = smallest_of_all_ranks(budget_bytes, place)
     LOG.info("%s", capacity.describe(free, budget_bytes))
     return MemoryBudget("bytes", budget_bytes)
 
@@ -351,28 +287,3 @@ def _raiser(error: RematError) -> Callable[..., Any]:
         raise error
 
     return fail
-
-
-@functools.cache
-def sources_hash() -> str:
-    """Hash of our own source files and tables: another version of us makes another cache key."""
-    root = Path(__file__).resolve().parent
-    import compile_remat.cost_models as cost_models
-    import compile_remat.passes as passes
-
-    folders = [root, *(Path(m.__file__ or "").resolve().parent for m in (passes, cost_models))]
-    files = sorted(str(f) for folder in folders for f in folder.glob("*") if f.suffix in (".py", ".json"))
-    return str(get_hash_for_files(tuple(files)).hex())
-
-
-def _plans_hash(plan_dir: str | None) -> str:
-    """Hash of the pinned plans as they are now: torch's helper remembers files by their names, and these change."""
-    files = sorted(Path(plan_dir).glob("*.plan.json")) if plan_dir else []
-    digest = hashlib.sha256()
-    for file in files:
-        try:
-            content = file.read_bytes()
-        except OSError as error:
-            raise PlanMismatchError(f"{file} cannot be read: {error.strerror}.") from None
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(content).digest())
-    return digest.hexdigest() if files else ""

@@ -92,27 +92,6 @@ def auto_budget_bytes(memory: Free, reserve: Reserve, state_bytes: int) -> int:
     return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning
 
 
-def smallest_of_all_ranks(nbytes: int, device: torch.device) -> int:
-    """The smallest figure of all ranks of the default process group, so that all of them make the same plan.
-
-    A collective: every rank that compiles this graph takes part.  Without a group of several ranks it is `nbytes`.
-    """
-    if num_ranks() == 1:
-        return nbytes
-    distributed = torch.distributed
-    place = device if distributed.get_backend() == "nccl" else torch.device("cpu")
-    smallest = torch.tensor([nbytes], dtype=torch.int64, device=place)
-    distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
-    return int(smallest.item())
-
-
-def num_ranks() -> int:
-    """How many processes train together: those of the default process group, or this one alone."""
-    distributed = torch.distributed
-    is_there = distributed.is_available() and distributed.is_initialized()
-    return distributed.get_world_size() if is_there else 1
-
-
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:
     """Bytes of the parameters among a graph's inputs that require a gradient."""
     return sum(t.nbytes for t in example_inputs if isinstance(t, torch.nn.Parameter) and t.requires_grad)

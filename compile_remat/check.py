@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from compile_remat._torch_autograd import can_be_differentiated
 from compile_remat._torch_inductor import CustomPartitionerFn, without_partition_cache
 from compile_remat._torch_trial import own_tracing_context
 from compile_remat.blame import Arguments, Trace, blame
@@ -106,11 +107,6 @@ def compile_checked(
         return compiled(*args)
 
     return call
-
-
-def can_be_differentiated(args: Sequence[Any]) -> bool:
-    """Whether this call saves anything for a backward."""
-    return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from compile_remat import _torch
 from compile_remat.budget import MemoryBudget
@@ -23,6 +22,7 @@ from compile_remat.passes import Offer, Plan, Planner, Problem, Value, offers
 from compile_remat.passes.floors import SAME_PEAK
 from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
 from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
+from compile_remat.report import live_tensor
 from compile_remat.together import Turn, divide, step_peak_bytes
 from compile_remat.units import format_bytes
 
@@ -286,8 +286,3 @@ def _tagged_tensor(value: Value) -> LiveTensor:
     region = f" in checkpointed region {origin.region}" if origin.region else ""
     name = f"{value.name} ({value.tag.upper()}{region})"
     return LiveTensor(name, value.nbytes, origin.shape, origin.dtype, origin.module_path, origin.source_line)
-
-
-def live_tensor(buffer: Any) -> LiveTensor:
-    name = f"{buffer.name} ({buffer.role})"
-    return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)

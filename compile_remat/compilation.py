@@ -32,7 +32,7 @@ from compile_remat.stopped import StoppedByClock
 from compile_remat.units import format_bytes
 
 if TYPE_CHECKING:
-    from compile_remat.backend import RematPartitioner
+    from compile_remat.remat_partitioner import RematPartitioner
 
 LOG = logging.getLogger("compile_remat")
 Compiled = Callable[..., Any]

@@ -16,9 +16,14 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch_autograd import after_backward, compiled_node, keeps_its_graph, sequence_number
+from compile_remat._torch_autograd import (
+    after_backward,
+    can_be_differentiated,
+    compiled_node,
+    keeps_its_graph,
+    sequence_number,
+)
 from compile_remat.budget import MemoryBudget
-from compile_remat.check import can_be_differentiated
 from compile_remat.choice import Share
 from compile_remat.errors import SharedBudgetError, warn
 from compile_remat.passes import Offer

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from compile_remat import _torch, _torch_cache, capacity
+from compile_remat._torch_distributed import num_ranks
 from compile_remat._torch_inductor import look_at_joint_graph
 from compile_remat.cost_models import Times, tf32_kinds
 from compile_remat.cost_models.profile_file import ProfileFile
@@ -151,7 +152,7 @@ def _processor(table: Path = Path("/proc/cpuinfo")) -> str:
 
 def _from_rank_zero(make: Callable[[], Times], place: torch.device) -> Times:
     """What rank 0 makes, on all ranks; without a group of several ranks, what this process makes."""
-    if capacity.num_ranks() == 1:
+    if num_ranks() == 1:
         return make()
     distributed = torch.distributed
     box: list[Any] = [make() if distributed.get_rank() == 0 else None]

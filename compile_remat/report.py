@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compile_remat.errors import LiveTensor
 from compile_remat.files import write_atomically
 from compile_remat.passes import Offer, Plan, Status
 from compile_remat.units import format_bytes
@@ -218,3 +219,8 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
 def latest(graph_key: str) -> Report | None:
     """The report of the plan that a graph runs under now: the last one that was recorded."""
     return next((report for report in reversed(_REPORTS) if report.graph_key == graph_key), None)
+
+
+def live_tensor(buffer: Any) -> LiveTensor:
+    name = f"{buffer.name} ({buffer.role})"
+    return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)

@@ -21,16 +21,16 @@ import torch
 
 from compile_remat._torch_autograd import (
     Backward,
+    can_be_differentiated,
     compiled_node,
     intercept,
     keeping_version,
     sequence_number,
     written_by,
 )
+from compile_remat._torch_random import read_random_state, write_random_state
 from compile_remat._torch_trial import is_plain_tensor
-from compile_remat.check import can_be_differentiated
 from compile_remat.errors import warn
-from compile_remat.trial import read_random_state, write_random_state
 from compile_remat.units import MIB, format_bytes
 
 LOG = logging.getLogger("compile_remat")

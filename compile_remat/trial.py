@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from compile_remat import _torch, _torch_trial
+from compile_remat._torch_random import read_random_state
 
 Key = tuple[str, int | str]
 Observed = dict[Key, Any]
@@ -202,18 +203,3 @@ def _keep(value: Any) -> Any:
 
 
 # -- the random state ---------------------------------------------------------------------------------------------------
-
-
-def read_random_state(devices: Sequence[torch.device]) -> dict[str, torch.Tensor]:
-    """The state of the CPU's generator and of each device's."""
-    states = {"cpu": torch.get_rng_state()}
-    return states | {str(d): torch.get_device_module(d).get_rng_state(d) for d in devices}
-
-
-def write_random_state(states: dict[str, torch.Tensor]) -> None:
-    """Put back what `read_random_state` gave."""
-    for place, state in states.items():
-        if place == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(torch.device(place)).set_rng_state(state, torch.device(place))

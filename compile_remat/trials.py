@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from compile_remat import capacity
+from compile_remat._torch_random import read_random_state, write_random_state
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.trial import (
     RANDOM,
@@ -18,9 +19,7 @@ from compile_remat.trial import (
     Observed,
     copy_arguments,
     observe,
-    read_random_state,
     refuse_odd,
-    write_random_state,
 )
 from compile_remat.units import format_bytes
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from compile_remat import _torch
 from compile_remat.cost_models import OpKind, describe
-from compile_remat.passes.nested import SUFFIX
+from compile_remat.passes.duplication import SUFFIX
 from compile_remat.passes.plan import Plan
 from compile_remat.passes.symbols import handed_over
 

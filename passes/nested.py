@@ -20,14 +20,13 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes.duplication import original, with_copies
 from compile_remat.passes.effort import Effort
 from compile_remat.passes.polish import Polisher
-from compile_remat.passes.problem import ITEM, RECOMPUTE, SAVE, Problem, Value
+from compile_remat.passes.problem import SAVE, Problem, Value
 from compile_remat.passes.rows import Option
 from compile_remat.passes.simulate import Batch, Bools, Simulator
 from compile_remat.passes.spans import Spans
-
-SUFFIX = "__again"
 
 CUTS = 100
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
@@ -51,61 +50,6 @@ WORTH_IT = 0.98
 def may_run_again(value: Value) -> bool:
     """Whether the value may be computed a third time."""
     return value.pin != SAVE and not value.may_differ
-
-
-def original(name: str, names: Collection[str]) -> str:
-    """The value that a name stands for in a problem with copies of the values in `names`."""
-    base = name.removesuffix(SUFFIX)
-    return base if base in names else name
-
-
-def with_copies(problem: Problem, names: Collection[str]) -> Problem:
-    """The problem in which the named values have a copy each, right behind them, that the backward reads in their stead.
-
-    A copy reads copies where there are any.  It cannot be saved.
-    """
-    values, wanted = problem.values, frozenset(names)
-    is_copied = np.array([v.name in wanted for v in values], dtype=bool)
-    own = np.arange(len(values)) + np.cumsum(is_copied) - is_copied
-    order = np.argsort([v.position for v in values], kind="stable")
-    position = np.empty(len(values), dtype=np.int64)
-    position[order] = np.arange(len(values)) + np.cumsum(is_copied[order]) - is_copied[order]
-    read_copy = (own + is_copied).tolist()
-    read_own, places = own.tolist(), position.tolist()
-    unread = _unread_by_copies(values, is_copied)
-    made: list[Value] = []
-    for v, value in enumerate(values):
-        reads, copies = tuple(read_own[r] for r in value.reads), tuple(read_own[r] for r in value.copies)
-        parts = tuple(read_own[r] for r in value.parts)
-        ordered_by = tuple(read_own[r] for r in value.ordered_by)  # who is saved is an original
-        made.append(replace(value, reads=reads, copies=copies, ordered_by=ordered_by, parts=parts, position=places[v]))
-        if is_copied[v]:
-            made.append(
-                replace(
-                    value,
-                    name=value.name + SUFFIX,
-                    reads=tuple(read_copy[r] for r in value.reads),
-                    copies=tuple(read_copy[r] for r in value.copies),
-                    ordered_by=ordered_by,
-                    parts=tuple(read_copy[r] for r in value.parts),
-                    position=places[v] + 1,
-                    pin=RECOMPUTE,
-                    in_forward=False,
-                    is_output=False,
-                    transient_bytes=value.transient_bytes + unread.get(v, 0),
-                )
-            )
-    steps = tuple(replace(s, reads=tuple(read_copy[r] for r in s.reads)) for s in problem.steps)
-    return replace(problem, values=tuple(made), steps=steps, reference=tuple(read_own[v] for v in problem.reference))
-
-
-def _unread_by_copies(values: Sequence[Value], is_copied: Bools) -> dict[int, int]:
-    """Bytes of the parts that a copy of a kernel with several outputs makes for nobody."""
-    found: dict[int, int] = {}
-    for v, value in enumerate(values):
-        if value.kernel == ITEM and value.reads and not is_copied[v]:
-            found[value.reads[0]] = found.get(value.reads[0], 0) + value.nbytes
-    return found
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from compile_remat import (
     pareto,
     uninstall,
 )
-from compile_remat.backend import RematPartitioner
 from compile_remat.passes import Plan
+from compile_remat.remat_partitioner import RematPartitioner
 from compile_remat.report import record
 
 

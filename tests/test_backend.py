@@ -15,13 +15,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import compile_remat
-from compile_remat import _torch, backend, compilation, partitioner
-from compile_remat.backend import RematPartitioner, remat
+from compile_remat import _torch, compilation, partitioner, remat_partitioner
+from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
 from compile_remat.measure import peak_bytes
 from compile_remat.partitioner import Settings
+from compile_remat.remat_partitioner import RematPartitioner
 from tests.correctness.harness import attention_dtype
 
 MIB = 1 << 20
@@ -511,7 +512,7 @@ def test_each_graph_of_a_call_has_its_report() -> None:
 def made(plan_dir: Path | None = None, budget: object = "2MiB", device: str = "cpu") -> RematPartitioner:
     folder = None if plan_dir is None else str(plan_dir)
     return RematPartitioner(
-        Settings(MemoryBudget.parse(budget), load_device(device), plan_dir=folder), backend.sources_hash()
+        Settings(MemoryBudget.parse(budget), load_device(device), plan_dir=folder), remat_partitioner.sources_hash()
     )
 
 
@@ -525,7 +526,7 @@ def test_uuid_is_stable_and_changes_with_what_a_plan_depends_on(tmp_path: Path) 
     (tmp_path / "0.plan.json").write_text("[]")
     assert len({repr(key) for key in (made().uuid(), empty, one, made(tmp_path).uuid())}) == 4
     for change in ({"fallback": "broke"}, {"sizes": (("s77", 64),)}, {"guarded": True}):
-        assert RematPartitioner(made().settings, backend.sources_hash(), **change).uuid() != made().uuid()
+        assert RematPartitioner(made().settings, remat_partitioner.sources_hash(), **change).uuid() != made().uuid()
     assert RematPartitioner(made().settings, "other sources").uuid() != made().uuid()
 
 

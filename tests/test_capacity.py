@@ -11,9 +11,10 @@ import torch
 
 import compile_remat
 from compile_remat import ConfigError, capacity
+from compile_remat._torch_distributed import smallest_of_all_ranks
 from compile_remat.backend import remat, settings_for
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.capacity import Free, auto_budget_bytes, smallest_of_all_ranks, trainable_bytes
+from compile_remat.capacity import Free, auto_budget_bytes, trainable_bytes
 from compile_remat.config import RematConfig
 
 GIB = 1 << 30
@@ -143,7 +144,7 @@ def test_what_is_no_capacity(raw: object) -> None:
 
 RANK = """
 import sys, torch
-from compile_remat.capacity import smallest_of_all_ranks
+from compile_remat._torch_distributed import smallest_of_all_ranks
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 print(smallest_of_all_ranks([700, 500][int(sys.argv[2])], torch.device("cpu")))
 torch.distributed.destroy_process_group()

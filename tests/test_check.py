@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import compile_remat
 from compile_remat import capacity, closeness, partitioner
-from compile_remat.backend import RematPartitioner, compile_graph, remat
+from compile_remat.backend import compile_graph, remat
 from compile_remat.check import is_same
 from compile_remat.closeness import Gap, gap, size
 from compile_remat.config import RematConfig
@@ -30,6 +30,7 @@ from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
 from compile_remat.measure import peak_bytes
 from compile_remat.reference import ReferencePartitioner
+from compile_remat.remat_partitioner import RematPartitioner
 from compile_remat.trial import NotComparable
 from compile_remat.trials import Trials
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches

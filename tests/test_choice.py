@@ -17,12 +17,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import compile_remat
 from compile_remat import choice, partition
 from compile_remat.api import look
-from compile_remat.backend import RematPartitioner, remat, settings_for
+from compile_remat.backend import remat, settings_for
 from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
 from compile_remat.partitioner import Planned
 from compile_remat.passes import Planner, Status
 from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
+from compile_remat.remat_partitioner import RematPartitioner
 from tests.test_partitioner import Traced, gradients
 
 BUDGETS = ("max", 1.0, 0.6, 0.4, "min")

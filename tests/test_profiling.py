@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 import compile_remat
 from compile_remat import profiling
-from compile_remat.backend import RematPartitioner, remat
+from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import Times, load_device, stopwatch
 from compile_remat.errors import ConfigError, PlannerWarning
 from compile_remat.partitioner import Settings
+from compile_remat.remat_partitioner import RematPartitioner
 
 CPU = torch.device("cpu")
 
