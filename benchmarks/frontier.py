@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ascii_table, mib, ms, percent
-from compile_remat.files import write_atomically
+from compile_remat._util.atomic_write import write_atomically
 
 SCHEMA = 1
 PEAK_LIMIT, MEDIAN_PEAK_LIMIT = 0.03, 0.01

@@ -9,9 +9,9 @@ import numbers
 from dataclasses import dataclass, field
 from typing import Literal, Self
 
+from compile_remat._util.suggestions import did_you_mean
+from compile_remat._util.units import MIB, exact_size, parse_bytes
 from compile_remat.errors import ConfigError
-from compile_remat.names import did_you_mean
-from compile_remat.units import MIB, exact_size, parse_bytes
 
 BUDGET_FORMS = (
     'a size with its unit ("8GiB", "8GB", "500MiB"), an int of at least 1 MiB (1048576) in bytes, '

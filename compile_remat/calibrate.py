@@ -49,10 +49,10 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     import torch
 
     from compile_remat._torch_bench import compiling_alone
+    from compile_remat._util.atomic_write import write_atomically
     from compile_remat.cost_models import load_device
     from compile_remat.cost_models.calibration import calibrate, sources_of
     from compile_remat.errors import RematError
-    from compile_remat.files import write_atomically
 
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

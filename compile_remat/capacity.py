@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from compile_remat._util.units import format_bytes
 from compile_remat.budget import Reserve
-from compile_remat.units import format_bytes
 
 GRAIN = 64
 """`auto` is rounded down to this part of the capacity, so that small differences do not make another plan."""

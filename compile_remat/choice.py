@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat import _torch
+from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
     BudgetError,
@@ -24,7 +25,6 @@ from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOM
 from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
 from compile_remat.report import live_tensor
 from compile_remat.together import Turn, divide, step_peak_bytes
-from compile_remat.units import format_bytes
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
 REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"

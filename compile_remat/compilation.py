@@ -21,6 +21,7 @@ from compile_remat._torch_inductor import (
     without_partition_cache,
 )
 from compile_remat._torch_trial import Ambient, guards_of, traced_inputs
+from compile_remat._util.units import format_bytes
 from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig
 from compile_remat.errors import RematError, find_error, warn
@@ -29,7 +30,6 @@ from compile_remat.report import Report, record, recording, write
 from compile_remat.retry import CannotRetry, Lower
 from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.stopped import StoppedByClock
-from compile_remat.units import format_bytes
 
 if TYPE_CHECKING:
     from compile_remat.remat_partitioner import RematPartitioner

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Self, TypeVar
 
+from compile_remat._util.suggestions import closest, did_you_mean
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.errors import ConfigError
-from compile_remat.names import closest, did_you_mean
 
 ENV_PREFIX = "REMAT_"
 

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TypeVar
 
-from compile_remat.units import MIB, exact_size, format_bytes
+from compile_remat._util.units import MIB, exact_size, format_bytes
 
 E = TypeVar("E", bound=BaseException)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from compile_remat._util.units import format_bytes
 from compile_remat.growth import Growth, Step
 from compile_remat.passes import Plan, Planner, timeline
-from compile_remat.units import format_bytes
 
 MOST_BATCHES = 1 << 20
 """Where the search for the largest batch ends."""

@@ -23,13 +23,13 @@ from compile_remat._torch_autograd import (
     keeps_its_graph,
     sequence_number,
 )
+from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Share
 from compile_remat.errors import SharedBudgetError, warn
 from compile_remat.passes import Offer
 from compile_remat.report import Report
 from compile_remat.together import Shared, Turn, divide, step_peak_bytes
-from compile_remat.units import format_bytes
 
 Compiled = Callable[..., Any]
 

@@ -8,8 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from compile_remat.tables import show
-from compile_remat.units import format_bytes, format_time
+from compile_remat._util.text_table import show
+from compile_remat._util.units import format_bytes, format_time
 
 if TYPE_CHECKING:
     from compile_remat.builders import Builder

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compile_remat._util.atomic_write import write_atomically
+from compile_remat._util.units import format_bytes
 from compile_remat.errors import LiveTensor
-from compile_remat.files import write_atomically
 from compile_remat.passes import Offer, Plan, Status
-from compile_remat.units import format_bytes
 
 LOG = logging.getLogger("compile_remat")
 

@@ -30,8 +30,8 @@ from compile_remat._torch_autograd import (
 )
 from compile_remat._torch_random import read_random_state, write_random_state
 from compile_remat._torch_trial import is_plain_tensor
+from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
-from compile_remat.units import MIB, format_bytes
 
 LOG = logging.getLogger("compile_remat")
 Compiled = Callable[..., Any]

@@ -18,7 +18,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat import _torch_cache
-from compile_remat.files import write_atomically
+from compile_remat._util.atomic_write import write_atomically
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")

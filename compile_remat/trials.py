@@ -11,6 +11,7 @@ import torch
 
 from compile_remat import capacity
 from compile_remat._torch_random import read_random_state, write_random_state
+from compile_remat._util.units import format_bytes
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.trial import (
     RANDOM,
@@ -21,7 +22,6 @@ from compile_remat.trial import (
     observe,
     refuse_odd,
 )
-from compile_remat.units import format_bytes
 
 EPSILON_ELSEWHERE = 2.0**-10
 """Spacing of TF32, which a GPU may use where the CPU has float32."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from compile_remat._util.suggestions import did_you_mean
 from compile_remat.cost_models.device import Device
 from compile_remat.cost_models.kinds import OpKind
 from compile_remat.cost_models.profile import Profile
@@ -13,7 +14,6 @@ from compile_remat.cost_models.protocol import CostModel
 from compile_remat.cost_models.roofline import Roofline
 from compile_remat.cost_models.unit import UnitCost
 from compile_remat.errors import ConfigError
-from compile_remat.names import did_you_mean
 
 _NAMES = ("roofline", "profile", "unit")
 

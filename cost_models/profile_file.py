@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compile_remat.files import write_atomically
+from compile_remat._util.atomic_write import write_atomically
 
 LOG = logging.getLogger("compile_remat")
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat import config
+from compile_remat._util.units import GIB, MIB
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig, split_options
 from compile_remat.errors import ConfigError
-from compile_remat.units import GIB, MIB
 
 MODES = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from compile_remat._util.suggestions import closest, did_you_mean
+from compile_remat._util.units import MIB, parse_bytes
 from compile_remat.errors import (
     BudgetError,
     ConfigError,
@@ -19,8 +21,6 @@ from compile_remat.errors import (
     SharedBudgetError,
     TagConflictError,
 )
-from compile_remat.names import closest, did_you_mean
-from compile_remat.units import MIB, parse_bytes
 
 TENSOR = LiveTensor("addmm_3", 24 * MIB, (2048, 3072), "torch.float32", "blocks.0.mlp", "model.py:12")
 

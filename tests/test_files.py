@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_remat.files import write_atomically
+from compile_remat._util.atomic_write import write_atomically
 
 
 def test_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:

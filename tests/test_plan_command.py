@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compile_remat import cli, plan_command, tables
+from compile_remat import cli, plan_command
+from compile_remat._util import text_table
 from compile_remat.passes import Planner, Problem
 
 MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"]
@@ -111,13 +112,13 @@ def test_a_module_of_the_working_folder_is_found(
 
 
 def test_tables_line_up() -> None:
-    text = tables.plain("title", ("a", "b"), [("one", "1"), ("three", "23")])
+    text = text_table.plain("title", ("a", "b"), [("one", "1"), ("three", "23")])
     assert text.splitlines() == ["title", "  a       b", "  -----  --", "  one     1", "  three  23"]
-    assert tables.plain("t", ("", ""), [("x", "1")]).splitlines() == ["t", "  x  1"]
+    assert text_table.plain("t", ("", ""), [("x", "1")]).splitlines() == ["t", "  x  1"]
 
 
 def test_rich_draws_the_table_where_it_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("rich")
-    tables._show_rich("title", ("a", "b"), [("one", "1")])
+    text_table._show_rich("title", ("a", "b"), [("one", "1")])
     text = capsys.readouterr().out
     assert "title" in text and "one" in text and "\u2500" in text

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import compile_remat
 from compile_remat import ConfigError, PlannerWarning, RematConfig, partitioner, retry, stopped
+from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
 from compile_remat.retry import SMALL_BYTES, Retrying
-from compile_remat.units import format_bytes
 
 PLACES = 41
 """Allocations of a step of `Net`."""

@@ -14,10 +14,10 @@ from torch import nn
 import compile_remat
 from compile_remat import BudgetError, PlannerWarning, _torch_inductor, scheduled
 from compile_remat._torch_inductor import Emitted
+from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
 from compile_remat.scheduled import Emissions, scheduled_peak_bytes
-from compile_remat.units import format_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

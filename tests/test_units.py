@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat.units import exact_size, format_bytes, format_time, parse_bytes
+from compile_remat._util.units import exact_size, format_bytes, format_time, parse_bytes
 
 
 @pytest.mark.parametrize(
