@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks import harness
 from benchmarks.harness import mib, ms, percent
 from benchmarks.models import CASES, build
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.api import look
 from compile_remat.passes import Plan, Planner, build_problem
 
@@ -45,7 +45,7 @@ def compare(model: str, scale: float = 1.0, at_bytes: int | None = None) -> tupl
     cost = planned.cost
     pairs = []
     for budget in BUDGETS:
-        chosen = _torch.torch_choice(planned.joint, budget)
+        chosen = joint_graph.torch_choice(planned.joint, budget)
         problem = build_problem(planned.joint, cost=cost, reference=chosen)
         names = [problem.values[i].name for i in problem.reference]
         theirs = planner.plan_of(planner.mask_of(names), None)

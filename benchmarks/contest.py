@@ -17,7 +17,7 @@ from benchmarks import harness
 from benchmarks.frontier import Point, find
 from benchmarks.models import Case
 from benchmarks.models.large import build_large, checkpointed
-from compile_remat._torch_bench import torch_activation_budget
+from compile_remat._torch.allocator_events import torch_activation_budget
 from compile_remat.measure import device_times_ns
 
 FRACTIONS = (0.5, 0.3)

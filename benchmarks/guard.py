@@ -21,7 +21,7 @@ import compile_remat
 from benchmarks import harness, models
 from benchmarks.harness import mib, ms
 from benchmarks.models import Case, joining
-from compile_remat._torch_bench import private_compile_caches
+from compile_remat._torch.allocator_events import private_compile_caches
 from compile_remat.backend import compile_graph
 from compile_remat.config import RematConfig
 from compile_remat.measure import RatioInterval

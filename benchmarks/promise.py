@@ -26,7 +26,7 @@ from benchmarks import harness, models, table_a
 from benchmarks.harness import mib, percent
 from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, Runner
 from benchmarks.verdicts import Row, lowest_peak
-from compile_remat._torch_bench import private_compile_caches
+from compile_remat._torch.allocator_events import private_compile_caches
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
 MODEL_TITLES = (

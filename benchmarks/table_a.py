@@ -20,7 +20,7 @@ import torch
 from benchmarks import harness, models, verdicts
 from benchmarks.harness import MIB, mib, ms, percent
 from benchmarks.verdicts import Row
-from compile_remat._torch_bench import (
+from compile_remat._torch.allocator_events import (
     TorchPartition,
     private_compile_caches,
     timed_torch_partitioner,

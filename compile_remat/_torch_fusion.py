@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from compile_remat._torch_version import private_name
+from compile_remat._torch.version import private_name
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices

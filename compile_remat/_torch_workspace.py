@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch_version import private_name
+from compile_remat._torch.version import private_name
 
 _AUTOGRAD, _PROFILER = "torch.autograd", "torch._C._profiler"
 ProfilerConfig = private_name(_AUTOGRAD, "ProfilerConfig")

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch, profiling
+from compile_remat import profiling
+from compile_remat._torch import joint_graph
+from compile_remat._torch.version import version_problem
 from compile_remat._torch_inductor import look_at_joint_graph, set_global_partitioner
-from compile_remat._torch_version import version_problem
 from compile_remat.backend import place_of, priced, settings_for
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
@@ -25,14 +26,14 @@ from compile_remat.report import Report, write_to
 
 def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled."""
-    config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
     if problem := version_problem():
         raise RematError(f"{problem}: nothing can be planned with this torch.")
     seen: list[Planned] = []
     failed: list[RematError] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = _torch.mode_options(config.mode)
+        options = joint_graph.mode_options(config.mode)
         try:
             settings = priced(settings_for(config, example_inputs), gm, example_inputs, config, options)
             planned = look_at_joint_graph(
@@ -86,7 +87,7 @@ def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
     from compile_remat.forecast import Target, forecast
 
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
-    config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
     if config.device == "detect":
         raise ConfigError(f"device: a plan for {name} needs the name of a device, or a JSON file.")
     target = Target(
@@ -109,7 +110,7 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
     Args:
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
-    work_seconds = RematConfig.resolve(settings, modes=_torch.mode_names()).time_limit
+    work_seconds = RematConfig.resolve(settings, modes=joint_graph.mode_names()).time_limit
     problem = _first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem
     return frontier(Planner(problem, work_seconds), points)
 
@@ -134,7 +135,7 @@ def install(**settings: Any) -> None:
     `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  Undo it with
     `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
-    config = RematConfig.resolve(settings, modes=_torch.mode_names())
+    config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
     if problem := version_problem():
         warnings.warn(f"{problem}: Inductor is left as it is and no memory budget holds", PlannerWarning, stacklevel=2)
         return

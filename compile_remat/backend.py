@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch, capacity, profiling
-from compile_remat._torch_distributed import smallest_of_all_ranks
-from compile_remat._torch_dynamo import company
+from compile_remat import capacity, profiling
+from compile_remat._torch import joint_graph
+from compile_remat._torch.distributed import smallest_of_all_ranks
+from compile_remat._torch.step_peers import company
+from compile_remat._torch.version import version_problem
 from compile_remat._torch_inductor import (
     PARTITIONER_OPTION,
     compile_plain,
 )
-from compile_remat._torch_version import version_problem
 from compile_remat.budget import MemoryBudget, OptimizerState
 from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
@@ -47,11 +48,11 @@ def remat(
 ) -> Callable[..., Any]:
     """The Dynamo backend.  Errors of ours come out of the first call, because Dynamo would wrap and could swallow them."""
     try:
-        own, inductor = split_options(_given(options, mode), _torch.inductor_option_names())
+        own, inductor = split_options(_given(options, mode), joint_graph.inductor_option_names())
         _check_inductor(inductor)
-        config = RematConfig.resolve(own, modes=_torch.mode_names())
+        config = RematConfig.resolve(own, modes=joint_graph.mode_names())
         LOG.setLevel(config.log.upper())
-        patches = {**_torch.mode_options(config.mode), **inductor, **(config_patches or {})}
+        patches = {**joint_graph.mode_options(config.mode), **inductor, **(config_patches or {})}
         return compile_graph(gm, example_inputs, config, patches)
     except RematError as error:
         return _raiser(error)
@@ -198,7 +199,7 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
     if options.get(PARTITIONER_OPTION) is not None:
         raise ConfigError(f"the backend remat sets {PARTITIONER_OPTION!r} itself; use the backend inductor with yours.")
     for name, value in options.items():
-        problem = _torch.inductor_option_problem(name, value)
+        problem = joint_graph.inductor_option_problem(name, value)
         if problem:
             raise ConfigError(f"{name} = {value!r} (an option of Inductor): {problem}.")
 
@@ -215,7 +216,7 @@ def _settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> 
 
 
 def _sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((str(s), _torch.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
+    return tuple((str(s), joint_graph.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
 
 
 def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings:
@@ -234,7 +235,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         from_auto,
         config.plan_dir,
         is_given=config.memory_budget.is_given,
-        torch_ratio=_torch.config_ratio(),
+        torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
     )
 

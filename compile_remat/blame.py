@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat import _torch, _torch_trial
+from compile_remat._torch import arguments, joint_graph
 from compile_remat.passes.build import origin_of, plain_path
 from compile_remat.report import Report
 from compile_remat.trial import GRADIENT, INPUT, OUTPUT, RANDOM, Key
@@ -29,7 +29,7 @@ class Arguments:
         """Read a Dynamo graph."""
         outputs: Sequence[Any] = module.graph.output_node().args[0]  # type: ignore[assignment]
         modules = (origin_of(n).module_path if isinstance(n, fx.Node) else "" for n in outputs)
-        return Arguments(tuple(_torch_trial.argument_sources(module)), tuple(modules))
+        return Arguments(tuple(arguments.argument_sources(module)), tuple(modules))
 
     def name(self, position: int) -> str:
         """``0.weight``, or for an argument of the function itself ``x``."""
@@ -55,12 +55,12 @@ class Trace:
     def gradient_order(self) -> list[int]:
         """Positions of the arguments in the order in which the backward reaches their gradients."""
         places = {node: place for place, node in enumerate(self.joint.graph.nodes)}
-        gradients = _torch.gradient_nodes(self.joint)
+        gradients = joint_graph.gradient_nodes(self.joint)
         return sorted(gradients, key=lambda position: places[gradients[position]])
 
     def recomputed_before(self, position: int) -> tuple[str, ...]:
         """What is computed once more for the gradient of an argument, by name and origin, in graph order."""
-        node = _torch.gradient_nodes(self.joint).get(position)
+        node = joint_graph.gradient_nodes(self.joint).get(position)
         if self.report is None or self.report.plan is None or node is None:
             return ()
         saved, recomputed = set(self.report.plan.saved), set(self.report.plan.recomputed)
@@ -74,7 +74,7 @@ class Trace:
 
     def module_path(self, position: int) -> str:
         """The module in whose backward the gradient of an argument is made."""
-        node = _torch.gradient_nodes(self.joint).get(position)
+        node = joint_graph.gradient_nodes(self.joint).get(position)
         return "" if node is None else origin_of(node).module_path
 
 

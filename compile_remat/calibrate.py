@@ -48,7 +48,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from compile_remat._torch_bench import compiling_alone
+    from compile_remat._torch.allocator_events import compiling_alone
     from compile_remat._util.atomic_write import write_atomically
     from compile_remat.cost_models import load_device
     from compile_remat.cost_models.calibration import calibrate, sources_of

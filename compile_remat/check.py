@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch_autograd import can_be_differentiated
+from compile_remat._torch.arguments import own_tracing_context
+from compile_remat._torch.compiled_node import can_be_differentiated
 from compile_remat._torch_inductor import CustomPartitionerFn, without_partition_cache
-from compile_remat._torch_trial import own_tracing_context
 from compile_remat.blame import Arguments, Trace, blame
 from compile_remat.closeness import Gap, allowance, gap, size
 from compile_remat.elsewhere import graph_on_host

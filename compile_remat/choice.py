@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
@@ -47,7 +47,7 @@ class Asked:
     source: str = ""
 
 
-def asked_of(joint: _torch.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float) -> Asked:
+def asked_of(joint: joint_graph.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float) -> Asked:
     """`budget` if the user gave one; else the ratio that the graph's regions or torch's own setting ask for, if any.
 
     A ratio of torch's becomes a fraction of the peak of the fastest plan, 0 becomes `min` and 1 `max`: torch means
@@ -58,7 +58,7 @@ def asked_of(joint: _torch.Joint, budget: MemoryBudget, *, is_given: bool, from_
     Raises:
         ConfigError: The graph's regions do not agree on a ratio, or do not cover its forward.
     """
-    annotated = _torch.annotated_ratios(joint.module, joint)
+    annotated = joint_graph.annotated_ratios(joint.module, joint)
     if is_given:
         if annotated.any or ratio < 1:
             _warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
@@ -73,7 +73,7 @@ def asked_of(joint: _torch.Joint, budget: MemoryBudget, *, is_given: bool, from_
     return Asked(budget, source="the memory that is free")
 
 
-def _agreed(annotated: _torch.Annotated, ratio: float) -> float:
+def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:
     if not annotated.ratios:
         return ratio if annotated.legacy is None else annotated.legacy
     if len(annotated.ratios) > 1:

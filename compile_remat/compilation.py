@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from compile_remat import _torch, side_files
-from compile_remat._torch_autograd import written_inputs
+from compile_remat import side_files
+from compile_remat._torch import joint_graph
+from compile_remat._torch.arguments import Ambient, guards_of, traced_inputs
+from compile_remat._torch.compiled_node import written_inputs
 from compile_remat._torch_inductor import (
     CustomPartitionerFn,
     Observer,
@@ -20,7 +22,6 @@ from compile_remat._torch_inductor import (
     compile_with_partitioner,
     without_partition_cache,
 )
-from compile_remat._torch_trial import Ambient, guards_of, traced_inputs
 from compile_remat._util.units import format_bytes
 from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig
@@ -128,8 +129,8 @@ class Compilation:
 
     def _options(self, partitioner: RematPartitioner) -> dict[str, Any]:
         # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
-        strict = partitioner.guarded or _torch.calls_regions(self.gm)
-        ordered = self.patches.get("fallback_random", _torch.draws_as_eager_mode())
+        strict = partitioner.guarded or joint_graph.calls_regions(self.gm)
+        ordered = self.patches.get("fallback_random", joint_graph.draws_as_eager_mode())
         return {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **self.patches}
 
     def _side_file(self, partitioner: RematPartitioner) -> Path | None:

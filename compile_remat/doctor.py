@@ -65,7 +65,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 def versions() -> Iterator[Finding]:
     """Python and the packages that we use; the optional ones may be missing, and torch outside our range."""
-    from compile_remat._torch_version import version_problem
+    from compile_remat._torch.version import version_problem
 
     yield Finding("python", platform.python_version())
     for name in _PACKAGES:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from compile_remat._torch_bench import AllocationEvent, cpu_allocation_events
+from compile_remat._torch.allocator_events import AllocationEvent, cpu_allocation_events
 
 _RESAMPLES = 2000
 

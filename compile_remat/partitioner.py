@@ -17,8 +17,9 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat import _torch, _torch_cache, profiling
-from compile_remat._torch_version import version_problem
+from compile_remat import profiling
+from compile_remat._torch import cache_key_text, joint_graph
+from compile_remat._torch.version import version_problem
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
@@ -74,7 +75,7 @@ class Settings:
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
-        by_ratio = not self.is_given and (self.torch_ratio < 1 or _torch.annotated_ratios(graph).any)
+        by_ratio = not self.is_given and (self.torch_ratio < 1 or joint_graph.annotated_ratios(graph).any)
         return self.budget.kind != "max" or by_ratio
 
     def workspace(self, node: fx.Node) -> int:
@@ -98,7 +99,7 @@ class Planned:
         stopped: What the clock left, where it has just stopped the planning.
     """
 
-    joint: _torch.Joint
+    joint: joint_graph.Joint
     cost: CostModel
     problem: Problem
     plan: Plan
@@ -135,7 +136,7 @@ def plan_joint(
         from_auto=settings.from_auto,
         ratio=settings.torch_ratio,
     )
-    reference = _torch.torch_choice(joint) if asked.budget.kind == "max" else ()
+    reference = joint_graph.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost(joint.module.graph)
     problem = build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace)
     clock = clock_of(problem, settings.time_limit) if settings.is_timed else None
@@ -276,7 +277,7 @@ def split(
     except Exception as error:
         raise PlannerFailed(f"{type(error).__name__}: {error}") from error
     if planned is None:
-        return _torch.torch_partition(
+        return joint_graph.torch_partition(
             joint_module,
             joint_inputs,
             num_fwd_outputs=num_fwd_outputs,
@@ -307,18 +308,20 @@ def split_without_planner(
         joint = prepared(joint_module, **keywords)
         if joint.has_backward:
             saved = list(
-                dict.fromkeys([*_torch.torch_choice(joint), *must_be_saved(joint), *_torch.forward_only(joint)])
+                dict.fromkeys(
+                    [*joint_graph.torch_choice(joint), *must_be_saved(joint), *joint_graph.forward_only(joint)]
+                )
             )
-            modules = _torch.extract_modules(joint, saved)
+            modules = joint_graph.extract_modules(joint, saved)
             _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
             return modules
     except Exception:
         LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
         _record_fallback(joint_module, settings, f"{message}, in torch's own partition")
-    return _torch.torch_partition(joint_module, joint_inputs, **keywords)
+    return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
 
 
-def _describe(joint: _torch.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
+def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
         cost = settings.cost(joint.module.graph)
@@ -335,7 +338,7 @@ def _record_fallback(module: fx.GraphModule, settings: Settings, message: str, p
         key, budget_bytes = plan.problem_key, plan.budget_bytes
         message += f", with a predicted peak of {format_bytes(plan.peak_bytes)}"
     else:
-        key = hashlib.sha256("\n".join(_torch_cache.graph_lines(module)).encode()).hexdigest()[:16]
+        key = hashlib.sha256("\n".join(cache_key_text.graph_lines(module)).encode()).hexdigest()[:16]
         budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
     record(Report(key, str(budget), budget_bytes, plan, message=message))
 
@@ -369,7 +372,7 @@ def partition(
         load_device(device),
         cost_model,
         is_given=memory_budget is not None,
-        torch_ratio=_torch.config_ratio(),
+        torch_ratio=joint_graph.config_ratio(),
         times=times,
     )
     keywords: dict[str, Any] = {
@@ -378,7 +381,7 @@ def partition(
     }
     if problem := version_problem():
         warnings.warn(f"{problem}: torch's own partition takes this graph", PlannerWarning, stacklevel=2)
-        return _torch.torch_partition(joint_module, joint_inputs, **keywords)
+        return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
     try:
         return split(joint_module, joint_inputs, settings, **keywords)
     except PlannerFailed as error:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
 from compile_remat.passes import Plan, Planner, Problem
 from compile_remat.passes.simulate import Bools
@@ -100,10 +100,10 @@ def by_hand(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
     return found
 
 
-def by_torch(joint: _torch.Joint) -> dict[str, list[fx.Node]]:
+def by_torch(joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
     """What torch's chooser saves; to be asked while the tensors are on a CPU, because it runs operators on them."""
     names = ["torch's chooser, default" if b == 1 else f"torch's chooser, budget {b:g}" for b in TORCH_BUDGETS]
-    return {name: _torch.torch_choice(joint, b) for name, b in zip(names, TORCH_BUDGETS, strict=True)}
+    return {name: joint_graph.torch_choice(joint, b) for name, b in zip(names, TORCH_BUDGETS, strict=True)}
 
 
 def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch, _torch_cache, capacity
-from compile_remat._torch_distributed import num_ranks
+from compile_remat import capacity
+from compile_remat._torch import cache_key_text, joint_graph
+from compile_remat._torch.distributed import num_ranks
 from compile_remat._torch_inductor import look_at_joint_graph
 from compile_remat.cost_models import Times, tf32_kinds
 from compile_remat.cost_models.profile_file import ProfileFile
@@ -86,8 +87,8 @@ def _times_here(
 
 
 def _name_of(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], compiler: str) -> str:
-    sizes = [f"{s}={_torch.hint_int(s)}" for s in example_inputs if isinstance(s, torch.SymInt)]
-    text = [_torch_cache.compilation_text(gm, example_inputs), repr(sorted(patches.items())), compiler, *sizes]
+    sizes = [f"{s}={joint_graph.hint_int(s)}" for s in example_inputs if isinstance(s, torch.SymInt)]
+    text = [cache_key_text.compilation_text(gm, example_inputs), repr(sorted(patches.items())), compiler, *sizes]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
 
@@ -139,7 +140,7 @@ def _file(place: torch.device) -> ProfileFile:
     text = f"{facts}, torch {torch.__version__}"
     slug = re.sub(r"[^a-z0-9]+", "-", facts.lower()).strip("-")[:40]
     name = f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-    return ProfileFile(Path(_torch_cache.inductor_cache_folder()) / "remat" / "profiles" / name, text)
+    return ProfileFile(Path(cache_key_text.inductor_cache_folder()) / "remat" / "profiles" / name, text)
 
 
 def _processor(table: Path = Path("/proc/cpuinfo")) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat._torch_inductor import CustomPartitionerFn
 from compile_remat.passes.pins import must_be_saved
 
@@ -39,17 +39,17 @@ class ReferencePartitioner(CustomPartitionerFn):
             "num_fwd_outputs": kwargs["num_fwd_outputs"],
             "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
         }
-        joint = _torch.prepare(gm, **keywords)
+        joint = joint_graph.prepare(gm, **keywords)
         self.ran = True
-        self.mutated = _torch.mutated_arguments(joint)
+        self.mutated = joint_graph.mutated_arguments(joint)
         values = [n.meta.get("val") for n in joint.module.graph.nodes]
         self.epsilon = max([self.epsilon, *(_epsilon(v) for v in values)])
         self.communicates |= any(_communicates(n) for n in joint.module.graph.nodes)
         if not joint.has_backward:
-            return _torch.torch_partition(gm, joint_inputs, **keywords)
+            return joint_graph.torch_partition(gm, joint_inputs, **keywords)
         saved = read_by_backward(joint)
-        self.saved_bytes += sum(_torch.storage_nbytes(n.meta.get("val")) for n in saved)
-        return _torch.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
+        self.saved_bytes += sum(joint_graph.storage_nbytes(n.meta.get("val")) for n in saved)
+        return joint_graph.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
 
     def uuid(self) -> object:
         """Its graphs are compiled without the cache of partitions; the name keeps them apart from others."""
@@ -60,7 +60,7 @@ class ReferencePartitioner(CustomPartitionerFn):
         return self
 
 
-def read_by_backward(joint: _torch.Joint) -> list[fx.Node]:
+def read_by_backward(joint: joint_graph.Joint) -> list[fx.Node]:
     """The forward's values that the backward reads, in graph order, and those that must never be computed twice."""
     found = set(must_be_saved(joint))
     stack, seen = list(joint.bwd_outputs), set[fx.Node]()
@@ -74,13 +74,13 @@ def read_by_backward(joint: _torch.Joint) -> list[fx.Node]:
         else:
             stack.extend(node.all_input_nodes)
     symbols = (n for n in joint.module.graph.nodes if joint.info.is_required_fw(n) and n not in joint.info.inputs)
-    found.update(n for n in symbols if _torch.is_saveable_symbol(n))
+    found.update(n for n in symbols if joint_graph.is_saveable_symbol(n))
     return [n for n in joint.module.graph.nodes if n in found]
 
 
 def _is_saveable(node: fx.Node) -> bool:
     is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
-    return node.op == "call_function" and (is_tensor or _torch.is_saveable_symbol(node))
+    return node.op == "call_function" and (is_tensor or joint_graph.is_saveable_symbol(node))
 
 
 def _epsilon(value: object) -> float:

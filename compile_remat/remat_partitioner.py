@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 import compile_remat
-from compile_remat import _torch_cache, cost_models, passes
+from compile_remat import cost_models, passes
+from compile_remat._torch import cache_key_text
 from compile_remat._torch_inductor import CustomPartitionerFn
 from compile_remat.errors import PlanMismatchError
 from compile_remat.partitioner import Settings, split, split_without_planner
@@ -58,7 +59,7 @@ class RematPartitioner(CustomPartitionerFn):
         if self.fallback:
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         by_inductor = kwargs.get("compiler") == "inductor"
-        is_cached = by_inductor and _torch_cache.partition_is_stored()
+        is_cached = by_inductor and cache_key_text.partition_is_stored()
         forward, backward = split(gm, joint_inputs, self.settings, is_cached=is_cached, **keywords)
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)

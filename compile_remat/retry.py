@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from compile_remat._torch_autograd import (
+from compile_remat._torch.arguments import is_plain_tensor
+from compile_remat._torch.compiled_node import (
     Backward,
     can_be_differentiated,
     compiled_node,
@@ -28,8 +29,7 @@ from compile_remat._torch_autograd import (
     sequence_number,
     written_by,
 )
-from compile_remat._torch_random import read_random_state, write_random_state
-from compile_remat._torch_trial import is_plain_tensor
+from compile_remat._torch.random_state import read_random_state, write_random_state
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
 

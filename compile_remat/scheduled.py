@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from compile_remat._torch import storage_nbytes
+from compile_remat._torch.joint_graph import storage_nbytes
 from compile_remat._torch_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat._torch_inductor import Emitted
 from compile_remat._util.units import format_bytes

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat import _torch_cache
+from compile_remat._torch import cache_key_text
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat.report import Report
 
@@ -28,10 +28,10 @@ SCHEMA = 6
 
 def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:
     """The file of one compilation; None where torch caches no partitions, so that our partitioner always runs."""
-    if not _torch_cache.partitions_are_cached(options):
+    if not cache_key_text.partitions_are_cached(options):
         return None
     try:
-        graph = _torch_cache.compilation_text(gm, example_inputs)
+        graph = cache_key_text.compilation_text(gm, example_inputs)
     except Exception:  # made of whatever a graph holds: it must not stop a training run
         LOG.warning(
             "a graph has no name for its side file: a process that hits the cache will have no report", exc_info=True
@@ -39,7 +39,7 @@ def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, opt
         return None
     text = "\n".join([graph, repr(uuid), repr(sorted(options.items()))])
     name = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return Path(_torch_cache.inductor_cache_folder()) / "remat" / f"{name}.json"
+    return Path(cache_key_text.inductor_cache_folder()) / "remat" / f"{name}.json"
 
 
 def store(

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from compile_remat import _torch
-from compile_remat._torch_attention import replace_cpu_attention, use_cuda_attention
-from compile_remat._torch_fake import NumbersAreZero, fake_tensors, say_device
+from compile_remat._torch import joint_graph
+from compile_remat._torch.cuda_sdpa import replace_cpu_attention, use_cuda_attention
+from compile_remat._torch.fake import NumbersAreZero, fake_tensors, say_device
+from compile_remat._torch.version import version_problem
 from compile_remat._torch_inductor import look_at_joint_graph
-from compile_remat._torch_version import version_problem
 from compile_remat.builders import Builder
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
@@ -36,7 +36,7 @@ class Traced:
         input_bytes: Of what the model is called with.
     """
 
-    joint: _torch.Joint
+    joint: joint_graph.Joint
     parameter_bytes: int
     trainable_bytes: int
     input_bytes: int

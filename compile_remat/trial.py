@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from compile_remat import _torch, _torch_trial
-from compile_remat._torch_random import read_random_state
+from compile_remat._torch import arguments, joint_graph
+from compile_remat._torch.random_state import read_random_state
 
 Key = tuple[str, int | str]
 Observed = dict[Key, Any]
@@ -55,7 +55,7 @@ def refuse_odd(arguments: Iterable[Any]) -> None:
             continue
         if not isinstance(value, torch.Tensor):
             raise NotComparable(f"the graph takes a {type(value).__name__}, whose state cannot be saved")
-        if not _torch_trial.is_plain_tensor(value):
+        if not arguments.is_plain_tensor(value):
             raise NotComparable(f"the graph takes a {type(value).__name__}, a tensor of another kind")
 
 
@@ -81,7 +81,7 @@ def copy_arguments(
         and not (share and isinstance(value, torch.nn.Parameter) and k not in (mutated or ()))
     )
     made = list(arguments)
-    with torch.no_grad(), _torch_trial.no_torch_function():
+    with torch.no_grad(), arguments.no_torch_function():
         for group in _overlapping({k: arguments[k] for k in copied}):
             made = _copy_group(made, group, nudge, device)
         made = [v.detach() if isinstance(v, torch.Tensor) and k not in copied else v for k, v in enumerate(made)]
@@ -102,7 +102,7 @@ def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
     for k, tensor in tensors.items():
         start = tensor.data_ptr()
         key = (str(tensor.device), tensor.untyped_storage().data_ptr())
-        placed.append((key, start, start + _torch.storage_nbytes(tensor), k))
+        placed.append((key, start, start + joint_graph.storage_nbytes(tensor), k))
     groups: list[list[int]] = []
     last: tuple[tuple[str, int], int] | None = None
     for key, start, end, k in sorted(placed):
@@ -124,7 +124,7 @@ def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None, device: 
     storage = tensors[0].untyped_storage()
     starts = [t.storage_offset() * t.dtype.itemsize for t in tensors]
     low = min(starts) // ALIGNMENT * ALIGNMENT
-    high = max(start + _torch.storage_nbytes(t) for start, t in zip(starts, tensors, strict=True))
+    high = max(start + joint_graph.storage_nbytes(t) for start, t in zip(starts, tensors, strict=True))
     raw = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, low, (high - low,), (1,))
     raw = raw.to(device or raw.device, copy=True)
     if nudge is not None:
@@ -168,7 +168,7 @@ def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> N
 
 def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torch.device]) -> Observed:
     """Run forward and, for what can be differentiated, backward; everything seen is copied to the CPU."""
-    with _torch_trial.detached_from_callers_autograd(), torch.enable_grad():
+    with arguments.detached_from_callers_autograd(), torch.enable_grad():
         outputs = function(*copies.arguments)
         seen: Observed = {(OUTPUT, k): _keep(value) for k, value in enumerate(outputs)}
         seen |= {(INPUT, k): _keep(copies.arguments[k]) for k in copies.copied}
@@ -185,7 +185,7 @@ def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torc
 
 def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
     """Numbers of either sign between 0.5 and 1.5, the same in every trial, not from anybody's generator."""
-    if not _torch_trial.is_plain_tensor(output):
+    if not arguments.is_plain_tensor(output):
         raise NotComparable(f"the graph returns a {type(output).__name__}, a tensor of another kind")
     draw = torch.Generator(output.device).manual_seed(seed)
     kind = torch.complex64 if output.is_complex() else torch.float32
@@ -197,7 +197,7 @@ def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
 def _keep(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if not _torch_trial.is_plain_tensor(value) and value.layout is torch.strided:
+    if not arguments.is_plain_tensor(value) and value.layout is torch.strided:
         raise NotComparable(f"the graph gives a {type(value).__name__}, a tensor of another kind")
     return value.detach().to("cpu", copy=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from compile_remat import capacity
-from compile_remat._torch_random import read_random_state, write_random_state
+from compile_remat._torch.random_state import read_random_state, write_random_state
 from compile_remat._util.units import format_bytes
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.trial import (

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from compile_remat import _torch, _torch_layout
+from compile_remat._torch import conv_layout, joint_graph
 from compile_remat._torch_workspace import CONVOLUTIONS, MEASURED, Dense, workspace_bytes
 
 
@@ -22,13 +22,13 @@ def node_workspace_bytes(node: fx.Node) -> int:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     if any(t.device.type != "cpu" for t in tensors):
         return 0
-    strides = _torch_layout.convolution_strides if node.target in CONVOLUTIONS else _torch.hint_strides
+    strides = conv_layout.convolution_strides if node.target in CONVOLUTIONS else joint_graph.hint_strides
     return workspace_bytes(node.target, [_plain(v, strides) for v in values], node.kwargs)
 
 
 def _plain(value: object, strides: Callable[[torch.Tensor], tuple[int, ...]]) -> object:
     if isinstance(value, torch.Tensor):
-        return Dense(_torch.hint_shape(value), strides(value), value.dtype)
+        return Dense(joint_graph.hint_shape(value), strides(value), value.dtype)
     if isinstance(value, list | tuple):
         return tuple(_plain(v, strides) for v in value)
-    return _torch.hint_int(value) if isinstance(value, torch.SymInt) else value
+    return joint_graph.hint_int(value) if isinstance(value, torch.SymInt) else value

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from compile_remat._torch import hint_int
+from compile_remat._torch.joint_graph import hint_int
 from compile_remat.cost_models import flops as flop_formulas
 from compile_remat.cost_models.kinds import (
     BYTES_SUFFICE,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import _torch, _torch_layout
-from compile_remat._torch_timing import can_run_alone
+from compile_remat._torch import conv_layout, joint_graph
+from compile_remat._torch.isolated_op import can_run_alone
 from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
 from compile_remat.cost_models.ops import Op, describe
 
@@ -110,10 +110,10 @@ def _plain(value: Any, kind: OpKind) -> Any:
         if value.layout is not torch.strided:
             raise _NotPlain
         is_convolution = kind is OpKind.CONV
-        strides = _torch_layout.convolution_strides(value) if is_convolution else _torch.hint_strides(value)
-        return Like(_torch.hint_shape(value), strides, value.dtype, value.device.type)
+        strides = conv_layout.convolution_strides(value) if is_convolution else joint_graph.hint_strides(value)
+        return Like(joint_graph.hint_shape(value), strides, value.dtype, value.device.type)
     if isinstance(value, torch.SymInt):
-        return _torch.hint_int(value)
+        return joint_graph.hint_int(value)
     if isinstance(value, list | tuple):
         return tuple(_plain(v, kind) for v in value)
     if value is None or isinstance(value, _PLAIN):

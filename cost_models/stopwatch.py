@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch_timing import plainly
+from compile_remat._torch.isolated_op import plainly
 from compile_remat.cost_models.cuda_events import elapsed_ns
 from compile_remat.cost_models.recipes import Like, Recipe
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from compile_remat import _torch, _torch_layout
+from compile_remat._torch import conv_layout, joint_graph
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.accumulation import becoming_addmm
 from compile_remat.passes.pins import Pins, may_differ, writes_into_input
@@ -71,7 +71,7 @@ _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def build_problem(
-    joint: fx.GraphModule | _torch.Joint,
+    joint: fx.GraphModule | joint_graph.Joint,
     *,
     num_fwd_outputs: int = 1,
     cost: CostModel,
@@ -88,7 +88,7 @@ def build_problem(
         workspace: Asked once for every node that runs an unfused kernel.
     """
     if isinstance(joint, fx.GraphModule):
-        joint = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+        joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
     return _Builder(joint, cost, workspace).build(reference)
 
 
@@ -115,7 +115,7 @@ class _Draft(Draft):
 
 
 class _Builder:
-    def __init__(self, joint: _torch.Joint, cost: CostModel, workspace: Workspace) -> None:
+    def __init__(self, joint: joint_graph.Joint, cost: CostModel, workspace: Workspace) -> None:
         self.joint, self.cost, self.workspace = joint, cost, workspace
         self.values: list[_Draft] = []
         self.steps: list[_Draft] = []
@@ -126,7 +126,7 @@ class _Builder:
             False  # from the first node that a tangent reaches, even a view, torch walks in graph order
         )
         self.handed_over = frozenset(handed_over(joint))
-        regions = (_torch.region_of(n) for n in joint.module.graph.nodes)
+        regions = (joint_graph.region_of(n) for n in joint.module.graph.nodes)
         found = dict.fromkeys(r for r in regions if r is not None)
         self.regions: dict[int | None, int] = {r: k for k, r in enumerate(found, start=1)}
         self.addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
@@ -169,7 +169,7 @@ class _Builder:
             return
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and self._is_alias_item(node)):
             self.roots[node] = sources
-            if _torch.must_be_in_forward(node):  # `extract` hands it over, and with it the memory of its root
+            if joint_graph.must_be_in_forward(node):  # `extract` hands it over, and with it the memory of its root
                 for root in sources:
                     if root in self.drafts:
                         self.drafts[root].pin, self.drafts[root].tag = SAVE, ""
@@ -178,10 +178,10 @@ class _Builder:
         draft = _Draft(
             op=op,
             kernel=KERNELS[op.kind],
-            nbytes=0 if writes_into_input(node) else _torch.storage_nbytes(node.meta.get("val")),
+            nbytes=0 if writes_into_input(node) else joint_graph.storage_nbytes(node.meta.get("val")),
             sources=tuple(self.drafts[r] for r in sources if r in self.drafts),
             input_reads=tuple(
-                (r.name, _torch.storage_nbytes(r.meta.get("val"))) for r in sources if r not in self.drafts
+                (r.name, joint_graph.storage_nbytes(r.meta.get("val"))) for r in sources if r not in self.drafts
             ),
             in_forward=self.joint.info.is_required_fw(node),
             in_backward=in_backward,
@@ -213,10 +213,10 @@ class _Builder:
         """
         value = draft.node.meta.get("val")
         if draft.kernel == ITEM:
-            return _torch_layout.is_channels_last(value) and any(s.op.kind is OpKind.CONV for s in draft.sources)
+            return conv_layout.is_channels_last(value) and any(s.op.kind is OpKind.CONV for s in draft.sources)
         if draft.op.kind is OpKind.CONV:
-            return _torch_layout.is_channels_last(value)
-        if draft.kernel != POINTWISE or not _torch_layout.is_channels_last(value) or is_reshaped(draft.node):
+            return conv_layout.is_channels_last(value)
+        if draft.kernel != POINTWISE or not conv_layout.is_channels_last(value) or is_reshaped(draft.node):
             return False
         like = [
             s
@@ -342,8 +342,8 @@ class _Builder:
                 self._mark_copied_arguments(draft)
         for node, draft in last.items():
             is_tangent = node in self.joint.info.tangents_closure
-            if not is_tangent and _torch_layout.is_copied(node.meta.get("val")):
-                draft.held_bytes += _torch.storage_nbytes(node.meta["val"])
+            if not is_tangent and conv_layout.is_copied(node.meta.get("val")):
+                draft.held_bytes += joint_graph.storage_nbytes(node.meta["val"])
 
     def _mark_copied_arguments(self, convolution: _Draft) -> None:
         """What is made in another order than the convolution wants is copied, by a kernel that stands before it.
@@ -352,13 +352,13 @@ class _Builder:
         """
         value = convolution.node.meta.get("val")
         outputs = value if isinstance(value, list | tuple) else (value,)
-        output_bytes = sum(_torch.storage_nbytes(v) for v in outputs)
+        output_bytes = sum(joint_graph.storage_nbytes(v) for v in outputs)
         for node in convolution.node.all_input_nodes:
             for root in self.roots.get(node, ()):
                 draft = self.drafts.get(root)
                 if draft is None or draft.kernel != POINTWISE or draft.is_channels_last:
                     continue
-                if not _torch_layout.is_channels_last(node.meta.get("val")):
+                if not conv_layout.is_channels_last(node.meta.get("val")):
                     continue
                 if draft.concatenates:
                     draft.copied_bytes = draft.nbytes
@@ -472,7 +472,7 @@ def _unread_bytes(node: fx.Node) -> int:
     if not isinstance(value, list | tuple):
         return 0
     read = {u.args[1] for u in node.users if describe(u).kind is OpKind.ITEM}
-    return sum(_torch.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
+    return sum(joint_graph.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
 
 
 def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> Origin:
@@ -481,12 +481,12 @@ def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> 
     shape: tuple[int, ...] = ()
     dtype = ""
     if isinstance(value, torch.Tensor):
-        shape, dtype = _torch.hint_shape(value), str(value.dtype).removeprefix("torch.")
+        shape, dtype = joint_graph.hint_shape(value), str(value.dtype).removeprefix("torch.")
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
     line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
-    return Origin(shape, dtype, plain_path(path), line, regions.get(_torch.region_of(node), 0))
+    return Origin(shape, dtype, plain_path(path), line, regions.get(joint_graph.region_of(node), 0))
 
 
 def plain_path(path: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
 from compile_remat.passes.duplication import SUFFIX
 from compile_remat.passes.plan import Plan
@@ -15,7 +15,7 @@ from compile_remat.passes.symbols import handed_over
 
 
 def extract(
-    joint: fx.GraphModule | _torch.Joint,
+    joint: fx.GraphModule | joint_graph.Joint,
     plan: Plan,
     *,
     num_fwd_outputs: int = 1,
@@ -31,7 +31,7 @@ def extract(
         ValueError: The plan names a value that the graph does not have.
     """
     if isinstance(joint, fx.GraphModule):
-        joint = _torch.prepare(
+        joint = joint_graph.prepare(
             joint, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
         )
     nodes = {n.name: n for n in joint.module.graph.nodes}
@@ -40,12 +40,14 @@ def extract(
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
     saved = [nodes[name] for name in plan.saved]
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
-    forward_only = [n for n in _torch.forward_only(joint) if n not in saved]
+    forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *handed_over(joint), *saved, *forward_only]
-    return _torch.extract_modules(joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again)))
+    return joint_graph.extract_modules(
+        joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again))
+    )
 
 
-def _copy(backward: fx.GraphModule, joint: _torch.Joint, names: Collection[str]) -> None:
+def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:
     """Give the named values a copy each, right behind them, that copies and the steps of the backward read: `with_copies`."""
     steps = {n.name for n in joint.info.tangents_closure}
     copies: dict[fx.Node, fx.Node] = {}

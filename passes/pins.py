@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import Op, OpKind, describe
 from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 
@@ -22,9 +22,9 @@ class Pins:
     with several outputs share its pin.  A view has none: it stands for what it aliases.
     """
 
-    def __init__(self, joint: _torch.Joint) -> None:
+    def __init__(self, joint: joint_graph.Joint) -> None:
         self._joint = joint
-        self._overwritten = _torch.mutated_inputs(joint)  # and what shares their memory
+        self._overwritten = joint_graph.mutated_inputs(joint)  # and what shares their memory
         self._kernels: dict[fx.Node, tuple[str, str]] = {}
 
     def read(self, node: fx.Node, op: Op) -> tuple[str, str]:
@@ -37,12 +37,12 @@ class Pins:
                 self._overwritten.add(node)
             return FREE, ""
         pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
-        if reads_overwritten and (op.kind is OpKind.ITEM or _torch.may_take_over(node, self._overwritten)):
+        if reads_overwritten and (op.kind is OpKind.ITEM or joint_graph.may_take_over(node, self._overwritten)):
             self._overwritten.add(node)
         return pin
 
     def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[str, str]:
-        if _torch.must_save(self._joint, node) or _mutates(node) or reads_overwritten:
+        if joint_graph.must_save(self._joint, node) or _mutates(node) or reads_overwritten:
             return SAVE, ""
         parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
         tag = self._joint.user_tags.get(node, "")
@@ -60,7 +60,7 @@ def may_differ(node: fx.Node, op: Op) -> bool:
     return op.is_random or _is_impure(node)
 
 
-def must_be_saved(joint: _torch.Joint) -> list[fx.Node]:
+def must_be_saved(joint: joint_graph.Joint) -> list[fx.Node]:
     """The nodes whose values any saved set must hold where the backward needs them."""
     pins, found = Pins(joint), list[fx.Node]()
     for node in joint.module.graph.nodes:
@@ -79,7 +79,7 @@ def writes_into_input(node: fx.Node) -> bool:
 
 
 def _can_be_saved(node: fx.Node, op: Op) -> bool:
-    has_bytes = _torch.storage_nbytes(node.meta.get("val")) > 0
+    has_bytes = joint_graph.storage_nbytes(node.meta.get("val")) > 0
     return has_bytes and op.kind is not OpKind.CONSTANT and not writes_into_input(node)
 
 

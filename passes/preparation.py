@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.passes.shapes import forget_contents
 from compile_remat.passes.weight_gradients import move_weight_gradients_up
 
 
 def prepared(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
-) -> _torch.Joint:
+) -> joint_graph.Joint:
     """Constants for what is read for its size; dead code, CSE, tags, classification; weights' gradients before inputs' gradients.
 
     Args:
@@ -22,7 +22,7 @@ def prepared(
         static_lifetime_input_indices: Positions of the inputs that live as long as the model.
     """
     forget_contents(module)
-    joint = _torch.prepare(
+    joint = joint_graph.prepare(
         module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )
     if joint.has_backward:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
 
 
-def handed_over(joint: _torch.Joint) -> list[fx.Node]:
+def handed_over(joint: joint_graph.Joint) -> list[fx.Node]:
     """Sizes that the forward knows, those of its values and their views that only the backward asks for included.
 
     Left to the backward, such a size would be read off a tensor computed again for nothing else.  Of all symbols only
@@ -21,4 +21,4 @@ def handed_over(joint: _torch.Joint) -> list[fx.Node]:
         elif node.all_input_nodes and known.issuperset(node.all_input_nodes):
             if describe(node).kind in (OpKind.SYMBOL, OpKind.VIEW):
                 known.add(node)
-    return [n for n in joint.module.graph.nodes if _torch.is_saveable_symbol(n) and n in known - given]
+    return [n for n in joint.module.graph.nodes if joint_graph.is_saveable_symbol(n) and n in known - given]

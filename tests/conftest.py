@@ -12,9 +12,9 @@ import pytest
 def _compiled_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What other tests gave to the backend and never ran does not make a graph expect company (mark `company`: it does)."""
     if request.node.get_closest_marker("company") is None:
-        from compile_remat import _torch_dynamo
+        from compile_remat._torch import step_peers
 
-        monkeypatch.setattr(_torch_dynamo, "_others_waiting", lambda wrapper: False)
+        monkeypatch.setattr(step_peers, "_others_waiting", lambda wrapper: False)
     yield
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import compile_remat
-from compile_remat import _torch, compilation, partitioner, remat_partitioner
+from compile_remat import compilation, partitioner, remat_partitioner
+from compile_remat._torch import joint_graph
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
@@ -407,15 +408,15 @@ def test_a_broken_planner_keeps_the_dropout_masks_under_inductor(monkeypatch: py
 def test_torchs_own_partition_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small(3)
     used: list[int] = []
-    own = _torch.torch_partition
+    own = joint_graph.torch_partition
 
     def count(*args: Any, **kwargs: Any) -> Any:
         used.append(1)
         return own(*args, **kwargs)
 
     monkeypatch.setattr(partitioner, "Planner", broken)
-    monkeypatch.setattr(_torch, "extract_modules", broken)
-    monkeypatch.setattr(_torch, "torch_partition", count)
+    monkeypatch.setattr(joint_graph, "extract_modules", broken)
+    monkeypatch.setattr(joint_graph, "torch_partition", count)
     with pytest.warns(PlannerWarning):
         actual = train(compiled(memory_budget="min", compiler="eager"), model, x)
     assert_same(actual, train(lambda m: m, model, x))

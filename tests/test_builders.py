@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from compile_remat._torch_fake import fake_tensors
+from compile_remat._torch.fake import fake_tensors
 from compile_remat.builders import Builder
 from compile_remat.errors import ConfigError, RematError
 from compile_remat.tracing import built, weigh

@@ -11,7 +11,7 @@ import torch
 
 import compile_remat
 from compile_remat import ConfigError, capacity
-from compile_remat._torch_distributed import smallest_of_all_ranks
+from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat.backend import remat, settings_for
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.capacity import Free, auto_budget_bytes, trainable_bytes
@@ -144,7 +144,7 @@ def test_what_is_no_capacity(raw: object) -> None:
 
 RANK = """
 import sys, torch
-from compile_remat._torch_distributed import smallest_of_all_ranks
+from compile_remat._torch.distributed import smallest_of_all_ranks
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 print(smallest_of_all_ranks([700, 500][int(sys.argv[2])], torch.device("cpu")))
 torch.distributed.destroy_process_group()

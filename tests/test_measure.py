@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from compile_remat._torch_bench import AllocationEvent
+from compile_remat._torch.allocator_events import AllocationEvent
 from compile_remat.measure import Peak, interleaved_ratio, peak_bytes, recorded, replay, step_times_ns
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 import compile_remat
 from compile_remat import api, stopped
-from compile_remat._torch_distributed import num_ranks
+from compile_remat._torch.distributed import num_ranks
 from compile_remat.backend import remat
 from compile_remat.choice import Choice
 from compile_remat.errors import BudgetError, PlannerWarning

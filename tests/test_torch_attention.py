@@ -9,14 +9,14 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from compile_remat._torch_attention import (
+from compile_remat._torch.cuda_sdpa import (
     CPU_BACKWARD,
     CPU_FORWARD,
     attention_with_flash,
     attention_without_flash,
     replace_cpu_attention,
 )
-from compile_remat._torch_fake import fake_tensors
+from compile_remat._torch.fake import fake_tensors
 from compile_remat.builders import Builder
 from compile_remat.cost_models import load_device
 from compile_remat.tracing import trace

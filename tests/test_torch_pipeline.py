@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat._torch_inductor import look_at_joint_graph
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def look(inspect: Callable[..., T], function: Callable[..., Any], *inputs: torch
     def partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
         keywords = {k: keywords.get(k) for k in ("num_fwd_outputs", "static_lifetime_input_indices")}
         seen.append(inspect(copy.deepcopy(joint), **keywords))
-        return _torch.torch_partition(joint, joint_inputs, **keywords)
+        return joint_graph.torch_partition(joint, joint_inputs, **keywords)
 
     def run(graph: fx.GraphModule, inputs: Any) -> Any:
         return make_boxed_func(graph.forward)
@@ -75,12 +75,12 @@ def grad(*shape: int) -> torch.Tensor:
     ],
 )
 def test_bytes_of_a_storage(tensor: torch.Tensor, nbytes: int) -> None:
-    assert _torch.storage_nbytes(tensor) == nbytes
+    assert joint_graph.storage_nbytes(tensor) == nbytes
 
 
 @pytest.mark.parametrize("value", [None, 7, (torch.empty(4),), [torch.empty(4)]])
 def test_what_is_no_tensor_has_no_bytes(value: object) -> None:
-    assert _torch.storage_nbytes(value) == 0
+    assert joint_graph.storage_nbytes(value) == 0
 
 
 def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
@@ -90,12 +90,12 @@ def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
         assert isinstance(size, torch.SymInt)
         env = size.node.shape_env
         guards = len(env.guards)
-        assert _torch.hint_int(size) == 6
-        assert _torch.hint_int(size * 7 + 1) == 43
-        assert _torch.hint_shape(wide) == (16, 6)
-        assert _torch.hint_strides(wide) == (1, 16)
-        assert _torch.storage_nbytes(wide) == 16 * 6 * 4
-        assert all(type(n) is int for n in (*_torch.hint_shape(wide), *_torch.hint_strides(wide)))
+        assert joint_graph.hint_int(size) == 6
+        assert joint_graph.hint_int(size * 7 + 1) == 43
+        assert joint_graph.hint_shape(wide) == (16, 6)
+        assert joint_graph.hint_strides(wide) == (1, 16)
+        assert joint_graph.storage_nbytes(wide) == 16 * 6 * 4
+        assert all(type(n) is int for n in (*joint_graph.hint_shape(wide), *joint_graph.hint_strides(wide)))
         assert len(env.guards) == guards
 
     look(inspect, lambda x: torch.cat([torch.sin(x), torch.cos(x)], 1), grad(6, 8), dynamic=True)
@@ -103,14 +103,14 @@ def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
 
 def test_a_size_that_nobody_knows_takes_the_fallback() -> None:
     unknown = ShapeEnv().create_unbacked_symint()
-    assert _torch.hint_int(unknown, fallback=77) == 77
+    assert joint_graph.hint_int(unknown, fallback=77) == 77
 
 
 # -- facts of a joint graph -------------------------------------------------------------------------------------------
 
 
 def mutated(joint: fx.GraphModule, **keywords: Any) -> list[fx.Node]:
-    return list(_torch.mutated_inputs(_torch.prepare(joint, **keywords)))
+    return list(joint_graph.mutated_inputs(joint_graph.prepare(joint, **keywords)))
 
 
 def test_mutated_inputs_are_found() -> None:
@@ -144,9 +144,9 @@ def test_policies_are_the_users_tags() -> None:
         (None, None),
     ]:
         node.meta["recompute"] = policy
-        assert _torch.policy_of(node) == expected
+        assert joint_graph.policy_of(node) == expected
     del node.meta["recompute"]
-    assert _torch.policy_of(node) is None
+    assert joint_graph.policy_of(node) is None
 
 
 @pytest.mark.parametrize("has_tangent", [False, True])
@@ -161,7 +161,7 @@ def test_a_graph_without_a_tangent_has_no_backward(has_tangent: bool) -> None:
     for node in graph.nodes:
         node.meta["val"] = torch.empty(4, device="meta")
     graph.output(tuple(outputs)).meta["desc"] = [None, None]
-    joint = _torch.prepare(fx.GraphModule({}, graph), num_fwd_outputs=1)
+    joint = joint_graph.prepare(fx.GraphModule({}, graph), num_fwd_outputs=1)
     assert joint.has_backward == has_tangent
     assert len(joint.fwd_outputs) == 1
     assert len(joint.bwd_outputs) == has_tangent
@@ -171,10 +171,10 @@ def test_a_graph_without_a_tangent_has_no_backward(has_tangent: bool) -> None:
 
 
 def test_inductor_options_and_modes_are_known() -> None:
-    assert {"max_fusion_size", "triton.cudagraphs"} <= set(_torch.inductor_option_names())
-    assert {"default", "reduce-overhead", "max-autotune"} <= set(_torch.mode_names())
-    assert _torch.mode_options(None) == _torch.mode_options("default") == {}
-    assert _torch.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
+    assert {"max_fusion_size", "triton.cudagraphs"} <= set(joint_graph.inductor_option_names())
+    assert {"default", "reduce-overhead", "max-autotune"} <= set(joint_graph.mode_names())
+    assert joint_graph.mode_options(None) == joint_graph.mode_options("default") == {}
+    assert joint_graph.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
 
 
 # -- torch's own choice gives torch's own graphs ----------------------------------------------------------------------
@@ -234,9 +234,9 @@ FUNCTIONS = [attention, normalised, checkpointed, mutating, alike, chosen, batch
 def assert_twins(joint: fx.GraphModule, budget: float = 1.0, **keywords: Any) -> None:
     """Our pipeline, handed what torch's chooser takes, gives the graphs of torch's partitioner."""
     with torch._functorch.config.patch(activation_memory_budget=budget):
-        theirs = _torch.torch_partition(copy.deepcopy(joint), [], **keywords)
-    prepared = _torch.prepare(joint, **keywords)
-    ours = _torch.extract_modules(prepared, _torch.torch_choice(prepared, budget))
+        theirs = joint_graph.torch_partition(copy.deepcopy(joint), [], **keywords)
+    prepared = joint_graph.prepare(joint, **keywords)
+    ours = joint_graph.extract_modules(prepared, joint_graph.torch_choice(prepared, budget))
     for our_graph, their_graph in zip(ours, theirs, strict=True):
         assert our_graph.print_readable(print_output=False) == their_graph.print_readable(print_output=False)
         our_graph.graph.lint()
@@ -269,7 +269,7 @@ def test_the_same_after_inductors_own_passes(function: Callable[..., Any]) -> No
             keywords.pop("compiler")
             assert_twins(copy.deepcopy(joint), **keywords)
             seen.append(True)
-            return _torch.torch_partition(joint, joint_inputs, **keywords)
+            return joint_graph.torch_partition(joint, joint_inputs, **keywords)
 
         def uuid(self) -> str:
             return "twins"
@@ -293,16 +293,16 @@ def test_the_same_after_inductors_own_passes(function: Callable[..., Any]) -> No
     assert seen == [True]
 
 
-@pytest.mark.skipif(not hasattr(_torch.P, "_is_assert_only_symbool"), reason="a rule of torch 2.13 and later")
+@pytest.mark.skipif(not hasattr(joint_graph.P, "_is_assert_only_symbool"), reason="a rule of torch 2.13 and later")
 def test_an_assertion_alone_hands_nothing_over() -> None:
     """A SymBool that only an assertion reads is dropped from what is saved."""
 
     def inspect(joint: fx.GraphModule, **keywords: Any) -> None:
-        prepared = _torch.prepare(joint, **keywords)
+        prepared = joint_graph.prepare(joint, **keywords)
         (checked,) = (n for n in joint.graph.nodes if n.target is torch.ops.aten._assert_scalar.default)
         truth = checked.args[0]
         assert isinstance(truth.meta["val"], torch.SymBool)
-        forward, _ = _torch.extract_modules(prepared, [*_torch.torch_choice(prepared), truth])
+        forward, _ = joint_graph.extract_modules(prepared, [*joint_graph.torch_choice(prepared), truth])
         assert truth.name not in [n.name for n in forward.graph.output_node().all_input_nodes]
 
     def function(x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
@@ -316,11 +316,11 @@ def test_an_assertion_alone_hands_nothing_over() -> None:
 
 def test_a_forward_function_without_dynamo() -> None:
     """`aot_function` gives no descriptors or static inputs: the pipeline does without."""
-    seen: list[_torch.Joint] = []
+    seen: list[joint_graph.Joint] = []
 
     def keep(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        seen.append(_torch.prepare(joint, num_fwd_outputs=num_fwd_outputs))
-        return _torch.extract_modules(seen[0], _torch.torch_choice(seen[0]))
+        seen.append(joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs))
+        return joint_graph.extract_modules(seen[0], joint_graph.torch_choice(seen[0]))
 
     def run(graph: fx.GraphModule, inputs: Any) -> Any:
         return make_boxed_func(graph.forward)

@@ -12,8 +12,9 @@ import torch
 from functorch.compile import aot_function, make_boxed_func
 
 import compile_remat
-from compile_remat import PlannerWarning, RematError, _torch_version, doctor
-from compile_remat._torch_version import MissingName, private_module, private_name, version_problem
+from compile_remat import PlannerWarning, RematError, doctor
+from compile_remat._torch import version
+from compile_remat._torch.version import MissingName, private_module, private_name, version_problem
 from compile_remat.backend import remat
 
 ROOT = Path(compile_remat.__file__).resolve().parent.parent
@@ -72,7 +73,7 @@ def test_the_torch_that_runs_is_supported() -> None:
 
 def test_the_range_is_the_one_that_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (first, low), (last, end) = _torch_version.SUPPORTED
+    (first, low), (last, end) = version.SUPPORTED
     assert f"torch>={first}.{low},<{last}.{end}" in project["dependencies"]
 
 

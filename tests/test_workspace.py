@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import compile_remat
-from compile_remat import _torch_layout
+from compile_remat._torch import conv_layout
 from compile_remat._torch_workspace import Dense, workspace_bytes
 from compile_remat.backend import remat
 from compile_remat.measure import peak_bytes
@@ -72,7 +72,7 @@ def test_a_workspace_that_cannot_be_measured_counts_as_none() -> None:
 def test_inputs_of_convolutions_are_copied_where_their_channels_are_not_innermost(
     tensor: torch.Tensor, is_copied: bool
 ) -> None:
-    assert _torch_layout.is_copied(tensor) == is_copied
+    assert conv_layout.is_copied(tensor) == is_copied
 
 
 # -- whole models -----------------------------------------------------------------------------------------------------

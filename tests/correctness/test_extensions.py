@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from compile_remat._torch_version import torch_version
+from compile_remat._torch.version import torch_version
 from compile_remat.backend import remat
 from tests.correctness.harness import Case, Observed, Wrap, check, train
 

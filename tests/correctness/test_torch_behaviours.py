@@ -20,7 +20,8 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from compile_remat import _torch, partition
+from compile_remat import partition
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, Roofline, UnitCost, load_device
 from compile_remat.passes import Plan, Planner, Problem, build_problem
 from tests.correctness.captured import Captured, capture, run
@@ -250,7 +251,7 @@ def test_max_saves_no_more_bytes_than_torchs_min_cut(name: str) -> None:
 
 
 def saved_bytes(captured: Captured) -> int:
-    return sum(_torch.storage_nbytes(n.meta["val"]) for n in captured.saved_roots())
+    return sum(joint_graph.storage_nbytes(n.meta["val"]) for n in captured.saved_roots())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -372,14 +373,14 @@ def problem_of(name: str, cost: Any = None) -> tuple[Problem, dict[float, list[s
     found: list[tuple[Problem, dict[float, list[str]]]] = []
 
     def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        prepared = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+        prepared = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
         choices: dict[float, list[str]] = {}
         for ratio in RATIOS:
-            reference = _torch.torch_choice(prepared, ratio)
+            reference = joint_graph.torch_choice(prepared, ratio)
             problem = build_problem(prepared, cost=cost or UnitCost(), reference=reference)
             choices[ratio] = [problem.values[i].name for i in problem.reference]
         found.append((problem, choices))
-        return _torch.extract_modules(prepared, _torch.torch_choice(prepared))
+        return joint_graph.extract_modules(prepared, joint_graph.torch_choice(prepared))
 
     function, inputs = seeded(name)
     capture(function, inputs, spy)

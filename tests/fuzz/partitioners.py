@@ -10,7 +10,7 @@ import numpy as np
 from functorch.compile import default_partition
 from torch import fx
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat._torch_inductor import CustomPartitionerFn
 from compile_remat.cost_models import load_device, make_cost_model
 from compile_remat.passes import Plan, Planner, build_problem, extract
@@ -35,7 +35,7 @@ class Forced(CustomPartitionerFn):
         """Split as the plan says."""
         joint = prepare(gm, keywords)
         if not joint.has_backward:
-            return _torch.torch_partition(gm, joint_inputs, **_shape_of_graph(keywords))
+            return joint_graph.torch_partition(gm, joint_inputs, **_shape_of_graph(keywords))
         return extract(joint, random_plan(planner_of(joint), self.seed))
 
     def uuid(self) -> object:
@@ -62,12 +62,12 @@ def _shape_of_graph(keywords: Mapping[str, Any]) -> dict[str, Any]:
     return {name: keywords.get(name) for name in ("num_fwd_outputs", "static_lifetime_input_indices")}
 
 
-def prepare(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> _torch.Joint:
+def prepare(gm: fx.GraphModule, keywords: Mapping[str, Any]) -> joint_graph.Joint:
     """A joint graph, from what a partitioner is called with."""
-    return _torch.prepare(gm, **_shape_of_graph(keywords))
+    return joint_graph.prepare(gm, **_shape_of_graph(keywords))
 
 
-def planner_of(joint: _torch.Joint) -> Planner:
+def planner_of(joint: joint_graph.Joint) -> Planner:
     """The planner of a joint graph, as the backend would make it on CPU."""
     cost = make_cost_model("roofline", load_device("cpu"))
-    return Planner(build_problem(joint, cost=cost, reference=_torch.torch_choice(joint)))
+    return Planner(build_problem(joint, cost=cost, reference=joint_graph.torch_choice(joint)))

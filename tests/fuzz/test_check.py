@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.passes import Plan, Planner
 from tests.fuzz import joint, partitioners
 from tests.fuzz.check import check
@@ -45,9 +45,9 @@ def test_a_recompute_that_was_not_planned_is_caught(monkeypatch: pytest.MonkeyPa
     trial = Trial(DRAWN)
     monkeypatch.setattr(joint, "extract", lambda prepared, plan: extract_all(prepared))
 
-    def extract_all(prepared: _torch.Joint) -> object:
+    def extract_all(prepared: joint_graph.Joint) -> object:
         nodes = [n for n in prepared.module.graph.nodes if n.name in ("sin", "cos", "add", "mul")]
-        return _torch.extract_modules(prepared, [*prepared.info.inputs, *nodes])
+        return joint_graph.extract_modules(prepared, [*prepared.info.inputs, *nodes])
 
     with pytest.raises(AssertionError, match="not the planned one"):
         check(trial)

@@ -15,7 +15,7 @@ from functorch.compile import aot_function, min_cut_rematerialization_partition,
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem, extract, timeline
 
@@ -76,7 +76,7 @@ def gradients(function: Callable[..., Tensor], arguments: Sequence[Tensor]) -> l
 
 def planned_by(choose: Callable[[Planner], Any]) -> Callable[..., Any]:
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
-        prepared = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+        prepared = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
         return extract(prepared, choose(Planner(build_problem(prepared, cost=UnitCost()))))
 
     return partition
@@ -84,7 +84,7 @@ def planned_by(choose: Callable[[Planner], Any]) -> Callable[..., Any]:
 
 def test_golden_of_an_mlp_that_saves_nothing() -> None:
     joint, _ = joint_of(mlp, inputs())
-    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
     forward, backward = extract(
         prepared, Planner(build_problem(prepared, cost=UnitCost())).plan_of(none(prepared), None)
     )
@@ -95,7 +95,7 @@ def test_golden_of_an_mlp_that_saves_nothing() -> None:
     )
 
 
-def none(prepared: _torch.Joint) -> Any:
+def none(prepared: joint_graph.Joint) -> Any:
     return np.zeros(len(build_problem(prepared, cost=UnitCost()).values), dtype=bool)
 
 
@@ -110,7 +110,7 @@ def calls(module: fx.GraphModule) -> str:
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_invariants(function: Callable[..., Tensor]) -> None:
     joint, _ = joint_of(function, inputs())
-    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
     planner = Planner(build_problem(prepared, cost=UnitCost()))
     for plan in (planner.fastest(), planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)):
         forward, backward = extract(prepared, plan)
@@ -153,7 +153,7 @@ def test_a_random_mask_is_saved_and_the_same_in_the_backward() -> None:
 
 def test_unknown_name_is_an_error() -> None:
     joint, _ = joint_of(mlp, inputs())
-    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
     plan = Planner(build_problem(prepared, cost=UnitCost())).fastest()
     with pytest.raises(ValueError, match="nowhere"):
         extract(prepared, replace(plan, saved=("nowhere",)))
@@ -163,8 +163,8 @@ def test_unknown_name_is_an_error() -> None:
 def test_twin_of_torchs_own_partition(function: Callable[..., Tensor]) -> None:
     joint, joint_inputs = joint_of(function, inputs())
     theirs = min_cut_rematerialization_partition(copy.deepcopy(joint), joint_inputs, num_fwd_outputs=1)
-    prepared = _torch.prepare(joint, num_fwd_outputs=1)
-    ours = _torch.extract_modules(prepared, _torch.torch_choice(prepared))
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    ours = joint_graph.extract_modules(prepared, joint_graph.torch_choice(prepared))
     for mine, other in zip(ours, theirs, strict=True):
         assert [text(n) for n in mine.graph.nodes] == [text(n) for n in other.graph.nodes]
 
@@ -187,7 +187,7 @@ def late_masks(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
 def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., Tensor]) -> None:
     """Parts of a node are left out: the partition puts each right behind its node, and the simulator counts it there."""
     joint, _ = joint_of(function, inputs())
-    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
     problem = build_problem(prepared, cost=UnitCost())
     planner = Planner(problem)
     middle = planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Plan, Planner, Problem, Value, build_problem, extract, timeline
 from compile_remat.passes.duplication import SUFFIX, original, with_copies
@@ -89,7 +89,7 @@ def test_random_numbers_may_differ() -> None:
         return ((x @ w1) * torch.rand_like(x)).sin() @ w2 @ w3
 
     joint, _ = joint_of(function, inputs())
-    problem = build_problem(_torch.prepare(joint, num_fwd_outputs=1), cost=UnitCost())
+    problem = build_problem(joint_graph.prepare(joint, num_fwd_outputs=1), cost=UnitCost())
     assert [v.name for v in problem.values if v.may_differ] == [v.name for v in problem.values if "rand" in v.name]
     assert any("rand" in v.name for v in problem.values)
 
@@ -207,7 +207,7 @@ def forced(planner: Planner, seed: int) -> Plan:
 @pytest.mark.parametrize("function", CASES)
 def test_gradients_equal_eager(function: Callable[..., Tensor], seed: int) -> None:
     def partition(joint: fx.GraphModule, joint_inputs: object, *, num_fwd_outputs: int, **_: object) -> object:
-        prepared = _torch.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+        prepared = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
         plan = forced(Planner(build_problem(prepared, cost=UnitCost())), seed)
         assert plan.again
         return extract(prepared, plan)
@@ -222,7 +222,7 @@ def test_gradients_equal_eager(function: Callable[..., Tensor], seed: int) -> No
 @pytest.mark.parametrize("function", CASES)
 def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., Tensor], seed: int) -> None:
     joint, _ = joint_of(function, inputs())
-    prepared = _torch.prepare(joint, num_fwd_outputs=1)
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
     problem = build_problem(prepared, cost=UnitCost())
     plan = forced(Planner(problem), seed)
     _, backward = extract(prepared, plan)

@@ -11,8 +11,9 @@ import torch
 from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, fx
 
-from compile_remat import _torch, partition
-from compile_remat._torch_version import torch_version
+from compile_remat import partition
+from compile_remat._torch import joint_graph
+from compile_remat._torch.version import torch_version
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import UnitCost, load_device
 from compile_remat.partitioner import Settings, split_without_planner
@@ -64,7 +65,7 @@ def run(function: Callable[..., Tensor], partition_fn: Callable[..., Any]) -> li
 @pytest.mark.parametrize("function", [draws_and_mutates, copies_by_hand])
 def test_the_fallback_saves_what_the_planner_must_save(function: Callable[..., Tensor]) -> None:
     def spy(module: fx.GraphModule, arguments: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        joint = _torch.prepare(module, num_fwd_outputs=num_fwd_outputs, **keywords)
+        joint = joint_graph.prepare(module, num_fwd_outputs=num_fwd_outputs, **keywords)
         problem = build_problem(joint, cost=UnitCost())
         pinned = {v.name for v in problem.values if v.pin == SAVE and v.is_saveable}
         assert pinned == {node.name for node in must_be_saved(joint)} != set()
@@ -106,7 +107,7 @@ def test_a_graph_that_overwrites_nothing_is_left_alone() -> None:
         module.graph.eliminate_dead_code()
         names = [node.name for node in module.graph.nodes]
         assert [
-            node.name for node in _torch.prepare(module, num_fwd_outputs=num_fwd_outputs).module.graph.nodes
+            node.name for node in joint_graph.prepare(module, num_fwd_outputs=num_fwd_outputs).module.graph.nodes
         ] == names
         return partition(module, arguments, num_fwd_outputs=num_fwd_outputs)
 

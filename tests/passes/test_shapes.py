@@ -11,7 +11,7 @@ from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem
 from compile_remat.passes.preparation import prepared
@@ -20,9 +20,9 @@ from compile_remat.passes.shapes import forget_contents
 aten = torch.ops.aten
 
 
-def look(function: Callable[..., Any], *inputs: Tensor) -> tuple[_torch.Joint, int]:
+def look(function: Callable[..., Any], *inputs: Tensor) -> tuple[joint_graph.Joint, int]:
     """The prepared joint graph of a call, whose gradients are checked, and how many inputs were replaced."""
-    found: list[tuple[_torch.Joint, int]] = []
+    found: list[tuple[joint_graph.Joint, int]] = []
 
     def partition(module: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
         other = copy.deepcopy(module)
@@ -31,7 +31,7 @@ def look(function: Callable[..., Any], *inputs: Tensor) -> tuple[_torch.Joint, i
         whole = copy.deepcopy(module)
         assert forget_contents(module) == 0  # nothing is left for a second time
         found.append((prepared(other, num_fwd_outputs=num_fwd_outputs), replaced))
-        return _torch.torch_partition(whole, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        return joint_graph.torch_partition(whole, joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
     def run(graph: fx.GraphModule, inputs: Any) -> Any:
         return make_boxed_func(graph.forward)
@@ -104,7 +104,7 @@ def test_symbolic_sizes_stay() -> None:
     def backend(module: fx.GraphModule, inputs: Any) -> Any:
         def partition(joint: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> Any:
             found.append(forget_contents(joint))
-            return _torch.torch_partition(joint, joint_inputs, **keywords)
+            return joint_graph.torch_partition(joint, joint_inputs, **keywords)
 
         def run(graph: fx.GraphModule, inputs: Any) -> Any:
             return make_boxed_func(graph.forward)

@@ -10,7 +10,7 @@ from expecttest import assert_expected_inline
 from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, fx, nn
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import build_problem, timeline
 from compile_remat.passes.solver import Planner
@@ -21,17 +21,17 @@ def grad(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
-def look(function: Callable[..., Any], *inputs: Tensor, move: bool = True) -> tuple[_torch.Joint, int]:
+def look(function: Callable[..., Any], *inputs: Tensor, move: bool = True) -> tuple[joint_graph.Joint, int]:
     """The joint graph of a call after the pass, and how many products it moved."""
-    found: list[tuple[_torch.Joint, int]] = []
+    found: list[tuple[joint_graph.Joint, int]] = []
 
     def partition(module: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **rest: Any) -> Any:
-        joint = _torch.prepare(module, num_fwd_outputs=num_fwd_outputs)
+        joint = joint_graph.prepare(module, num_fwd_outputs=num_fwd_outputs)
         moved = move_weight_gradients_up(joint.module, joint.info.tangents_closure) if move else 0
         joint.module.graph.lint()
         found.append((joint, moved))
         whole = copy.deepcopy(joint.module)  # torch's partitioner rewrites what it is given
-        return _torch.torch_partition(whole, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+        return joint_graph.torch_partition(whole, joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
     def run(graph: fx.GraphModule, inputs: Any) -> Any:
         return make_boxed_func(graph.forward)
@@ -45,7 +45,7 @@ def look(function: Callable[..., Any], *inputs: Tensor, move: bool = True) -> tu
     return result
 
 
-def backward_of(joint: _torch.Joint) -> str:
+def backward_of(joint: joint_graph.Joint) -> str:
     """The backward's operators in order, with what they read."""
     nodes = [n for n in joint.module.graph.nodes if n in joint.info.tangents_closure and n.op == "call_function"]
     return "\n".join(f"{n.name} = {n.target}({', '.join(map(str, n.all_input_nodes))})" for n in nodes)

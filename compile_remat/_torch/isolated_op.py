@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from compile_remat._torch_version import private_name
+from compile_remat._torch.version import private_name
 
 OpOverload = private_name("torch._ops", "OpOverload")
 disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_current_modes")

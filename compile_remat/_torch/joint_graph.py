@@ -24,8 +24,8 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
-from compile_remat import _torch_mutation
-from compile_remat._torch_version import private_module, private_name
+from compile_remat._torch import input_mutation
+from compile_remat._torch.version import private_module, private_name
 
 _PARTITIONERS = "torch._functorch.partitioners"
 P = private_module(_PARTITIONERS)  # its helpers are private and change between versions: checked by tests, not by types
@@ -151,7 +151,7 @@ def prepare(
     P.force_save_bw_mutation_src(module)
     static_indices = list(static_lifetime_input_indices or ())
     info = P.classify_nodes(module, static_indices, num_fwd_outputs)
-    if _torch_mutation.keep_overwritten(module, info.tangents_closure):
+    if input_mutation.keep_overwritten(module, info.tangents_closure):
         info = P.classify_nodes(module, static_indices, num_fwd_outputs)
     forward, backward, *_ = P._extract_fwd_bwd_outputs(module, num_fwd_outputs=num_fwd_outputs)
     return Joint(
@@ -256,12 +256,12 @@ def torch_partition(
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:
     """Inputs that the forward mutates; see `_torch_mutation`."""
-    return _torch_mutation.mutated_inputs(joint.module)
+    return input_mutation.mutated_inputs(joint.module)
 
 
 def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
     """Whether a value may lie in the memory of an overwritten input; see `_torch_mutation`."""
-    return _torch_mutation.may_take_over(node, overwritten)
+    return input_mutation.may_take_over(node, overwritten)
 
 
 def mutated_arguments(joint: Joint) -> frozenset[int] | None:

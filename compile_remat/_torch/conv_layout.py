@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from compile_remat import _torch
+from compile_remat._torch import joint_graph
 
 
 def is_copied(value: object) -> bool:
     """Whether Inductor copies this (fake) input of a convolution into another order of its dimensions."""
     if not isinstance(value, torch.Tensor) or not is_channels_last(value):
         return False
-    return _order(value, _torch.hint_strides(value)) != _order(value, convolution_strides(value))
+    return _order(value, joint_graph.hint_strides(value)) != _order(value, convolution_strides(value))
 
 
 def is_channels_last(value: object) -> bool:
@@ -31,10 +31,10 @@ def is_channels_last(value: object) -> bool:
 
 def convolution_strides(value: torch.Tensor) -> tuple[int, ...]:
     """Strides, in elements, under which a convolution gets or makes this tensor; a slice of channels keeps their distance."""
-    strides = _torch.hint_strides(value)
+    strides = joint_graph.hint_strides(value)
     if not is_channels_last(value):
         return strides
-    _, channels, height, width = _torch.hint_shape(value)
+    _, channels, height, width = joint_graph.hint_shape(value)
     if strides[1:] == (height * width, width, 1):
         channels = max(channels, strides[0] // (height * width))
     return channels * height * width, 1, width * channels, channels
@@ -42,5 +42,5 @@ def convolution_strides(value: torch.Tensor) -> tuple[int, ...]:
 
 def _order(value: torch.Tensor, strides: tuple[int, ...]) -> list[int]:
     """The dimensions from the outermost to the innermost; those of size 1 lie nowhere."""
-    shape = _torch.hint_shape(value)
+    shape = joint_graph.hint_shape(value)
     return sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: -strides[d])
