@@ -13,11 +13,11 @@ from torch import fx
 from compile_remat import profiling
 from compile_remat._torch import joint_graph
 from compile_remat._torch.version import version_problem
-from compile_remat._torch_inductor import look_at_joint_graph, set_global_partitioner
 from compile_remat.backend import place_of, priced, settings_for
 from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
+from compile_remat.inductor.entry import look_at_joint_graph, set_global_partitioner
 from compile_remat.partitioner import Planned, plan_joint
 from compile_remat.passes import Plan, Planner, frontier
 from compile_remat.remat_partitioner import RematPartitioner, sources_hash

@@ -17,16 +17,16 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat._torch.step_peers import company
 from compile_remat._torch.version import version_problem
-from compile_remat._torch_inductor import (
-    PARTITIONER_OPTION,
-    compile_plain,
-)
 from compile_remat.budget import MemoryBudget, OptimizerState
 from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, device_names, load_device
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
+from compile_remat.inductor.entry import (
+    PARTITIONER_OPTION,
+    compile_plain,
+)
 from compile_remat.ledger import Ledger, Member
 from compile_remat.partitioner import PlannerFailed, Settings, warn_of_fallback
 from compile_remat.remat_partitioner import RematPartitioner, sources_hash

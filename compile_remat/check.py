@@ -20,11 +20,11 @@ from torch import fx
 
 from compile_remat._torch.arguments import own_tracing_context
 from compile_remat._torch.compiled_node import can_be_differentiated
-from compile_remat._torch_inductor import CustomPartitionerFn, without_partition_cache
 from compile_remat.blame import Arguments, Trace, blame
 from compile_remat.closeness import Gap, allowance, gap, size
 from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import CheckError, CheckWarning
+from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.report import Report, amend, recording
 from compile_remat.trial import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed

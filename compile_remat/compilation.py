@@ -15,17 +15,17 @@ from compile_remat import side_files
 from compile_remat._torch import joint_graph
 from compile_remat._torch.arguments import Ambient, guards_of, traced_inputs
 from compile_remat._torch.compiled_node import written_inputs
-from compile_remat._torch_inductor import (
+from compile_remat._util.units import format_bytes
+from compile_remat.check import compile_checked
+from compile_remat.config import RematConfig
+from compile_remat.errors import RematError, find_error, warn
+from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     Observer,
     compile_eager,
     compile_with_partitioner,
     without_partition_cache,
 )
-from compile_remat._util.units import format_bytes
-from compile_remat.check import compile_checked
-from compile_remat.config import RematConfig
-from compile_remat.errors import RematError, find_error, warn
 from compile_remat.passes import Status
 from compile_remat.report import Report, record, recording, write
 from compile_remat.retry import CannotRetry, Lower

@@ -16,12 +16,12 @@ from compile_remat.builders import Builder
 from compile_remat.choice import Asked, bytes_of, choose
 from compile_remat.cost_models import Device, load_device, make_cost_model
 from compile_remat.growth import Step
+from compile_remat.inductor.node_workspace import node_workspace_bytes
 from compile_remat.largest import LargestBatch, hopeless, largest_batch
 from compile_remat.passes import Plan, Planner, build_problem
 from compile_remat.policies import Compared, by_hand, by_torch, compare, mask_of
 from compile_remat.stopped import explaining, noted
 from compile_remat.tracing import Traced, trace, weigh
-from compile_remat.workspace import node_workspace_bytes
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.choice import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared
 from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_device, make_cost_model, tf32_kinds
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
+from compile_remat.inductor.node_workspace import node_workspace_bytes
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
 from compile_remat.passes.effort import CLOCK
 from compile_remat.passes.pins import must_be_saved
@@ -33,7 +34,6 @@ from compile_remat.passes.preparation import prepared
 from compile_remat.passes.tags import MUST, obeying
 from compile_remat.report import Report, record
 from compile_remat.stopped import Stopped, StoppedByClock, clock_of, explaining, noted
-from compile_remat.workspace import node_workspace_bytes
 
 LOG = logging.getLogger("compile_remat")
 

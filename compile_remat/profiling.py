@@ -18,12 +18,12 @@ from torch import fx
 from compile_remat import capacity
 from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.distributed import num_ranks
-from compile_remat._torch_inductor import look_at_joint_graph
 from compile_remat.cost_models import Times, tf32_kinds
 from compile_remat.cost_models.profile_file import ProfileFile
 from compile_remat.cost_models.recipes import Recipe, recipe_of
 from compile_remat.cost_models.stopwatch import CannotTime, Clock, time_ns
 from compile_remat.errors import warn
+from compile_remat.inductor.entry import look_at_joint_graph
 
 LOG = logging.getLogger("compile_remat")
 

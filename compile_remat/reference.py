@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch_inductor import CustomPartitionerFn
+from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes.pins import must_be_saved
 
 

@@ -16,8 +16,8 @@ from torch import fx
 import compile_remat
 from compile_remat import cost_models, passes
 from compile_remat._torch import cache_key_text
-from compile_remat._torch_inductor import CustomPartitionerFn
 from compile_remat.errors import PlanMismatchError
+from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.partitioner import Settings, split, split_without_planner
 from compile_remat.passes.accumulation import keep_matmuls_in_place
 

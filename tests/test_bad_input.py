@@ -18,9 +18,9 @@ from torch import nn
 
 import compile_remat
 from compile_remat import backend, partitioner
-from compile_remat._torch_inductor import CustomPartitionerFn
 from compile_remat.backend import remat
 from compile_remat.errors import ConfigError, DeviceError, PlanMismatchError, PlannerWarning
+from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import Status
 
 MIB = 1 << 20

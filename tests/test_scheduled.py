@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat import BudgetError, PlannerWarning, _torch_inductor, scheduled
-from compile_remat._torch_inductor import Emitted
+from compile_remat import BudgetError, PlannerWarning, scheduled
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
+from compile_remat.inductor import entry
+from compile_remat.inductor.entry import Emitted
 from compile_remat.measure import peak_bytes
 from compile_remat.scheduled import Emissions, scheduled_peak_bytes
 
@@ -142,10 +143,8 @@ def test_the_backward_is_compiled_once_and_fits_the_first_backward(
     monkeypatch: pytest.MonkeyPatch, *, retain_graph: bool
 ) -> None:
     """As with plain torch: one that is to run again does not overwrite what was saved."""
-    compiled, original = [], _torch_inductor.inductor.compile_fx_inner
-    monkeypatch.setattr(
-        _torch_inductor.inductor, "compile_fx_inner", lambda *a, **k: (compiled.append(k), original(*a, **k))[1]
-    )
+    compiled, original = [], entry.inductor.compile_fx_inner
+    monkeypatch.setattr(entry.inductor, "compile_fx_inner", lambda *a, **k: (compiled.append(k), original(*a, **k))[1])
     model = Chain()
     loss = torch.compile(model, backend=remat, options={"memory_budget": "min"})(X).sum()
     assert [bool(k.get("is_backward")) for k in compiled] == [False, True]

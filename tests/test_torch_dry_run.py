@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._inductor import compile_fx as inductor
 
-from compile_remat._torch_dry_run import DryRun, NotUnderstood, dry_run
+from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat.measure import peak_bytes
 
 KIB = 1024

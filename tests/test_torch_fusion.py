@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from compile_remat._torch_fusion import DEPTH, SMALL_SHARE, Kernel, Moment, Order
+from compile_remat.inductor.fusion_guard import DEPTH, SMALL_SHARE, Kernel, Moment, Order
 
 
 @dataclass(frozen=True)

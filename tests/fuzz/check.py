@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 import compile_remat
-from compile_remat._torch_inductor import CustomPartitionerFn, compile_eager, compile_with_partitioner
 from compile_remat.backend import remat
 from compile_remat.errors import BudgetError, PlannerWarning
+from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, compile_with_partitioner
 from tests.correctness.harness import Case, Observed, Wrap, observe, train
 from tests.fuzz.agreement import assert_promise_holds, assert_same
 from tests.fuzz.joint import check_graph

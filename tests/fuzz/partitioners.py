@@ -11,8 +11,8 @@ from functorch.compile import default_partition
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch_inductor import CustomPartitionerFn
 from compile_remat.cost_models import load_device, make_cost_model
+from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import Plan, Planner, build_problem, extract
 
 

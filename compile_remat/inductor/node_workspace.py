@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph
-from compile_remat._torch_workspace import CONVOLUTIONS, MEASURED, Dense, workspace_bytes
+from compile_remat.inductor.workspace import CONVOLUTIONS, MEASURED, Dense, workspace_bytes
 
 
 def node_workspace_bytes(node: fx.Node) -> int:

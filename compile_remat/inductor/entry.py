@@ -22,8 +22,8 @@ from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
 from compile_remat._torch.version import private_module, private_name
-from compile_remat._torch_fusion import GuardedChoices as GuardedChoices
-from compile_remat._torch_order import KernelsMovedUp
+from compile_remat.inductor.fusion_guard import GuardedChoices as GuardedChoices
+from compile_remat.inductor.kernel_order import KernelsMovedUp
 
 if TYPE_CHECKING:
     from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compile_remat._torch_workspace import Dense, workspace_bytes
+from compile_remat.inductor.workspace import Dense, workspace_bytes
 
 
 class NotUnderstood(Exception):
