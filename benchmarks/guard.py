@@ -24,7 +24,7 @@ from benchmarks.models import Case, joining
 from compile_remat._torch.allocator_events import private_compile_caches
 from compile_remat.backend import compile_graph
 from compile_remat.config import RematConfig
-from compile_remat.measure import RatioInterval
+from compile_remat.device.measure import RatioInterval
 from compile_remat.remat_partitioner import RematPartitioner
 
 PEAK_LIMIT = 1.03

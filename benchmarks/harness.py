@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import TOY_SCALE, Case
-from compile_remat.measure import Peak, RatioInterval, interleaved_ratio, peak_bytes, step_times_ns
+from compile_remat.device.measure import Peak, RatioInterval, interleaved_ratio, peak_bytes, step_times_ns
 
 MIB = 1 << 20
 

@@ -16,7 +16,7 @@ import torch
 from benchmarks import harness, models
 from benchmarks.harness import mib, ms
 from compile_remat._torch.allocator_events import private_compile_caches
-from compile_remat.measure import RatioInterval
+from compile_remat.device.measure import RatioInterval
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks import harness, models
 from benchmarks.harness import mib, percent
 from compile_remat._torch.allocator_events import private_compile_caches
-from compile_remat.measure import peak_bytes
+from compile_remat.device.measure import peak_bytes
 
 FRACTIONS = (0.6, 0.4, 0.3)
 LATER_STEPS = 3

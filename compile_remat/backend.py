@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import capacity, profiling
+from compile_remat import profiling
 from compile_remat._torch import joint_graph
 from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat._torch.step_peers import company
@@ -22,6 +22,7 @@ from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, device_names, load_device
+from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.inductor.entry import (
     PARTITIONER_OPTION,
@@ -123,7 +124,7 @@ def _share_of(reason: str, config: RematConfig, ledger: Ledger, example_inputs: 
     instances = config.instances or 0
     if instances < 2 and not others_bytes and (instances or not reason):
         return None
-    gradient_bytes = capacity.trainable_bytes(example_inputs)
+    gradient_bytes = free_memory.trainable_bytes(example_inputs)
     return Share(None, others_bytes, instances, gradient_bytes, may_miss=ledger.is_provisional)
 
 
@@ -178,7 +179,7 @@ def _retrying(
         peak_bytes=report.plan.peak_bytes,
         written=compilation.written,
         retries=compilation.config.oom_retry,
-        available=functools.partial(capacity.free_bytes, place, compilation.config.capacity),
+        available=functools.partial(free_memory.free_bytes, place, compilation.config.capacity),
         device=place,
         is_lowest=partitioner.settings.budget.kind == "min" and partitioner.settings.share is None,
     )
@@ -227,7 +228,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         _check_is_here(config.device, device, place)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
-        budget = _auto(config, place, capacity.trainable_bytes(example_inputs))
+        budget = _auto(config, place, free_memory.trainable_bytes(example_inputs))
     return Settings(
         budget,
         device,
@@ -268,12 +269,12 @@ def _check_is_here(given: str, device: Device, place: torch.device) -> None:
 
 
 def _auto(config: RematConfig, place: torch.device, trainable_bytes: int) -> MemoryBudget:
-    free = capacity.read(place, config.capacity)
+    free = free_memory.read(place, config.capacity)
     if free is None:
         return MemoryBudget("max")
-    budget_bytes = capacity.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
+    budget_bytes = free_memory.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
     budget_bytes = smallest_of_all_ranks(budget_bytes, place)
-    LOG.info("%s", capacity.describe(free, budget_bytes))
+    LOG.info("%s", free_memory.describe(free, budget_bytes))
     return MemoryBudget("bytes", budget_bytes)
 
 

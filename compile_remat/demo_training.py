@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compile_remat.measure import Peak, peak_bytes, synchronize
+from compile_remat.device.measure import Peak, peak_bytes, synchronize
 
 VOCABULARY = 256
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import capacity
 from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.distributed import num_ranks
 from compile_remat.cost_models import Times, tf32_kinds
 from compile_remat.cost_models.profile_file import ProfileFile
 from compile_remat.cost_models.recipes import Recipe, recipe_of
 from compile_remat.cost_models.stopwatch import CannotTime, Clock, time_ns
+from compile_remat.device import free_memory
 from compile_remat.errors import warn
 from compile_remat.inductor.entry import look_at_joint_graph
 
@@ -128,7 +128,7 @@ def _measured(
 
 
 def _free_bytes(place: torch.device) -> int | None:
-    return capacity.host_free_bytes() if place.type == "cpu" else capacity.free_bytes(place)
+    return free_memory.host_free_bytes() if place.type == "cpu" else free_memory.free_bytes(place)
 
 
 def _file(place: torch.device) -> ProfileFile:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from compile_remat import capacity
 from compile_remat._torch.random_state import read_random_state, write_random_state
 from compile_remat._util.units import format_bytes
+from compile_remat.device import free_memory
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.trial import (
     RANDOM,
@@ -133,7 +133,7 @@ class Trials:
 
     def _expected_on_host(self, nudge: Nudge | None) -> Observed:
         call = self._begin()
-        needed, free = self._needed_bytes() + self._results_bytes(), capacity.host_free_bytes()
+        needed, free = self._needed_bytes() + self._results_bytes(), free_memory.host_free_bytes()
         if self.on_host is None or (free is not None and needed > free):
             raise NotComparable(_shortage(needed, free))
         copies = copy_arguments(call.args, None, nudge=nudge, device=torch.device("cpu"))
@@ -148,13 +148,13 @@ class Trials:
     def _fits_here(self) -> bool:
         """Whether the device has the memory; a host that has not is the end, as it would swap or kill the process."""
         assert self.call is not None
-        needed, free = self._needed_bytes(), capacity.host_free_bytes()
+        needed, free = self._needed_bytes(), free_memory.host_free_bytes()
         if not self.call.devices:
             needed += self._results_bytes()
             if free is not None and needed > free:
                 raise NotComparable(_shortage(needed, free))
             return True
-        frees = [capacity.free_bytes(d) for d in self.call.devices]
+        frees = [free_memory.free_bytes(d) for d in self.call.devices]
         return all(f is None or needed <= f for f in frees)
 
     def _needed_bytes(self) -> int:

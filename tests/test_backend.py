@@ -20,8 +20,8 @@ from compile_remat._torch import joint_graph
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
+from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
-from compile_remat.measure import peak_bytes
 from compile_remat.partitioner import Settings
 from compile_remat.remat_partitioner import RematPartitioner
 from tests.correctness.harness import attention_dtype

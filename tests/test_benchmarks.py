@@ -23,7 +23,7 @@ from benchmarks import (
     together,
 )
 from benchmarks.verdicts import MIB, Row, judge
-from compile_remat.measure import RatioInterval
+from compile_remat.device.measure import RatioInterval
 from compile_remat.passes import Planner, Problem, Status
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import compile_remat
-from compile_remat import ConfigError, capacity
+from compile_remat import ConfigError
 from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat.backend import remat, settings_for
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.capacity import Free, auto_budget_bytes, trainable_bytes
 from compile_remat.config import RematConfig
+from compile_remat.device import free_memory
+from compile_remat.device.free_memory import Free, auto_budget_bytes, trainable_bytes
 
 GIB = 1 << 30
 FREE = Free(free=50 * GIB, reserved=8 * GIB, allocated=6 * GIB, capacity=64 * GIB, process_limit=64 * GIB)
@@ -72,19 +73,19 @@ def test_never_zero_or_less() -> None:
 
 
 def test_the_log_line_adds_up() -> None:
-    assert capacity.describe(FREE, 20 * GIB) == "budget 20.0 GiB + 6.0 GiB already allocated = 26.0 GiB of 64.0 GiB"
+    assert free_memory.describe(FREE, 20 * GIB) == "budget 20.0 GiB + 6.0 GiB already allocated = 26.0 GiB of 64.0 GiB"
 
 
 def test_cpu_has_no_capacity_so_auto_is_max() -> None:
-    assert capacity.read(torch.device("cpu")) is None
-    assert capacity.read(torch.device("meta"), GIB) is None
+    assert free_memory.read(torch.device("cpu")) is None
+    assert free_memory.read(torch.device("meta"), GIB) is None
     settings = settings_for(RematConfig(), [torch.empty(4)])
     assert settings.budget == MemoryBudget("max")
     assert settings.from_auto
 
 
 def test_auto_becomes_bytes_where_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "read", lambda device, given: FREE)
+    monkeypatch.setattr(free_memory, "read", lambda device, given: FREE)
     settings = settings_for(RematConfig(reserve="0", optimizer_state="none"), [torch.empty(4)])
     assert settings.budget == MemoryBudget("bytes", 52 * GIB)
     explicit = settings_for(RematConfig(memory_budget="3GiB"), [torch.empty(4)])
@@ -93,7 +94,7 @@ def test_auto_becomes_bytes_where_memory_is_known(monkeypatch: pytest.MonkeyPatc
 
 def test_auto_below_the_floor_warns_and_takes_the_lowest_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = Free(free=0, reserved=0, allocated=0, capacity=64, process_limit=64)
-    monkeypatch.setattr(capacity, "read", lambda device, given: tiny)
+    monkeypatch.setattr(free_memory, "read", lambda device, given: tiny)
     x = torch.randn(64, 64, requires_grad=True)
 
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +108,7 @@ def test_auto_below_the_floor_warns_and_takes_the_lowest_plan(monkeypatch: pytes
 
 def test_a_cpu_with_a_given_capacity_counts_what_is_resident() -> None:
     held = torch.ones(64 << 20, dtype=torch.uint8)
-    memory = capacity.read(torch.device("cpu"), 10 * GIB)
+    memory = free_memory.read(torch.device("cpu"), 10 * GIB)
     assert memory is not None
     assert memory.allocated == memory.reserved > held.nbytes
     assert memory.capacity == memory.process_limit == 10 * GIB
@@ -115,14 +116,14 @@ def test_a_cpu_with_a_given_capacity_counts_what_is_resident() -> None:
 
 
 def test_no_figures_from_the_system_are_no_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert capacity.resident_bytes(tmp_path / "absent") is None
-    assert capacity.host_free_bytes(tmp_path / "absent") is None
-    monkeypatch.setattr(capacity, "resident_bytes", lambda: None)
-    assert capacity.read(torch.device("cpu"), GIB) is None
+    assert free_memory.resident_bytes(tmp_path / "absent") is None
+    assert free_memory.host_free_bytes(tmp_path / "absent") is None
+    monkeypatch.setattr(free_memory, "resident_bytes", lambda: None)
+    assert free_memory.read(torch.device("cpu"), GIB) is None
 
 
 def test_the_setting_makes_auto_a_budget_on_a_cpu() -> None:
-    resident = capacity.resident_bytes()
+    resident = free_memory.resident_bytes()
     assert resident is not None
     given = resident + GIB
     settings = settings_for(RematConfig(capacity=given, reserve="25%", optimizer_state="256MiB"), [torch.empty(4)])
@@ -188,7 +189,7 @@ def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
         seen.append(levels[min(len(seen), 2)])
         return Free(free=seen[-1], reserved=0, allocated=0, capacity=64 << 20, process_limit=64 << 20)
 
-    monkeypatch.setattr(capacity, "read", read)
+    monkeypatch.setattr(free_memory, "read", read)
     model, x = Deep(), torch.randn(1024, 64)
     options = {"memory_budget": "auto", "reserve": 0, "optimizer_state": "adamw", "compiler": "eager"}
     call = torch.compile(model, backend=remat, options=options)
@@ -210,9 +211,9 @@ def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_read_on_cuda() -> None:
     device = torch.device("cuda")
-    before = capacity.read(device)
+    before = free_memory.read(device)
     held = torch.empty(64 << 20, dtype=torch.uint8, device=device)
-    after = capacity.read(device)
+    after = free_memory.read(device)
     assert before is not None and after is not None
     assert after.allocated - before.allocated == held.nbytes
     assert after.capacity == torch.cuda.get_device_properties(device).total_memory

@@ -21,14 +21,15 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import compile_remat
-from compile_remat import capacity, closeness, partitioner
+from compile_remat import closeness, partitioner
 from compile_remat.backend import compile_graph, remat
 from compile_remat.check import is_same
 from compile_remat.closeness import Gap, gap, size
 from compile_remat.config import RematConfig
+from compile_remat.device import free_memory
+from compile_remat.device.measure import peak_bytes
 from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
-from compile_remat.measure import peak_bytes
 from compile_remat.reference import ReferencePartitioner
 from compile_remat.remat_partitioner import RematPartitioner
 from compile_remat.trial import NotComparable
@@ -563,7 +564,7 @@ def skipped(call: Callable[[], Any], why: str) -> None:
 
 
 def test_too_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capacity, "host_free_bytes", lambda: 1000)
+    monkeypatch.setattr(free_memory, "host_free_bytes", lambda: 1000)
     call, x = step(Layers(2)), torch.randn(8, 8)
     skipped(lambda: call(x), "1000 B is free")
     call(x).sum().backward()  # and no second warning
@@ -666,7 +667,7 @@ def test_on_a_gpu(mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"memory_budget": "min", "check": 1} | ({"mode": mode} if mode else {})
     torch.compile(model, backend=remat, options=options)(x).sum().backward()
     assert compile_remat.reports()[-1].check == "passed"
-    monkeypatch.setattr(capacity, "free_bytes", lambda device: 0)  # on the host then
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 0)  # on the host then
     torch.compiler.reset()
     torch.compile(Layers().cuda(), backend=remat, options=options)(x).sum().backward()
     assert compile_remat.reports()[-1].check == "passed"

@@ -9,7 +9,7 @@ import torch
 
 from compile_remat import cli, demo, demo_training
 from compile_remat.demo_training import JobResult, JobSize
-from compile_remat.measure import Peak
+from compile_remat.device.measure import Peak
 
 TOY = ["--layers", "2", "--width", "64", "--context", "64", "--batch", "8", "--steps", "4", "--max-bytes", "400000"]
 

@@ -13,8 +13,8 @@ from benchmarks.guard import Guarded, Unguarded, trained
 from benchmarks.models import Case, joining
 from compile_remat import backend, compilation
 from compile_remat.backend import remat
+from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.entry import GuardedChoices, compile_with_partitioner
-from compile_remat.measure import peak_bytes
 from compile_remat.passes.accumulation import keep_matmuls_in_place
 from compile_remat.remat_partitioner import RematPartitioner
 

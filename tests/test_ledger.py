@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import compile_remat
 from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig, SharedBudgetError
 from compile_remat.backend import remat
-from compile_remat.measure import peak_bytes
+from compile_remat.device.measure import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

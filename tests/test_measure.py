@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compile_remat._torch.allocator_events import AllocationEvent
-from compile_remat.measure import Peak, interleaved_ratio, peak_bytes, recorded, replay, step_times_ns
+from compile_remat.device.measure import Peak, interleaved_ratio, peak_bytes, recorded, replay, step_times_ns
 
 MIB = 1 << 20
 

@@ -17,7 +17,7 @@ import compile_remat
 from compile_remat import ConfigError, PlannerWarning, RematConfig, partitioner, retry, stopped
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
-from compile_remat.measure import peak_bytes
+from compile_remat.device.measure import peak_bytes
 from compile_remat.retry import SMALL_BYTES, Retrying
 
 PLACES = 41

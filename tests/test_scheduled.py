@@ -15,9 +15,9 @@ import compile_remat
 from compile_remat import BudgetError, PlannerWarning, scheduled
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
+from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import entry
 from compile_remat.inductor.entry import Emitted
-from compile_remat.measure import peak_bytes
 from compile_remat.scheduled import Emissions, scheduled_peak_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch._inductor import compile_fx as inductor
 
+from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
-from compile_remat.measure import peak_bytes
 
 KIB = 1024
 

@@ -12,8 +12,8 @@ from torch._inductor import config
 
 import compile_remat
 from compile_remat.backend import remat
+from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.kernel_order import KernelsMovedUp, Row
-from compile_remat.measure import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import compile_remat
 from compile_remat import backend, watch
 from compile_remat.backend import remat
-from compile_remat.measure import peak_bytes
+from compile_remat.device.measure import peak_bytes
 from compile_remat.watch import TRIES, Reading, Watched, reader_of
 
 ROWS, WIDTH = 1024, 64

@@ -13,8 +13,8 @@ from torch.nn import functional
 import compile_remat
 from compile_remat._torch import conv_layout
 from compile_remat.backend import remat
+from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.workspace import Dense, workspace_bytes
-from compile_remat.measure import peak_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

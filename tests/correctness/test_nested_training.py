@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import compile_remat
 from compile_remat.backend import remat
-from compile_remat.measure import peak_bytes
+from compile_remat.device.measure import peak_bytes
 
 DEPTH, WIDTH, ROWS = 40, 16, 512
 
