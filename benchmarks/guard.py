@@ -25,7 +25,7 @@ from compile_remat._torch.allocator_events import private_compile_caches
 from compile_remat.backend import compile_graph
 from compile_remat.config import RematConfig
 from compile_remat.device.measure import RatioInterval
-from compile_remat.remat_partitioner import RematPartitioner
+from compile_remat.planning.partitioner import RematPartitioner
 
 PEAK_LIMIT = 1.03
 TIME_LIMIT = 1.02

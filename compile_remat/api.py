@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import profiling
 from compile_remat._torch import joint_graph
 from compile_remat._torch.version import version_problem
 from compile_remat.backend import place_of, priced, settings_for
@@ -18,9 +17,10 @@ from compile_remat.compilation import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.inductor.entry import look_at_joint_graph, set_global_partitioner
-from compile_remat.partitioner import Planned, plan_joint
 from compile_remat.passes import Plan, Planner, frontier
-from compile_remat.remat_partitioner import RematPartitioner, sources_hash
+from compile_remat.planning import op_timing
+from compile_remat.planning.joint_planning import Planned, plan_joint
+from compile_remat.planning.partitioner import RematPartitioner, sources_hash
 from compile_remat.report import Report, write_to
 
 
@@ -145,7 +145,7 @@ def install(**settings: Any) -> None:
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     settings_now = replace(settings_for(config, here), is_timed=False)
     if config.cost_model == "profile":
-        settings_now = replace(settings_now, times=profiling.known_times(place_of(here)))
+        settings_now = replace(settings_now, times=op_timing.known_times(place_of(here)))
     set_global_partitioner(RematPartitioner(settings_now, sources_hash()), STRICT_OPTIONS)
     write_to(config.report_dir)
 

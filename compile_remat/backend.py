@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat import profiling
 from compile_remat._torch import joint_graph
 from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat._torch.step_peers import company
 from compile_remat._torch.version import version_problem
 from compile_remat.budget import MemoryBudget, OptimizerState
-from compile_remat.choice import Share
 from compile_remat.compilation import Compilation, Later
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, device_names, load_device
@@ -29,8 +27,10 @@ from compile_remat.inductor.entry import (
     compile_plain,
 )
 from compile_remat.ledger import Ledger, Member
-from compile_remat.partitioner import PlannerFailed, Settings, warn_of_fallback
-from compile_remat.remat_partitioner import RematPartitioner, sources_hash
+from compile_remat.planning import op_timing
+from compile_remat.planning.joint_planning import PlannerFailed, Settings, warn_of_fallback
+from compile_remat.planning.partitioner import RematPartitioner, sources_hash
+from compile_remat.planning.plan_policy import Share
 from compile_remat.report import Report
 from compile_remat.retry import Retrying
 from compile_remat.watch import Watched, reader_of
@@ -255,7 +255,7 @@ def priced(
     """
     if config.cost_model != "profile":
         return settings
-    times = profiling.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
+    times = op_timing.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
     return replace(settings, times=times)
 
 

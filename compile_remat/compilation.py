@@ -27,13 +27,13 @@ from compile_remat.inductor.entry import (
     without_partition_cache,
 )
 from compile_remat.passes import Status
+from compile_remat.planning.deadline import StoppedByClock
 from compile_remat.report import Report, record, recording, write
 from compile_remat.retry import CannotRetry, Lower
 from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
-from compile_remat.stopped import StoppedByClock
 
 if TYPE_CHECKING:
-    from compile_remat.remat_partitioner import RematPartitioner
+    from compile_remat.planning.partitioner import RematPartitioner
 
 LOG = logging.getLogger("compile_remat")
 Compiled = Callable[..., Any]

@@ -25,11 +25,11 @@ from compile_remat._torch.compiled_node import (
 )
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
-from compile_remat.choice import Share
 from compile_remat.errors import SharedBudgetError, warn
 from compile_remat.passes import Offer
+from compile_remat.planning.joint_allocation import Shared, Turn, divide, step_peak_bytes
+from compile_remat.planning.plan_policy import Share
 from compile_remat.report import Report
-from compile_remat.together import Shared, Turn, divide, step_peak_bytes
 
 Compiled = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from compile_remat._util.units import format_bytes
 from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.entry import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
-from compile_remat.partitioner import Settings
 from compile_remat.passes import Status
+from compile_remat.planning.joint_planning import Settings
 from compile_remat.report import Report, live_tensor
 
 LOG = logging.getLogger("compile_remat")

@@ -26,7 +26,7 @@ from compile_remat import (
     uninstall,
 )
 from compile_remat.passes import Plan
-from compile_remat.remat_partitioner import RematPartitioner
+from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import record
 
 

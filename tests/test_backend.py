@@ -15,15 +15,16 @@ from torch import nn
 from torch.nn import functional as F
 
 import compile_remat
-from compile_remat import compilation, partitioner, remat_partitioner
+from compile_remat import compilation
 from compile_remat._torch import joint_graph
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
-from compile_remat.partitioner import Settings
-from compile_remat.remat_partitioner import RematPartitioner
+from compile_remat.planning import joint_planning, partitioner
+from compile_remat.planning.joint_planning import Settings
+from compile_remat.planning.partitioner import RematPartitioner
 from tests.correctness.harness import attention_dtype
 
 MIB = 1 << 20
@@ -329,7 +330,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **keywords: Any) -> tuple[RematPart
     seen: list[tuple[RematPartitioner, dict[str, Any]]] = []
 
     def record(gm: Any, inputs: Any, partitioner: Any, options: Any, **keywords: Any) -> Any:
-        seen.append((partitioner, dict(options)))
+        seen.append((joint_planning, dict(options)))
         return gm.forward
 
     with monkeypatch.context() as patch:
@@ -390,7 +391,7 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 def test_a_broken_planner_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = convolutions(2).double(), torch.randn(2, 4, 8, 8, dtype=torch.float64)
-    monkeypatch.setattr(partitioner, "Planner", broken)
+    monkeypatch.setattr(joint_planning, "Planner", broken)
     with pytest.warns(PlannerWarning, match="the planner broke"):
         actual = train(compiled(memory_budget="min", compiler="eager"), model, x)
     assert_same(actual, train(lambda m: m, model, x))
@@ -400,7 +401,7 @@ def test_a_broken_planner_keeps_the_dropout_masks_under_inductor(monkeypatch: py
     model, x = Dropped(2, 8), torch.randn(256, 8)
     expected = train(lambda m: torch.compile(m), model, x)
     torch.compiler.reset()
-    monkeypatch.setattr(partitioner, "Planner", broken)
+    monkeypatch.setattr(joint_planning, "Planner", broken)
     with pytest.warns(PlannerWarning, match="the planner broke"):
         assert_same(train(compiled(memory_budget="min"), model, x), expected)
 
@@ -414,7 +415,7 @@ def test_torchs_own_partition_is_the_last_resort(monkeypatch: pytest.MonkeyPatch
         used.append(1)
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(partitioner, "Planner", broken)
+    monkeypatch.setattr(joint_planning, "Planner", broken)
     monkeypatch.setattr(joint_graph, "extract_modules", broken)
     monkeypatch.setattr(joint_graph, "torch_partition", count)
     with pytest.warns(PlannerWarning):
@@ -513,7 +514,7 @@ def test_each_graph_of_a_call_has_its_report() -> None:
 def made(plan_dir: Path | None = None, budget: object = "2MiB", device: str = "cpu") -> RematPartitioner:
     folder = None if plan_dir is None else str(plan_dir)
     return RematPartitioner(
-        Settings(MemoryBudget.parse(budget), load_device(device), plan_dir=folder), remat_partitioner.sources_hash()
+        Settings(MemoryBudget.parse(budget), load_device(device), plan_dir=folder), partitioner.sources_hash()
     )
 
 
@@ -527,7 +528,7 @@ def test_uuid_is_stable_and_changes_with_what_a_plan_depends_on(tmp_path: Path) 
     (tmp_path / "0.plan.json").write_text("[]")
     assert len({repr(key) for key in (made().uuid(), empty, one, made(tmp_path).uuid())}) == 4
     for change in ({"fallback": "broke"}, {"sizes": (("s77", 64),)}, {"guarded": True}):
-        assert RematPartitioner(made().settings, remat_partitioner.sources_hash(), **change).uuid() != made().uuid()
+        assert RematPartitioner(made().settings, partitioner.sources_hash(), **change).uuid() != made().uuid()
     assert RematPartitioner(made().settings, "other sources").uuid() != made().uuid()
 
 

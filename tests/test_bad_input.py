@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat import backend, partitioner
+from compile_remat import backend
 from compile_remat.backend import remat
 from compile_remat.errors import ConfigError, DeviceError, PlanMismatchError, PlannerWarning
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import Status
+from compile_remat.planning import joint_planning
 
 MIB = 1 << 20
 
@@ -273,10 +274,10 @@ class FailingCost:
 
 
 SEAMS = {
-    "cost model": (partitioner, "make_cost_model", lambda *args, **kwargs: FailingCost()),
-    "problem": (partitioner, "build_problem", broken),
-    "search": (partitioner.Planner, "lowest", broken),
-    "extraction": (partitioner, "extract", broken),
+    "cost model": (joint_planning, "make_cost_model", lambda *args, **kwargs: FailingCost()),
+    "problem": (joint_planning, "build_problem", broken),
+    "search": (joint_planning.Planner, "lowest", broken),
+    "extraction": (joint_planning, "extract", broken),
     "device": (backend, "detect", broken),
 }
 
@@ -305,7 +306,7 @@ def test_a_failure_of_ours_never_stops_training(seam: str, compiler: str, monkey
 def test_a_fallback_says_what_it_comes_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, x = model_and_input()
     plain = compile_remat.explain(model, x, memory_budget="max")
-    monkeypatch.setattr(partitioner.Planner, "within", broken)
+    monkeypatch.setattr(joint_planning.Planner, "within", broken)
     options = {
         "memory_budget": 0.5,
         "compiler": "eager",
@@ -338,7 +339,7 @@ def test_a_fallback_is_not_stored_for_the_planner(monkeypatch: pytest.MonkeyPatc
             compile_remat.reset_reports()
             with monkeypatch.context() as patch:
                 if fails:
-                    patch.setattr(partitioner.Planner, "lowest", broken)
+                    patch.setattr(joint_planning.Planner, "lowest", broken)
                 with pytest.warns(PlannerWarning) if fails else contextlib.nullcontext():
                     train(torch.compile(model, backend=remat, options={"memory_budget": "min"}), model, x)
             (report,) = compile_remat.reports()

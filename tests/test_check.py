@@ -21,7 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import compile_remat
-from compile_remat import closeness, partitioner
+from compile_remat import closeness
 from compile_remat.backend import compile_graph, remat
 from compile_remat.check import is_same
 from compile_remat.closeness import Gap, gap, size
@@ -30,8 +30,9 @@ from compile_remat.device import free_memory
 from compile_remat.device.measure import peak_bytes
 from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
+from compile_remat.planning import joint_planning
+from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.reference import ReferencePartitioner
-from compile_remat.remat_partitioner import RematPartitioner
 from compile_remat.trial import NotComparable
 from compile_remat.trials import Trials
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
@@ -535,7 +536,7 @@ def test_the_fallback_of_the_planner_is_checked_too(monkeypatch: pytest.MonkeyPa
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(partitioner, "build_problem", fail)
+    monkeypatch.setattr(joint_planning, "build_problem", fail)
     with pytest.warns(PlannerWarning, match="planted"), pytest.raises(CheckError, match=r"layers\.1\.weight"):
         torch.compile(Layers(), backend=broken(zero_gradient))(torch.randn(32, 8))
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import profiling
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import Times, load_device, stopwatch
 from compile_remat.errors import ConfigError, PlannerWarning
-from compile_remat.partitioner import Settings
-from compile_remat.remat_partitioner import RematPartitioner
+from compile_remat.planning import op_timing
+from compile_remat.planning.joint_planning import Settings
+from compile_remat.planning.partitioner import RematPartitioner
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def train(**options: Any) -> Any:
 
 def test_operators_are_timed_once_and_price_the_plan(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     first = train()
-    timed, times = clock.count, profiling._file(CPU).times_ns()
+    timed, times = clock.count, op_timing._file(CPU).times_ns()
     assert timed == len(times) > 3 and all("mm" in signature for signature in times)
     assert f"{timed} of {timed}" in capsys.readouterr().err
     assert first.step_time_ns >= sum(times.values()) >= 1000 * timed
@@ -86,7 +86,7 @@ def test_a_graph_whose_operators_are_known_is_not_traced_for_them(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train()
-    monkeypatch.setattr(profiling, "_joint_nodes", lambda *args: pytest.fail("traced"))
+    monkeypatch.setattr(op_timing, "_joint_nodes", lambda *args: pytest.fail("traced"))
     train()
 
 
@@ -94,24 +94,24 @@ def test_it_goes_on_after_an_interruption(clock: Clock) -> None:
     clock.breaks_at = 3
     with pytest.raises(KeyboardInterrupt):
         train()
-    kept = profiling._file(CPU).times_ns()
+    kept = op_timing._file(CPU).times_ns()
     assert len(kept) == 2
     train()
-    times = profiling._file(CPU).times_ns()
+    times = op_timing._file(CPU).times_ns()
     assert {s: times[s] for s in kept} == kept and len(times) == clock.count - 1
 
 
 def test_what_cannot_be_timed_is_priced_by_the_roofline(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "_free_bytes", lambda place: 0)
+    monkeypatch.setattr(op_timing, "_free_bytes", lambda place: 0)
     assert train().step_time_ns == train(cost_model="roofline").step_time_ns
-    assert clock.count == 0 and profiling._file(CPU).times_ns() == {}
+    assert clock.count == 0 and op_timing._file(CPU).times_ns() == {}
 
 
 def test_a_graph_that_cannot_be_traced_is_planned_all_the_same(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any) -> Any:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(profiling, "_joint_nodes", fail)
+    monkeypatch.setattr(op_timing, "_joint_nodes", fail)
     with pytest.warns(PlannerWarning, match="cannot be timed .RuntimeError: boom."):
         report = train()
     assert report.plan is not None and clock.count == 0
@@ -135,7 +135,7 @@ def test_the_times_are_part_of_the_cache_key() -> None:
 def test_looking_at_a_plan_times_too(clock: Clock) -> None:
     report = compile_remat.explain(Net(), torch.randn(16, 8), cost_model="profile", memory_budget="max")
     assert clock.count > 3 and report.step_time_ns >= 1000 * clock.count
-    assert profiling.known_times(CPU) == Times.of(profiling._file(CPU).times_ns())
+    assert op_timing.known_times(CPU) == Times.of(op_timing._file(CPU).times_ns())
 
 
 def test_a_device_that_is_not_here_cannot_be_profiled(clock: Clock) -> None:
@@ -148,7 +148,7 @@ def test_a_device_that_is_not_here_cannot_be_profiled(clock: Clock) -> None:
 RANK = """
 import sys, torch
 from compile_remat.cost_models import Times
-from compile_remat.profiling import _from_rank_zero
+from compile_remat.planning.op_timing import _from_rank_zero
 rank = int(sys.argv[2])
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
 print(_from_rank_zero(lambda: Times.of({"mm": 7}) if rank == 0 else sys.exit(1), torch.device("cpu")).by_signature)
@@ -157,7 +157,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_all_ranks_take_the_times_of_rank_zero(tmp_path: Path) -> None:
-    assert profiling._from_rank_zero(lambda: Times.of({"mm": 5}), CPU) == Times.of({"mm": 5})  # alone
+    assert op_timing._from_rank_zero(lambda: Times.of({"mm": 5}), CPU) == Times.of({"mm": 5})  # alone
     environ = {**os.environ, "PYTHONPATH": str(Path(compile_remat.__file__).resolve().parent.parent)}
     command = [sys.executable, "-c", RANK, str(tmp_path / "store")]
     ranks = [

@@ -10,8 +10,8 @@ import torch
 
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
-from compile_remat.partitioner import Settings
-from compile_remat.remat_partitioner import RematPartitioner, hash_of_sources
+from compile_remat.planning.joint_planning import Settings
+from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPS = ("compile_remat", "passes", "cost_models")

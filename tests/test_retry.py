@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import ConfigError, PlannerWarning, RematConfig, partitioner, retry, stopped
+from compile_remat import ConfigError, PlannerWarning, RematConfig, retry
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
+from compile_remat.planning import deadline, joint_planning
 from compile_remat.retry import SMALL_BYTES, Retrying
 
 PLACES = 41
@@ -185,7 +186,7 @@ def test_under_a_budget_with_the_clock_in_the_way(
     run = Run(0.8)
     run.step()
     seconds = itertools.chain(itertools.repeat(0.0, 5), itertools.count(1e6))
-    monkeypatch.setattr(stopped, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(deadline, "monotonic", lambda: next(seconds))
     with pytest.warns(PlannerWarning, match="stopped by the clock"):
         same(run.step(PLACES - 2, seed=2), expected[1])
     assert "stopped by the clock" in compile_remat.reports()[-1].message
@@ -250,7 +251,7 @@ def test_a_planner_that_fails_leaves_torchs_error(monkeypatch: pytest.MonkeyPatc
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError("no plan")
 
-    monkeypatch.setattr(partitioner.Planner, "within", fail)
+    monkeypatch.setattr(joint_planning.Planner, "within", fail)
     with pytest.raises(torch.OutOfMemoryError, match="said the test") as caught:
         run.step(3)
     assert "planning again failed (PlannerFailed: ZeroDivisionError: no plan)" in caught.value.__notes__[0]

@@ -15,14 +15,15 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import compile_remat
-from compile_remat import api, stopped
+from compile_remat import api
 from compile_remat._torch.distributed import num_ranks
 from compile_remat.backend import remat
-from compile_remat.choice import Choice
 from compile_remat.errors import BudgetError, PlannerWarning
-from compile_remat.partitioner import Settings, plan_joint
 from compile_remat.passes import Planner
-from compile_remat.stopped import Clock, clock_of, explaining, noted
+from compile_remat.planning import deadline
+from compile_remat.planning.deadline import Clock, clock_of, explaining, noted
+from compile_remat.planning.joint_planning import Settings, plan_joint
+from compile_remat.planning.plan_policy import Choice
 from tests.oracles import seeded_problem
 from tests.passes.test_effort import LARGE
 from tests.test_partitioner import Traced, gradients
@@ -55,7 +56,7 @@ def _fresh(own_caches: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def late(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """A clock by which everything takes too long."""
     clock = FakeClock(1000.0)
-    monkeypatch.setattr(stopped, "monotonic", clock)
+    monkeypatch.setattr(deadline, "monotonic", clock)
     return clock
 
 
@@ -100,7 +101,7 @@ def test_how_long_planning_may_take() -> None:
 
 def test_the_clock_runs_from_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
     now = FakeClock(0.0)
-    monkeypatch.setattr(stopped, "monotonic", now)
+    monkeypatch.setattr(deadline, "monotonic", now)
     now.now_s = 500.0
     clock = clock_of(seeded_problem(4, LARGE), 1.0)
     assert clock is not None and not clock()
@@ -113,7 +114,7 @@ def test_the_clock_runs_from_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -
 def test_several_ranks_have_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = seeded_problem(4, LARGE)
     assert num_ranks() == 1
-    monkeypatch.setattr(stopped, "num_ranks", lambda: 2)
+    monkeypatch.setattr(deadline, "num_ranks", lambda: 2)
     assert clock_of(problem, 1.0) is None
 
 
@@ -190,7 +191,7 @@ def test_a_stopped_plan_runs_and_is_kept_nowhere(
 
 def test_a_plan_in_time_has_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(1e-6)
-    monkeypatch.setattr(stopped, "monotonic", clock)
+    monkeypatch.setattr(deadline, "monotonic", clock)
     _, said = step(mlp(), options={"memory_budget": 0.8})
     assert clock.looks > 2 and said == [] and compile_remat.reports()[0].message == ""
 
@@ -223,7 +224,7 @@ def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkey
         seen.append(settings)
         return plan_joint(joint, settings, **keywords)
 
-    monkeypatch.setattr("compile_remat.partitioner.plan_joint", planned)
+    monkeypatch.setattr("compile_remat.planning.joint_planning.plan_joint", planned)
     for options, fresh in (({}, [True, False]), ({"compiler": "eager"}, [True]), ({"check": True}, [True])):
         seen.clear()
         step(mlp(), options={"memory_budget": 0.8, **options})

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from compile_remat.passes import Offer
-from compile_remat.together import Turn, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 
 
 def offer(held: int, peak: int, time: int, kept: int = 0) -> Offer:

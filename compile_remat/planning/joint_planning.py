@@ -17,13 +17,11 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat import profiling
 from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.version import version_problem
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
-from compile_remat.choice import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared
 from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_device, make_cost_model, tf32_kinds
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.inductor.node_workspace import node_workspace_bytes
@@ -32,8 +30,10 @@ from compile_remat.passes.effort import CLOCK
 from compile_remat.passes.pins import must_be_saved
 from compile_remat.passes.preparation import prepared
 from compile_remat.passes.tags import MUST, obeying
+from compile_remat.planning import op_timing
+from compile_remat.planning.deadline import Stopped, StoppedByClock, clock_of, explaining, noted
+from compile_remat.planning.plan_policy import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared
 from compile_remat.report import Report, record
-from compile_remat.stopped import Stopped, StoppedByClock, clock_of, explaining, noted
 
 LOG = logging.getLogger("compile_remat")
 
@@ -366,7 +366,7 @@ def partition(
         BudgetError: No plan fits; ConfigError, DeviceError: a setting is off.
     """
     budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
-    times = profiling.times_of(joint_module.graph) if cost_model == "profile" else Times()
+    times = op_timing.times_of(joint_module.graph) if cost_model == "profile" else Times()
     settings = Settings(
         MemoryBudget("max") if budget.kind == "auto" else budget,
         load_device(device),

@@ -23,8 +23,8 @@ from compile_remat.passes import Offer, Plan, Planner, Problem, Value, offers
 from compile_remat.passes.floors import SAME_PEAK
 from compile_remat.passes.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
 from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
+from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 from compile_remat.report import live_tensor
-from compile_remat.together import Turn, divide, step_peak_bytes
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
 REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from compile_remat._torch.distributed import num_ranks
-from compile_remat.choice import Choice
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import Planner, Problem
 from compile_remat.passes.effort import CLOCK, WORK, limit_seconds
 from compile_remat.passes.search import CLOSE_GAP
+from compile_remat.planning.plan_policy import Choice
 
 LEAST_SECONDS = 60.0
 """No plan is cut short earlier: what the limit of a small graph comes to must not make its plan a matter of chance."""
