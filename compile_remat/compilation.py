@@ -16,7 +16,6 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.arguments import Ambient, guards_of, traced_inputs
 from compile_remat._torch.compiled_node import written_inputs
 from compile_remat._util.units import format_bytes
-from compile_remat.check import compile_checked
 from compile_remat.config import RematConfig
 from compile_remat.errors import RematError, find_error, warn
 from compile_remat.inductor.entry import (
@@ -31,6 +30,7 @@ from compile_remat.planning.deadline import StoppedByClock
 from compile_remat.report import Report, record, recording, write
 from compile_remat.retry import CannotRetry, Lower
 from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
+from compile_remat.verify.first_step import compile_checked
 
 if TYPE_CHECKING:
     from compile_remat.planning.partitioner import RematPartitioner

@@ -21,20 +21,20 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import compile_remat
-from compile_remat import closeness
 from compile_remat.backend import compile_graph, remat
-from compile_remat.check import is_same
-from compile_remat.closeness import Gap, gap, size
 from compile_remat.config import RematConfig
 from compile_remat.device import free_memory
 from compile_remat.device.measure import peak_bytes
-from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
 from compile_remat.planning import joint_planning
 from compile_remat.planning.partitioner import RematPartitioner
-from compile_remat.reference import ReferencePartitioner
-from compile_remat.trial import NotComparable
-from compile_remat.trials import Trials
+from compile_remat.verify import tolerance
+from compile_remat.verify.cpu_reference import graph_on_host
+from compile_remat.verify.first_step import is_same
+from compile_remat.verify.no_recompute import ReferencePartitioner
+from compile_remat.verify.observation import NotComparable
+from compile_remat.verify.side_runs import Trials
+from compile_remat.verify.tolerance import Gap, gap, size
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
 
 aten = torch.ops.aten
@@ -696,7 +696,7 @@ def test_gaps() -> None:
 def test_gaps_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.randn(7, 5), torch.randn(7, 5)
     whole = gap(a, b)
-    monkeypatch.setattr(closeness, "CHUNK", 3)
+    monkeypatch.setattr(tolerance, "CHUNK", 3)
     assert gap(a, b).largest == whole.largest and math.isclose(gap(a, b).norm, whole.norm)
 
 

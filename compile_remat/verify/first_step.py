@@ -20,15 +20,15 @@ from torch import fx
 
 from compile_remat._torch.arguments import own_tracing_context
 from compile_remat._torch.compiled_node import can_be_differentiated
-from compile_remat.blame import Arguments, Trace, blame
-from compile_remat.closeness import Gap, allowance, gap, size
-from compile_remat.elsewhere import graph_on_host
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
-from compile_remat.reference import ReferencePartitioner
 from compile_remat.report import Report, amend, recording
-from compile_remat.trial import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed
-from compile_remat.trials import StepFailed, Trials, devices_of, first_line
+from compile_remat.verify.attribution import Arguments, Trace, blame
+from compile_remat.verify.cpu_reference import graph_on_host
+from compile_remat.verify.no_recompute import ReferencePartitioner
+from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed
+from compile_remat.verify.side_runs import StepFailed, Trials, devices_of, first_line
+from compile_remat.verify.tolerance import Gap, allowance, gap, size
 
 LOG = logging.getLogger("compile_remat")
 

@@ -12,8 +12,8 @@ import torch
 from compile_remat._torch.random_state import read_random_state, write_random_state
 from compile_remat._util.units import format_bytes
 from compile_remat.device import free_memory
-from compile_remat.reference import ReferencePartitioner
-from compile_remat.trial import (
+from compile_remat.verify.no_recompute import ReferencePartitioner
+from compile_remat.verify.observation import (
     RANDOM,
     NotComparable,
     Nudge,

@@ -12,7 +12,7 @@ from torch import fx
 from compile_remat._torch import arguments, joint_graph
 from compile_remat.passes.build import origin_of, plain_path
 from compile_remat.report import Report
-from compile_remat.trial import GRADIENT, INPUT, OUTPUT, RANDOM, Key
+from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key
 
 _STATE = re.compile(r"\._(?:modules|parameters|buffers)\[")
 
