@@ -12,13 +12,13 @@ from compile_remat._util.text_table import show
 from compile_remat._util.units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from compile_remat.builders import Builder
-    from compile_remat.forecast import Forecast, Target
+    from compile_remat.forecast.builders import Builder
+    from compile_remat.forecast.forecasting import Forecast, Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model and the device; nothing heavy is imported here."""
-    from compile_remat.zoo import BUILDERS
+    from compile_remat.forecast.zoo import BUILDERS
 
     parser.add_argument("model", help=f"pkg.module:build, or one of {', '.join(BUILDERS)}")
     parser.add_argument("--device", required=True, help="a name that `compile-remat devices` prints, or a JSON file")
@@ -53,7 +53,7 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print what training comes to; status 1 where it does not fit the device."""
-    from compile_remat.forecast import forecast
+    from compile_remat.forecast.forecasting import forecast
 
     builder, target = _asked(arguments)
     found = forecast(
@@ -69,7 +69,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """Print the plan with the largest tensors at its peak."""
-    from compile_remat.forecast import forecast
+    from compile_remat.forecast.forecasting import forecast
 
     found = forecast(*_asked(arguments), with_largest=False)
     print(found.plan.to_json() if arguments.json else found.plan)
@@ -80,7 +80,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
-    from compile_remat.forecast import step_of
+    from compile_remat.forecast.forecasting import step_of
     from compile_remat.passes import Planner, frontier
 
     builder, target = _asked(arguments)
@@ -156,9 +156,9 @@ def _share(time_ns: int, step_ns: int) -> str:
 
 def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
     from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-    from compile_remat.builders import Builder
     from compile_remat.config import parsed
-    from compile_remat.forecast import Target
+    from compile_remat.forecast.builders import Builder
+    from compile_remat.forecast.forecasting import Target
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `pkg.module` is looked for where the command is given

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from compile_remat._torch.fake import fake_tensors
-from compile_remat.builders import Builder
 from compile_remat.errors import ConfigError, RematError
-from compile_remat.tracing import built, weigh
-from compile_remat.zoo import BUILDERS
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import built, weigh
+from compile_remat.forecast.zoo import BUILDERS
 from tests import planned_models
 
 OURS = "tests.planned_models"

@@ -11,15 +11,15 @@ import torch
 import compile_remat
 from compile_remat import api
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.builders import Builder
 from compile_remat.cost_models import load_device
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
-from compile_remat.forecast import Forecast, Target, forecast, step_of
-from compile_remat.growth import Growth, are_alike
-from compile_remat.largest import _most
+from compile_remat.forecast.baselines import _entry_of, by_hand, layers_of
+from compile_remat.forecast.batch_scaling import Growth, are_alike
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import trace
+from compile_remat.forecast.forecasting import Forecast, Target, forecast, step_of
+from compile_remat.forecast.max_batch import _most
 from compile_remat.passes import Plan, Planner, timeline
-from compile_remat.policies import _entry_of, by_hand, layers_of
-from compile_remat.tracing import trace
 from tests import planned_models
 
 OURS = "tests.planned_models"

@@ -17,9 +17,9 @@ from compile_remat._torch.cuda_sdpa import (
     replace_cpu_attention,
 )
 from compile_remat._torch.fake import fake_tensors
-from compile_remat.builders import Builder
 from compile_remat.cost_models import load_device
-from compile_remat.tracing import trace
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import trace
 
 aten = torch.ops.aten
 

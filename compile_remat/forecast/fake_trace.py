@@ -18,9 +18,9 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.cuda_sdpa import replace_cpu_attention, use_cuda_attention
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors, say_device
 from compile_remat._torch.version import version_problem
-from compile_remat.builders import Builder
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
+from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.entry import look_at_joint_graph
 from compile_remat.passes.preparation import prepared
 

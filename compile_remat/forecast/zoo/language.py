@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from compile_remat.zoo.joining import CAUSAL, Loss, tokens, transformers
+from compile_remat.forecast.zoo.joining import CAUSAL, Loss, tokens, transformers
 
 Built = tuple[Loss, tuple[Tensor, Tensor]]
 

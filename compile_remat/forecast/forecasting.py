@@ -12,16 +12,16 @@ from multiprocessing import get_context
 from typing import Any
 
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.builders import Builder
 from compile_remat.cost_models import Device, load_device, make_cost_model
-from compile_remat.growth import Step
+from compile_remat.forecast.baselines import Compared, by_hand, by_torch, compare, mask_of
+from compile_remat.forecast.batch_scaling import Step
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import Traced, trace, weigh
+from compile_remat.forecast.max_batch import LargestBatch, hopeless, largest_batch
 from compile_remat.inductor.node_workspace import node_workspace_bytes
-from compile_remat.largest import LargestBatch, hopeless, largest_batch
 from compile_remat.passes import Plan, Planner, build_problem
 from compile_remat.planning.deadline import explaining, noted
 from compile_remat.planning.plan_policy import Asked, bytes_of, choose
-from compile_remat.policies import Compared, by_hand, by_torch, compare, mask_of
-from compile_remat.tracing import Traced, trace, weigh
 
 
 @dataclass(frozen=True)

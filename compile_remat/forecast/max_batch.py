@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from compile_remat._util.units import format_bytes
-from compile_remat.growth import Growth, Step
+from compile_remat.forecast.batch_scaling import Growth, Step
 from compile_remat.passes import Plan, Planner, timeline
 
 MOST_BATCHES = 1 << 20

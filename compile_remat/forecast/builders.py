@@ -18,7 +18,7 @@ from torch import nn
 
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.errors import ConfigError, RematError
-from compile_remat.zoo import BUILDERS
+from compile_remat.forecast.zoo import BUILDERS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """What `--dtype` takes."""

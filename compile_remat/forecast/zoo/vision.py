@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compile_remat.zoo.joining import Loss, transformers
+from compile_remat.forecast.zoo.joining import Loss, transformers
 
 Built = tuple[nn.Module, tuple[Tensor, Tensor]]
 

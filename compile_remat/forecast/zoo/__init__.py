@@ -1,0 +1,14 @@
+"""Models to plan for by name, at the sizes that people train them at; no weights, and nothing is downloaded.
+
+Each row names a builder, ``module:function``, of the shape that `compile_remat.forecast.builders` describes.
+"""
+
+BUILDERS = {
+    "bert-large": "compile_remat.forecast.zoo.language:bert_large",
+    "llama-2-7b": "compile_remat.forecast.zoo.language:llama_2_7b",
+    "llama-2-70b": "compile_remat.forecast.zoo.language:llama_2_70b",
+    "t5-large": "compile_remat.forecast.zoo.language:t5_large",
+    "vit-large": "compile_remat.forecast.zoo.vision:vit_large",
+    "resnet-50": "compile_remat.forecast.zoo.vision:resnet_50",
+    "unet": "compile_remat.forecast.zoo.vision:unet",
+}
