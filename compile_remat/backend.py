@@ -26,14 +26,14 @@ from compile_remat.inductor.entry import (
     PARTITIONER_OPTION,
     compile_plain,
 )
-from compile_remat.ledger import Ledger, Member
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import PlannerFailed, Settings, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, sources_hash
 from compile_remat.planning.plan_policy import Share
 from compile_remat.report import Report
-from compile_remat.retry import Retrying
-from compile_remat.watch import Watched, reader_of
+from compile_remat.runtime.oom_recovery import Retrying
+from compile_remat.runtime.peak_monitor import Watched, reader_of
+from compile_remat.runtime.shared_budget import Ledger, Member
 
 LOG = logging.getLogger("compile_remat")
 

@@ -28,7 +28,7 @@ from compile_remat.inductor.entry import (
 from compile_remat.passes import Status
 from compile_remat.planning.deadline import StoppedByClock
 from compile_remat.report import Report, record, recording, write
-from compile_remat.retry import CannotRetry, Lower
+from compile_remat.runtime.oom_recovery import CannotRetry, Lower
 from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.verify.first_step import compile_checked
 

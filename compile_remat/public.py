@@ -21,5 +21,5 @@ from compile_remat.planning.joint_planning import partition as partition
 from compile_remat.report import Report as Report
 from compile_remat.report import reports as reports
 from compile_remat.report import reset_reports as reset_reports
-from compile_remat.watch import MeasuredStep as MeasuredStep
-from compile_remat.watch import measured_step as measured_step
+from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep
+from compile_remat.runtime.peak_monitor import measured_step as measured_step

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import ConfigError, PlannerWarning, RematConfig, retry
+from compile_remat import ConfigError, PlannerWarning, RematConfig
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.planning import deadline, joint_planning
-from compile_remat.retry import SMALL_BYTES, Retrying
+from compile_remat.runtime import oom_recovery
+from compile_remat.runtime.oom_recovery import SMALL_BYTES, Retrying
 
 PLACES = 41
 """Allocations of a step of `Net`."""
@@ -289,7 +290,7 @@ def deep(x: Tensor, w: Tensor) -> Tensor:
 def test_what_the_forward_read_must_still_be_there(
     monkeypatch: pytest.MonkeyPatch, act: Callable[[list[Tensor]], None], why: str
 ) -> None:
-    monkeypatch.setattr(retry, "SMALL_BYTES", 0)
+    monkeypatch.setattr(oom_recovery, "SMALL_BYTES", 0)
     w = torch.randn(32, 32, requires_grad=True)
     call = torch.compile(lambda x, w: deep(x.sin(), w), backend=remat, options={"memory_budget": "max"})
     call(torch.randn(256, 32), w).backward()

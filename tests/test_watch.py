@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import backend, watch
+from compile_remat import backend
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
-from compile_remat.watch import TRIES, Reading, Watched, reader_of
+from compile_remat.runtime import peak_monitor
+from compile_remat.runtime.peak_monitor import TRIES, Reading, Watched, reader_of
 
 ROWS, WIDTH = 1024, 64
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
@@ -202,7 +203,7 @@ def test_a_body_that_fails_is_no_measurement() -> None:
     with pytest.raises(ZeroDivisionError), compile_remat.measured_step("cpu") as taken:
         raise ZeroDivisionError
     assert taken.peak_bytes is None
-    assert watch._STEP.get() is None
+    assert peak_monitor._STEP.get() is None
 
 
 def test_a_device_without_an_allocator_is_refused() -> None:
