@@ -13,7 +13,7 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat._torch.version import version_problem
 from compile_remat.backend import place_of, priced, settings_for
-from compile_remat.compilation import STRICT_OPTIONS
+from compile_remat.compilation.driver import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.inductor.entry import look_at_joint_graph, set_global_partitioner

@@ -17,7 +17,7 @@ from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat._torch.step_peers import company
 from compile_remat._torch.version import version_problem
 from compile_remat.budget import MemoryBudget, OptimizerState
-from compile_remat.compilation import Compilation, Later
+from compile_remat.compilation.driver import Compilation, Later
 from compile_remat.config import RematConfig, split_options
 from compile_remat.cost_models import Device, detect, device_names, load_device
 from compile_remat.device import free_memory

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import compile_remat
-from compile_remat import compilation
 from compile_remat._torch import joint_graph
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
+from compile_remat.compilation import driver
 from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
@@ -334,7 +334,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **keywords: Any) -> tuple[RematPart
         return gm.forward
 
     with monkeypatch.context() as patch:
-        patch.setattr(compilation, "compile_with_partitioner", record)
+        patch.setattr(driver, "compile_with_partitioner", record)
         model, x = small()
         torch.compiler.reset()
         torch.compile(model, backend=remat, **keywords)(x)

@@ -11,8 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import compile_remat
 from benchmarks.guard import Guarded, Unguarded, trained
 from benchmarks.models import Case, joining
-from compile_remat import backend, compilation
+from compile_remat import backend
 from compile_remat.backend import remat
+from compile_remat.compilation import driver
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.entry import GuardedChoices, compile_with_partitioner
 from compile_remat.passes.accumulation import keep_matmuls_in_place
@@ -74,7 +75,7 @@ def test_recomputed_siblings_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None
     def without_guard(*args: Any, **kwargs: Any) -> Any:
         return compile_with_partitioner(*args, **{**kwargs, "guarded": False})
 
-    monkeypatch.setattr(compilation, "compile_with_partitioner", without_guard)
+    monkeypatch.setattr(driver, "compile_with_partitioner", without_guard)
     unguarded = measured(compiled())
     assert report.num_recomputed >= READERS
     assert guarded <= 1.05 * report.predicted_peak_bytes

@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat import BudgetError, PlannerWarning, scheduled
+from compile_remat import BudgetError, PlannerWarning
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
+from compile_remat.compilation import feedback
+from compile_remat.compilation.feedback import Emissions, scheduled_peak_bytes
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import entry
 from compile_remat.inductor.entry import Emitted
-from compile_remat.scheduled import Emissions, scheduled_peak_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -104,7 +105,7 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
         seen.append(int(scheduled_peak_bytes(forward, backward) * factor))
         return seen[-1]
 
-    monkeypatch.setattr(scheduled, "scheduled_peak_bytes", inflated)
+    monkeypatch.setattr(feedback, "scheduled_peak_bytes", inflated)
     return seen
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import fx
 
-from compile_remat import side_files
+from compile_remat.compilation import report_cache
 from compile_remat.report import Report
 
 REPORT = Report("0123456789abcdef", "min", None, None, message="a fallback")
@@ -41,7 +41,7 @@ def named(
     function: Callable[..., Any] = plain, x: torch.Tensor | None = None, uuid: object = "a", **options: Any
 ) -> Path:
     graph = fx.symbolic_trace(function)
-    path = side_files.path_of(graph, [torch.ones(4, 4) if x is None else x], uuid, options)
+    path = report_cache.path_of(graph, [torch.ones(4, 4) if x is None else x], uuid, options)
     assert path is not None
     return path
 
@@ -73,16 +73,16 @@ def test_the_name_changes_with_what_a_plan_depends_on() -> None:
 
 def test_a_users_tag_changes_the_name() -> None:
     graph = fx.symbolic_trace(plain)
-    before = side_files.path_of(graph, [DOUBLE], "a", {})
+    before = report_cache.path_of(graph, [DOUBLE], "a", {})
     next(n for n in graph.graph.nodes if n.target is torch.sin).meta["recompute"] = "must save"
-    assert side_files.path_of(graph, [DOUBLE], "a", {}) != before
+    assert report_cache.path_of(graph, [DOUBLE], "a", {}) != before
 
 
 def test_without_torchs_cache_there_is_no_file() -> None:
     graph = fx.symbolic_trace(plain)
-    assert side_files.path_of(graph, [DOUBLE], "a", {"force_disable_caches": True}) is None
+    assert report_cache.path_of(graph, [DOUBLE], "a", {"force_disable_caches": True}) is None
     with torch._functorch.config.patch(enable_autograd_cache=False):
-        assert side_files.path_of(graph, [DOUBLE], "a", {}) is None
+        assert report_cache.path_of(graph, [DOUBLE], "a", {}) is None
 
 
 def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,17 +92,17 @@ def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixtu
 
     graph = fx.symbolic_trace(plain)
     next(iter(graph.graph.nodes)).meta["custom"] = Unspeakable()
-    assert side_files.path_of(graph, [DOUBLE], "a", {}) is None
+    assert report_cache.path_of(graph, [DOUBLE], "a", {}) is None
     assert "no name" in caplog.text
 
 
 def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
-    side_files.store(tmp_path / "a.json", [REPORT, REPORT])
-    assert side_files.recall(tmp_path / "a.json") == [dataclasses.replace(REPORT, from_cache=True)] * 2
+    report_cache.store(tmp_path / "a.json", [REPORT, REPORT])
+    assert report_cache.recall(tmp_path / "a.json") == [dataclasses.replace(REPORT, from_cache=True)] * 2
 
 
 def test_no_file_is_no_report_and_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert side_files.recall(tmp_path / "a.json") == []
+    assert report_cache.recall(tmp_path / "a.json") == []
     assert caplog.text == ""
 
 
@@ -111,11 +111,11 @@ def test_no_file_is_no_report_and_no_complaint(tmp_path: Path, caplog: pytest.Lo
 )
 def test_a_damaged_file_is_a_warning(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.json").write_text(text)
-    assert side_files.recall(tmp_path / "a.json") == []
+    assert report_cache.recall(tmp_path / "a.json") == []
     assert "cannot be read" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    side_files.store(tmp_path / "file" / "a.json", [REPORT])
+    report_cache.store(tmp_path / "file" / "a.json", [REPORT])
     assert "cannot be written" in caplog.text

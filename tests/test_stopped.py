@@ -273,7 +273,7 @@ def test_code_that_needs_more_than_the_budget_is_planned_again(
         asked.append(settings.tightened_bytes)
         return int(0.95 * reports[0].budget_bytes) if len(asked) == 1 else None
 
-    monkeypatch.setattr("compile_remat.compilation.bytes_to_plan_for", tightened)
+    monkeypatch.setattr("compile_remat.compilation.driver.bytes_to_plan_for", tightened)
     model = mlp()
     expected, _ = step(model)
     actual, said = step(model, options={"memory_budget": 0.9})

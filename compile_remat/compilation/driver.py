@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from compile_remat import side_files
 from compile_remat._torch import joint_graph
 from compile_remat._torch.arguments import Ambient, guards_of, traced_inputs
 from compile_remat._torch.compiled_node import written_inputs
 from compile_remat._util.units import format_bytes
+from compile_remat.compilation import report_cache
+from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.config import RematConfig
 from compile_remat.errors import RematError, find_error, warn
 from compile_remat.inductor.entry import (
@@ -29,7 +30,6 @@ from compile_remat.passes import Status
 from compile_remat.planning.deadline import StoppedByClock
 from compile_remat.report import Report, record, recording, write
 from compile_remat.runtime.oom_recovery import CannotRetry, Lower
-from compile_remat.scheduled import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.verify.first_step import compile_checked
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Compilation:
             return None
         if partitioner.settings.stopped is not None:
             return None
-        return side_files.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
+        return report_cache.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
 
     def _write(self, reports: Sequence[Report]) -> None:
         if self.config.report_dir is not None:
@@ -151,10 +151,10 @@ class Compilation:
         if side_file is None:
             return
         if reports:
-            side_files.store(side_file, reports, written=self.written)
+            report_cache.store(side_file, reports, written=self.written)
             return
-        self.written = side_files.recall_written(side_file)
-        for report in side_files.recall(side_file):
+        self.written = report_cache.recall_written(side_file)
+        for report in report_cache.recall(side_file):
             record(report)
             LOG.info("%s", report)
             if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
@@ -170,7 +170,7 @@ class Compilation:
         """
         side_file = self._side_file(partitioner)
         for _ in range(TIGHTENINGS):  # where an earlier process ended
-            bytes_then = None if side_file is None else side_files.recall_tightened(side_file)
+            bytes_then = None if side_file is None else report_cache.recall_tightened(side_file)
             if bytes_then is None:
                 break
             partitioner = partitioner.tightened(bytes_then)
@@ -187,7 +187,7 @@ class Compilation:
                     self._keep(side_file, reports)
                     return compiled
                 if side_file is not None:
-                    side_files.store(side_file, reports, tightened_bytes)
+                    report_cache.store(side_file, reports, tightened_bytes)
                 LOG.info("%s", reports[0])
                 reports.clear()
             partitioner = partitioner.tightened(tightened_bytes)
