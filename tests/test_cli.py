@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compile_remat import cli, doctor
+from compile_remat import cli
+from compile_remat.cli import doctor
 from compile_remat.errors import BudgetError
 
 ROOT = Path(cli.__file__).resolve().parent.parent

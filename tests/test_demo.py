@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from compile_remat import cli, demo, demo_training
-from compile_remat.demo_training import JobResult, JobSize
+from compile_remat import cli
+from compile_remat.cli import demo, demo_job
+from compile_remat.cli.demo_job import JobResult, JobSize
 from compile_remat.device.measure import Peak
 
 TOY = ["--layers", "2", "--width", "64", "--context", "64", "--batch", "8", "--steps", "4", "--max-bytes", "400000"]
@@ -35,30 +36,30 @@ def _folder(root: Path) -> Path:
 
 
 def test_files_are_sorted_and_without_tests_or_installed_packages(tmp_path: Path) -> None:
-    files = demo_training.standard_library_files(_folder(tmp_path))
+    files = demo_job.standard_library_files(_folder(tmp_path))
     assert [path.name for path in files] == [f"module_{number:02}.py" for number in range(20)]
-    some = demo_training.standard_library_files(tmp_path, max_bytes=2000)
+    some = demo_job.standard_library_files(tmp_path, max_bytes=2000)
     assert some == files[: len(some)]
     assert sum(path.stat().st_size for path in some) <= 2000
 
 
 def test_an_empty_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"found 0 of them"):
-        demo_training.standard_library_files(tmp_path)
+        demo_job.standard_library_files(tmp_path)
 
 
 def test_split_is_disjoint_and_deterministic(tmp_path: Path) -> None:
-    files = demo_training.standard_library_files(_folder(tmp_path))
-    text = demo_training.load_text(files)
+    files = demo_job.standard_library_files(_folder(tmp_path))
+    text = demo_job.load_text(files)
     assert text.validation_files == (str(files[-1]),)
     assert set(text.train_files).isdisjoint(text.validation_files)
     assert len(text.train_files) + len(text.validation_files) == len(files)
-    again = demo_training.load_text(files)
+    again = demo_job.load_text(files)
     assert torch.equal(text.train, again.train) and torch.equal(text.validation, again.validation)
 
 
 def test_the_standard_library_of_this_machine_is_enough() -> None:
-    text = demo_training.load_text(demo_training.standard_library_files())
+    text = demo_job.load_text(demo_job.standard_library_files())
     assert len(text.train) > 1_000_000
     assert len(text.validation) > 10_000
 
@@ -66,31 +67,31 @@ def test_the_standard_library_of_this_machine_is_enough() -> None:
 def test_batches_are_shifted_by_one_and_repeat_with_the_seed() -> None:
     size = JobSize(layers=1, width=8, heads=1, context=16, batch=4, steps=3, seed=0, device="cpu")
     data = torch.arange(200, dtype=torch.uint8)
-    tokens, targets = next(demo_training.batches(data, size, seed=5))
+    tokens, targets = next(demo_job.batches(data, size, seed=5))
     assert tokens.shape == targets.shape == (4, 16)
     assert torch.equal(tokens + 1, targets)
-    assert torch.equal(tokens, next(demo_training.batches(data, size, seed=5))[0])
-    assert not torch.equal(tokens, next(demo_training.batches(data, size, seed=6))[0])
+    assert torch.equal(tokens, next(demo_job.batches(data, size, seed=5))[0])
+    assert not torch.equal(tokens, next(demo_job.batches(data, size, seed=6))[0])
 
 
 def test_too_little_text_is_an_error() -> None:
     size = JobSize(layers=1, width=8, heads=1, context=16, batch=4, steps=3, seed=0, device="cpu")
     with pytest.raises(ValueError, match="16 bytes of text"):
-        next(demo_training.batches(torch.zeros(16, dtype=torch.uint8), size, seed=0))
+        next(demo_job.batches(torch.zeros(16, dtype=torch.uint8), size, seed=0))
 
 
 def test_training_lowers_the_loss_and_measures_the_second_step() -> None:
     size = JobSize(layers=1, width=32, heads=2, context=32, batch=4, steps=12, seed=0, device="cpu")
-    text = demo_training.load_text(demo_training.standard_library_files(max_bytes=200_000))
-    result = demo_training.train(text, size, lambda module: module, lambda step, loss: None)
+    text = demo_job.load_text(demo_job.standard_library_files(max_bytes=200_000))
+    result = demo_job.train(text, size, lambda module: module, lambda step, loss: None)
     assert result.losses[-1] < result.losses[0]
     assert result.peak.peak_bytes > result.peak.end_bytes > 0
     assert result == _trained_again(text, size, result)
 
 
-def _trained_again(text: demo_training.Text, size: JobSize, first: JobResult) -> JobResult:
+def _trained_again(text: demo_job.Text, size: JobSize, first: JobResult) -> JobResult:
     """A second run, with the first one's clock readings."""
-    result = demo_training.train(text, size, lambda module: module, lambda step, loss: None)
+    result = demo_job.train(text, size, lambda module: module, lambda step, loss: None)
     return JobResult(result.peak, first.step_ns, first.first_step_s, result.losses, result.validation_loss)
 
 

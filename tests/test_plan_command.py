@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compile_remat import cli, plan_command
+from compile_remat import cli
 from compile_remat._util import text_table
+from compile_remat.cli import plan
 from compile_remat.passes import Planner, Problem
 
 MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"]
@@ -16,7 +17,7 @@ MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"
 
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_command, "_can_spawn", lambda: False)
+    monkeypatch.setattr(plan, "_can_spawn", lambda: False)
 
 
 def test_plan_prints_what_training_comes_to(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,11 @@ import torch
 from functorch.compile import aot_function, make_boxed_func
 
 import compile_remat
-from compile_remat import PlannerWarning, RematError, doctor
+from compile_remat import PlannerWarning, RematError
 from compile_remat._torch import version
 from compile_remat._torch.version import MissingName, private_module, private_name, version_problem
 from compile_remat.backend import remat
+from compile_remat.cli import doctor
 
 ROOT = Path(compile_remat.__file__).resolve().parent.parent
 SUPPORTED = ["2.11.0", "2.11.0a0+gitabc123", "2.13", "2.13.0+cpu", "2.14.1+cu130", "2.15.0.dev20260101", "2.15.1.post2"]

@@ -21,18 +21,20 @@ class Command:
     arguments: str = "add_arguments"
 
 
-PLAN = "compile_remat.plan_command"
+PLAN = "compile_remat.cli.plan"
 
 COMMANDS = (
     Command(
-        "calibrate", "measure this device and write it as a device file", "compile_remat.calibrate", "run_calibrate"
+        "calibrate", "measure this device and write it as a device file", "compile_remat.cli.calibrate", "run_calibrate"
     ),
-    Command("demo", "train a small GPT plainly and inside two budgets, and compare", "compile_remat.demo", "run_demo"),
+    Command(
+        "demo", "train a small GPT plainly and inside two budgets, and compare", "compile_remat.cli.demo", "run_demo"
+    ),
     Command("plan", "plan a model for a device that need not be here", PLAN, "run_plan", "add_plan_arguments"),
     Command("pareto", "print its plans from the fastest to the lowest", PLAN, "run_pareto", "add_pareto_arguments"),
     Command("explain", "print its plan with the largest tensors at the peak", PLAN, "run_explain"),
-    Command("devices", "print the device table with its sources", "compile_remat.doctor", "run_devices"),
-    Command("doctor", "print versions, what is missing, and the settings", "compile_remat.doctor", "run_doctor"),
+    Command("devices", "print the device table with its sources", "compile_remat.cli.doctor", "run_devices"),
+    Command("doctor", "print versions, what is missing, and the settings", "compile_remat.cli.doctor", "run_doctor"),
 )
 
 

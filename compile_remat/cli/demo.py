@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compile_remat.demo_training import Compile, JobResult, JobSize, Text
+    from compile_remat.cli.demo_job import Compile, JobResult, JobSize, Text
 
 LOSS_TOLERANCE = 1e-3
 _MIB = 1 << 20
@@ -78,10 +78,10 @@ def run_demo(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler prints two lines on stderr each time otherwise
     import torch
 
-    from compile_remat import demo_training
+    from compile_remat.cli import demo_job
 
     size = _job_size(arguments)
-    text = demo_training.load_text(demo_training.standard_library_files(max_bytes=arguments.max_bytes))
+    text = demo_job.load_text(demo_job.standard_library_files(max_bytes=arguments.max_bytes))
     _introduce(text, size)
     with _progress(size.steps * (1 + len(arguments.budgets))) as bar:
         plain = DemoRun("plain", None, _train("plain torch.compile", text, size, torch.compile, bar))
@@ -95,7 +95,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
 def _job_size(arguments: argparse.Namespace) -> "JobSize":
     import torch
 
-    from compile_remat.demo_training import JobSize
+    from compile_remat.cli.demo_job import JobSize
 
     if arguments.width % arguments.heads:
         raise SystemExit(f"--heads {arguments.heads} does not divide --width {arguments.width}")
@@ -126,7 +126,7 @@ def _train(name: str, text: "Text", size: "JobSize", compile_module: "Compile", 
     """One run from a fresh compiler state."""
     import torch
 
-    from compile_remat.demo_training import train
+    from compile_remat.cli.demo_job import train
 
     torch.compiler.reset()
     advance(f"{name}: compiling")
