@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compile_remat.passes import Problem, Step, Value
-from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
 
 FLOPS_PER_NS, BYTES_PER_NS, LAUNCH_NS = 300_000, 3_000, 2_000
 """About those of an H100 in bf16."""

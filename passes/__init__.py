@@ -7,13 +7,13 @@ from compile_remat.passes.liveness import timeline as timeline
 from compile_remat.passes.offers import Offer as Offer
 from compile_remat.passes.offers import offers as offers
 from compile_remat.passes.pareto import frontier as frontier
-from compile_remat.passes.plan import LiveBuffer as LiveBuffer
-from compile_remat.passes.plan import Plan as Plan
-from compile_remat.passes.plan import Status as Status
-from compile_remat.passes.problem import Origin as Origin
-from compile_remat.passes.problem import Problem as Problem
-from compile_remat.passes.problem import Step as Step
-from compile_remat.passes.problem import Value as Value
+from compile_remat.passes.problem.plan import LiveBuffer as LiveBuffer
+from compile_remat.passes.problem.plan import Plan as Plan
+from compile_remat.passes.problem.plan import Status as Status
+from compile_remat.passes.problem.problem import Origin as Origin
+from compile_remat.passes.problem.problem import Problem as Problem
+from compile_remat.passes.problem.problem import Step as Step
+from compile_remat.passes.problem.problem import Value as Value
 from compile_remat.passes.solver import Planner as Planner
 from compile_remat.passes.solver import solve as solve
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, REDUCTION, Step, Value
+from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, REDUCTION, Step, Value
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]

@@ -14,7 +14,7 @@ from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.accumulation import becoming_addmm
 from compile_remat.passes.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.pricing import Draft, price
-from compile_remat.passes.problem import (
+from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
     FREE,

@@ -9,8 +9,8 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
-from compile_remat.passes.duplication import SUFFIX
-from compile_remat.passes.plan import Plan
+from compile_remat.passes.problem.duplication import SUFFIX
+from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.symbols import handed_over
 
 

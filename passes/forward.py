@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.buffers import Bools, Ints, may_be_written_over, register_path
 from compile_remat.passes.late import late_sources
 from compile_remat.passes.overwriting import Overwriting
-from compile_remat.passes.problem import EXTERN, ITEM, POINTWISE, Value
+from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
 
 
 class Forward:

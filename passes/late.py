@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile_remat.passes.buffers import Bools, may_be_written_over, overwrites
-from compile_remat.passes.problem import POINTWISE, Value
+from compile_remat.passes.problem.problem import POINTWISE, Value
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from compile_remat.passes.problem import RECOMPUTE, SAVE, Problem
+from compile_remat.passes.problem.problem import RECOMPUTE, SAVE, Problem
 
 INFINITE = 2**31 - 2
 SCALE_TO = 2**29

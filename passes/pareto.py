@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compile_remat.passes.plan import Plan
+from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.search import Search
 from compile_remat.passes.seen import Seen
 from compile_remat.passes.solver import Planner

@@ -7,7 +7,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import Op, OpKind, describe
-from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
+from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
 """Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""

@@ -39,10 +39,10 @@ from compile_remat.passes.buffers import (
     step_buffers,
     stored_steps,
 )
-from compile_remat.passes.effort import Effort
 from compile_remat.passes.forward import Forward
 from compile_remat.passes.overwriting import Overwriting
-from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.work_budget import Effort
 
 Floats = NDArray[np.float64]
 

@@ -10,12 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
-from compile_remat.passes.effort import Effort, limit_seconds, units_of
 from compile_remat.passes.floors import SAME_PEAK, Floors
 from compile_remat.passes.liveness import timeline_of
 from compile_remat.passes.nested import WORTH_IT, Candidate, Nested, candidate, original
-from compile_remat.passes.plan import Plan, Status
-from compile_remat.passes.problem import Problem
+from compile_remat.passes.problem.plan import Plan, Status
+from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.problem.work_budget import Effort, limit_seconds, units_of
 from compile_remat.passes.search import POLISH_ROUNDS, Search
 from compile_remat.passes.simulate import Bools
 

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from compile_remat.passes.problem import CONSTANT, POINTWISE, Problem
+from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.rows import Option, fastest_row
 from compile_remat.passes.seen import Seen
 from compile_remat.passes.simulate import Batch, Bools, Ints, Simulator

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from compile_remat.passes.problem import (
+from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
     FREE,

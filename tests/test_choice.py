@@ -21,7 +21,7 @@ from compile_remat.backend import remat, settings_for
 from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
 from compile_remat.passes import Planner, Status
-from compile_remat.passes.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
+from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 from compile_remat.planning import plan_policy
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.partitioner import RematPartitioner

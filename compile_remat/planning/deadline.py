@@ -17,7 +17,7 @@ from time import monotonic
 from compile_remat._torch.distributed import num_ranks
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import Planner, Problem
-from compile_remat.passes.effort import CLOCK, WORK, limit_seconds
+from compile_remat.passes.problem.work_budget import CLOCK, WORK, limit_seconds
 from compile_remat.passes.search import CLOSE_GAP
 from compile_remat.planning.plan_policy import Choice
 

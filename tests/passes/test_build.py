@@ -15,7 +15,7 @@ from torch._decomp import core_aten_decompositions
 
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Problem, build_problem
-from compile_remat.passes.problem import SAVE
+from compile_remat.passes.problem.problem import SAVE
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Plan, Planner, Problem
-from compile_remat.passes.effort import (
+from compile_remat.passes.problem.work_budget import (
     CLOCK,
     LEAST_SECONDS,
     UNITS_PER_SECOND,

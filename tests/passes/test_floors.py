@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Planner
-from compile_remat.passes.effort import Effort
 from compile_remat.passes.floors import SAME_PEAK, Floors
+from compile_remat.passes.problem.work_budget import Effort
 from compile_remat.passes.search import Search
 from tests.oracles import Shape, all_plans, seeded_problem
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compile_remat.passes.problem import EXTERN, POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.problem import EXTERN, POINTWISE, Problem, Step, Value
 from compile_remat.passes.simulate import Simulator
 
 

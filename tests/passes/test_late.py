@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compile_remat.passes.late import Source, late_sources
-from compile_remat.passes.problem import EXTERN, POINTWISE, RECOMPUTE, Value
+from compile_remat.passes.problem.problem import EXTERN, POINTWISE, RECOMPUTE, Value
 
 
 def product(name: str, *reads: int) -> Value:

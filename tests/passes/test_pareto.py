@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Plan, Planner, Problem, frontier, timeline
-from compile_remat.passes.effort import WORK
+from compile_remat.passes.problem.work_budget import WORK
 from tests.oracles import Shape, all_plans, chain, seeded_problem
 
 SMALL = Shape(max_values=9, max_late=2, max_steps=8)

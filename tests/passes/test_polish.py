@@ -11,7 +11,7 @@ import pytest
 from compile_remat.passes import polish
 from compile_remat.passes.min_cut import pinned_indices
 from compile_remat.passes.polish import APART, NEAR, Polisher
-from compile_remat.passes.problem import Problem
+from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.simulate import Simulator
 from tests.oracles import Shape, chain, seeded_problem
 

@@ -10,7 +10,7 @@ import pytest
 
 from compile_remat.cost_models import CostModel, Op, OpKind, UnitCost
 from compile_remat.passes.pricing import Draft, price
-from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
 
 LAUNCH_NS = 1000
 X = ("x", 100)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from compile_remat.passes.problem import (
+from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
     KERNELS_OWN,

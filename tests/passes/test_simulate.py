@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from compile_remat.passes import simulate
 from compile_remat.passes.liveness import timeline_of
-from compile_remat.passes.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 from compile_remat.passes.simulate import Batch, Simulator
 from tests.oracles import all_plans, chain, problems, seeded_problem, slow_run
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from compile_remat.passes import Plan, Planner, Problem, Status, Step, Value, solve, timeline
-from compile_remat.passes.problem import CONSTANT, EXTERN, POINTWISE, SAVE
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, SAVE
 from tests.oracles import AllPlans, Shape, all_plans, chain, highs_fastest, problems, seeded_problem, slow_run
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes.min_cut import CutSolver, hull, pinned_indices
-from compile_remat.passes.problem import Problem
+from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.simulate import Simulator
 from compile_remat.passes.spans import Spans
 from tests.oracles import Shape, chain, seeded_problem

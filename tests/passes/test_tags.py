@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compile_remat.passes import Planner, Problem
-from compile_remat.passes.problem import (
+from compile_remat.passes.problem.problem import (
     FREE,
     MUST_RECOMPUTE,
     MUST_SAVE,
@@ -14,7 +14,7 @@ from compile_remat.passes.problem import (
     RECOMPUTE,
     SAVE,
 )
-from compile_remat.passes.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
+from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
 from tests.oracles import chain
 
 PINS = {MUST_SAVE: SAVE, PREFER_SAVE: SAVE, MUST_RECOMPUTE: RECOMPUTE, PREFER_RECOMPUTE: RECOMPUTE, "": FREE}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
-from compile_remat.passes.problem import (
+from compile_remat.passes.problem.problem import (
     FREE,
     MUST_RECOMPUTE,
     MUST_SAVE,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from compile_remat.passes.problem import ITEM, RECOMPUTE, Problem, Value
+from compile_remat.passes.problem.problem import ITEM, RECOMPUTE, Problem, Value
 
 SUFFIX = "__again"
 

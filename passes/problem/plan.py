@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from compile_remat.passes.problem import SCHEMA
+from compile_remat.passes.problem.problem import SCHEMA
 
 
 class Status(StrEnum):
