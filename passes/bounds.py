@@ -20,8 +20,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
+from compile_remat.passes.memory.simulator import NEVER, Bools, Floats, Ints, Simulator
 from compile_remat.passes.problem.problem import SAVE
-from compile_remat.passes.simulate import NEVER, Bools, Floats, Ints, Simulator
 
 BACKWARD_MOMENTS = 48
 FORWARD_MOMENTS = 32

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from compile_remat.passes import kicks
+from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search import POLISH_ROUNDS, Search
-from compile_remat.passes.simulate import Bools
 
 BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.polish import Polisher
-from compile_remat.passes.simulate import Bools
 
 FLIPS = 4
 MOST = 16

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compile_remat.passes.simulate import Bools
+from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.solver import Planner
 
 SHARES = (0.75, 0.5, 0.25, 0.1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compile_remat.passes.buffers import Ints
+from compile_remat.passes.memory.buffers import Ints
 
 LABELS = 160
 """Labels (prefix bytes, time) kept per cut, spread evenly over the bytes."""

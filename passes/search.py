@@ -14,12 +14,12 @@ import numpy as np
 from compile_remat.passes.bounds import Moments, at_the_begin
 from compile_remat.passes.crossover import cross
 from compile_remat.passes.descent import Descent
+from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import Effort
 from compile_remat.passes.seen import Seen
-from compile_remat.passes.simulate import Bools, Simulator
 from compile_remat.passes.spans import ROUNDS as SPACED_ROUNDS
 from compile_remat.passes.spans import Spans
 

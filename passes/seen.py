@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.simulate import Batch, Bools, Ints
+from compile_remat.passes.memory.simulator import Batch, Bools, Ints
 
 
 class Seen:

@@ -19,10 +19,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.rows import Option, fastest_row
 from compile_remat.passes.seen import Seen
-from compile_remat.passes.simulate import Batch, Bools, Ints, Simulator
 
 SHORT_SPANS = (1, 2, 3, 4, 5, 6)
 LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
@@ -30,7 +31,6 @@ from compile_remat.passes.problem.problem import (
     Step,
     Value,
 )
-from compile_remat.passes.simulate import Simulator
 
 # -- liveness, event by event -----------------------------------------------------------------------------------------
 

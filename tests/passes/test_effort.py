@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Plan, Planner, Problem
+from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.work_budget import (
     CLOCK,
     LEAST_SECONDS,
@@ -15,7 +16,6 @@ from compile_remat.passes.problem.work_budget import (
     limit_seconds,
     units_of,
 )
-from compile_remat.passes.simulate import Simulator
 from tests.oracles import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=30, max_late=3, max_steps=25)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, Problem, Step, Value
-from compile_remat.passes.simulate import Simulator
 
 
 def value(name: str, nbytes: int, reads: Sequence[int], kernel: str = EXTERN, *, in_forward: bool = True) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compile_remat.passes.late import Source, late_sources
+from compile_remat.passes.memory.forward_epilogue import Source, late_sources
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, RECOMPUTE, Value
 
 

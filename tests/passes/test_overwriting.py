@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compile_remat.passes.overwriting import Overwriting
+from compile_remat.passes.memory.inplace import Overwriting
 
 PLANS, VALUES, LAST = 5, 9, 12
 

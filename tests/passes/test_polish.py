@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import polish
+from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.min_cut import pinned_indices
 from compile_remat.passes.polish import APART, NEAR, Polisher
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.simulate import Simulator
 from tests.oracles import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)

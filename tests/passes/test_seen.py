@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.seen import Seen
-from compile_remat.passes.simulate import Simulator
 from tests.oracles import Shape, seeded_problem
 
 

@@ -6,10 +6,10 @@ from expecttest import assert_expected_inline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_remat.passes import simulate
 from compile_remat.passes.liveness import timeline_of
+from compile_remat.passes.memory import simulator
+from compile_remat.passes.memory.simulator import Batch, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
-from compile_remat.passes.simulate import Batch, Simulator
 from tests.oracles import all_plans, chain, problems, seeded_problem, slow_run
 
 
@@ -249,7 +249,7 @@ def test_parts_of_a_batch_equal_the_whole(problem: Problem, choices: list[int]) 
     columns &= saveable[:, None]
     simulator = Simulator(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "BATCH_CELLS", 7 * (len(problem.values) + len(problem.steps)))
+        patch.setattr(simulator, "BATCH_CELLS", 7 * (len(problem.values) + len(problem.steps)))
         parts = list(simulator.batches(columns))
     assert [part.used.shape[1] for part in parts] == [len(choices[k : k + 7]) for k in range(0, len(choices), 7)]
     whole = simulator.run(columns)
@@ -258,9 +258,9 @@ def test_parts_of_a_batch_equal_the_whole(problem: Problem, choices: list[int]) 
 
 
 def test_a_plan_is_simulated_once() -> None:
-    problem = chain(simulate.KEPT + 2)
+    problem = chain(simulator.KEPT + 2)
     simulator = Simulator(problem)
-    masks = [mask_of(problem, [k])[:, 0] for k in range(simulate.KEPT + 2)]
+    masks = [mask_of(problem, [k])[:, 0] for k in range(simulator.KEPT + 2)]
     first = [simulator.one(mask) for mask in masks]
     assert simulator.one(masks[-1].copy()) is first[-1]
     assert simulator.one(masks[0]) is not first[0]  # only so many are kept

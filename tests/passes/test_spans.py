@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.min_cut import CutSolver, hull, pinned_indices
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.simulate import Simulator
 from compile_remat.passes.spans import Spans
 from tests.oracles import Shape, chain, seeded_problem
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.buffers import Bools, Ints, may_be_written_over, register_path
-from compile_remat.passes.late import late_sources
-from compile_remat.passes.overwriting import Overwriting
+from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, register_path
+from compile_remat.passes.memory.forward_epilogue import late_sources
+from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
 
 

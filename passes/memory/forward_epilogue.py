@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compile_remat.passes.buffers import Bools, may_be_written_over, overwrites
+from compile_remat.passes.memory.buffers import Bools, may_be_written_over, overwrites
 from compile_remat.passes.problem.problem import POINTWISE, Value
 
 

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.buffers import (
+from compile_remat.passes.memory.buffers import (
     Bools as Bools,
 )
-from compile_remat.passes.buffers import (
+from compile_remat.passes.memory.buffers import (
     Ints as Ints,
 )
-from compile_remat.passes.buffers import (
+from compile_remat.passes.memory.buffers import (
     effective_ends,
     is_always_stored,
     may_be_written_over,
@@ -39,8 +39,8 @@ from compile_remat.passes.buffers import (
     step_buffers,
     stored_steps,
 )
-from compile_remat.passes.forward import Forward
-from compile_remat.passes.overwriting import Overwriting
+from compile_remat.passes.memory.forward import Forward
+from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 from compile_remat.passes.problem.work_budget import Effort
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.buffers import Bools, Ints
+from compile_remat.passes.memory.buffers import Bools, Ints
 
 
 @dataclass(frozen=True)
