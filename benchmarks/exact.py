@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from compile_remat.passes import Problem
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.min_cut import CutSolver, hull
 from compile_remat.passes.problem.problem import FREE, RECOMPUTE, SAVE
+from compile_remat.passes.search.min_cut import CutSolver, hull
 
 BATCH = 1024
 """Plans simulated at a time."""

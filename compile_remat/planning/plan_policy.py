@@ -20,9 +20,9 @@ from compile_remat.errors import (
     warn,
 )
 from compile_remat.passes import Offer, Plan, Planner, Problem, Value, offers
-from compile_remat.passes.floors import SAME_PEAK
 from compile_remat.passes.problem.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
 from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
+from compile_remat.passes.search.min_peak import SAME_PEAK
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 from compile_remat.report import live_tensor
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Planner, Problem, Status, Step, Value
-from compile_remat.passes.bounds import Moments, _first_step, _gradient_bytes, _in_backward, _last_step
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.min_cut import CutSolver, hull, lower_bound_ns
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN
+from compile_remat.passes.search.lp_bound import Moments, _first_step, _gradient_bytes, _in_backward, _last_step
+from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns
 from tests.oracles import AllPlans, Shape, all_plans, chain, seeded_problem
 
 SHAPES = (Shape(max_values=9, max_late=3, max_steps=9), Shape(max_values=7, max_late=0, max_steps=12, extern_only=True))

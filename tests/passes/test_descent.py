@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compile_remat.passes import Planner, kicks
-from compile_remat.passes.crossover import cross
-from compile_remat.passes.descent import STEP, Descent
+from compile_remat.passes import Planner
+from compile_remat.passes.search import perturbation
+from compile_remat.passes.search.continuation import STEP, Descent
+from compile_remat.passes.search.window_exchange import cross
 from tests.oracles import Shape, all_plans, chain, seeded_problem
 
 LARGE = Shape(max_values=16, max_late=3, max_steps=12)
@@ -50,7 +51,9 @@ def test_a_kick_finds_what_flips_and_swaps_do_not() -> None:
         planner, lowest = Planner(problem), all_plans(problem).lowest_peak
         start = planner.search.levels[0]
         polished = planner.search.polish(start, int(0.9 * planner.search.peak(start)), rounds=3, weight_factor=10.0)
-        kicked, again = (kicks.lower(planner.search.polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2))
+        kicked, again = (
+            perturbation.lower(planner.search.polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2)
+        )
         assert (kicked == again).all()
         assert planner.search.peak(kicked) <= planner.search.peak(polished)
         assert not (planner.pinned & ~kicked).any()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Planner
-from compile_remat.passes.floors import SAME_PEAK, Floors
 from compile_remat.passes.problem.work_budget import Effort
-from compile_remat.passes.search import Search
+from compile_remat.passes.search.min_peak import SAME_PEAK, Floors
+from compile_remat.passes.search.strategy import Search
 from tests.oracles import Shape, all_plans, seeded_problem
 
 SMALL = Shape(max_values=9, max_late=2, max_steps=8)

@@ -8,10 +8,10 @@ from expecttest import assert_expected_inline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compile_remat.passes.liveness import Timeline, timeline, timeline_of
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.plan import LiveBuffer, Plan, Status
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
+from compile_remat.passes.search.plan_timeline import Timeline, timeline, timeline_of
 from tests.oracles import problems, slow_run
 
 ORIGIN = Origin((5, 2), "int8", "body", "model.py:3")

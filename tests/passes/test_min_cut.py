@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.min_cut import CutSolver, forbidden_indices, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, RECOMPUTE, SAVE, Problem, Step, Value
+from compile_remat.passes.search.min_cut import CutSolver, forbidden_indices, hull, lower_bound_ns, pinned_indices
 from tests.oracles import all_plans, networkx_cut_value, problems, seeded_problem
 
 PRICES = (0, 1, 3, 17)

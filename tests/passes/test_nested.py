@@ -20,9 +20,9 @@ from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Plan, Planner, Problem, Value, build_problem, extract, timeline
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.nested import Candidate, Nested, candidate, may_run_again
 from compile_remat.passes.problem.duplication import SUFFIX, original, with_copies
 from compile_remat.passes.problem.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
+from compile_remat.passes.search.recursive import Candidate, Nested, candidate, may_run_again
 from tests.oracles import chain, random_problem, slow_run
 from tests.passes.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
 

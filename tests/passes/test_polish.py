@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compile_remat.passes import polish
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.min_cut import pinned_indices
-from compile_remat.passes.polish import APART, NEAR, Polisher
 from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.search import local_search
+from compile_remat.passes.search.local_search import APART, NEAR, Polisher
+from compile_remat.passes.search.min_cut import pinned_indices
 from tests.oracles import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)
@@ -129,11 +129,11 @@ def test_a_round_costs_the_same_on_a_large_graph(monkeypatch: pytest.MonkeyPatch
     batch = polisher.simulator.one(mask)
     every = polisher._moves(mask, batch, 0)
     cells = len(problem.values) + len(problem.steps)
-    monkeypatch.setattr(polish, "MOVE_CELLS", (len(every) // 3) * cells)
-    monkeypatch.setattr(polish, "LEAST_MOVES", 1)
+    monkeypatch.setattr(local_search, "MOVE_CELLS", (len(every) // 3) * cells)
+    monkeypatch.setattr(local_search, "LEAST_MOVES", 1)
     parts = [polisher._moves(mask, batch, turn) for turn in range(4)]
     assert max(map(len, parts)) <= len(every) // 3
     assert sorted(map(tuple, np.concatenate(parts).tolist())) == sorted(map(tuple, every.tolist()))
     assert polisher._moves(mask, batch, 4).tolist() == parts[0].tolist()
-    monkeypatch.setattr(polish, "LEAST_MOVES", len(every))
+    monkeypatch.setattr(local_search, "LEAST_MOVES", len(every))
     assert polisher._moves(mask, batch, 0).tolist() == every.tolist()

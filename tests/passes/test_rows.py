@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from compile_remat.passes import rows
-from compile_remat.passes.rows import Option, fastest_row
+from compile_remat.passes.search import segment_dp
+from compile_remat.passes.search.segment_dp import Option, fastest_row
 
 Options = dict[tuple[int, int, int], Option]
 LAST = 6
@@ -51,7 +51,7 @@ def test_no_row_that_fits_is_faster(seed: int) -> None:
 
 
 def test_thinned_labels_still_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "LABELS", 3)
+    monkeypatch.setattr(segment_dp, "LABELS", 3)
     for seed in range(10):
         found = fastest_row(drawn_options(seed), LAST, 12)
         assert found is None or peak_of(found) <= 12

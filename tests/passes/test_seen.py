@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.seen import Seen
+from compile_remat.passes.search.pareto_archive import Seen
 from tests.oracles import Shape, seeded_problem
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.min_cut import CutSolver, hull, pinned_indices
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.spans import Spans
+from compile_remat.passes.search.min_cut import CutSolver, hull, pinned_indices
+from compile_remat.passes.search.segments import Spans
 from tests.oracles import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=40, max_late=6, max_steps=30)

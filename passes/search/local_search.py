@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Batch, Bools, Floats, Ints, Simulator
-from compile_remat.passes.seen import Seen
+from compile_remat.passes.search.pareto_archive import Seen
 
 NEAR = 4
 """Swaps exchange a saved value with an unsaved one at most this many pool places away."""

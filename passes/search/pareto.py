@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compile_remat.passes.problem.plan import Plan
-from compile_remat.passes.search import Search
-from compile_remat.passes.seen import Seen
-from compile_remat.passes.solver import Planner
+from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.solver import Planner
+from compile_remat.passes.search.strategy import Search
 
 ROUNDS = 2
 """Rounds of polish for a budget of its own."""

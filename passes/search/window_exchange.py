@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.polish import Polisher
+from compile_remat.passes.search.local_search import Polisher
 
 LENGTHS = (3, 6, 12, 24, 48)
 """Pool places in a stretch; the next stretch of a length begins half of it later."""

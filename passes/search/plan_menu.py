@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.solver import Planner
+from compile_remat.passes.search.solver import Planner
 
 SHARES = (0.75, 0.5, 0.25, 0.1)
 """Budgets tried, as parts of the way from the lowest peak to that of the fastest plan."""

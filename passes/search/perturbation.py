@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.polish import Polisher
+from compile_remat.passes.search.local_search import Polisher
 
 FLIPS = 4
 MOST = 16

@@ -10,9 +10,9 @@ from functools import cached_property
 
 import numpy as np
 
-from compile_remat.passes import kicks
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search import POLISH_ROUNDS, Search
+from compile_remat.passes.search import perturbation
+from compile_remat.passes.search.strategy import POLISH_ROUNDS, Search
 
 BISECTIONS = 7
 """Budgets tried to find the lowest that the spans can meet."""
@@ -53,7 +53,7 @@ class Floors:
         """Plans of low peak; the one to be called the lowest stands first."""
         search, pressed = self.search, self.pressed
         with search.effort.search():
-            best = kicks.lower(search.polisher, pressed, POLISH_ROUNDS, PRESS_WEIGHT)
+            best = perturbation.lower(search.polisher, pressed, POLISH_ROUNDS, PRESS_WEIGHT)
             floors = [best]
             if search.peak(best) < search.peak(pressed) * SAME_PEAK:
                 for share in SEARCH_SHARES:

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.polish import Polisher
+from compile_remat.passes.search.local_search import Polisher
 
 STEP = 0.87
 """Each budget of the ladder over the one above it."""

@@ -21,8 +21,8 @@ import numpy as np
 
 from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
-from compile_remat.passes.rows import Option, fastest_row
-from compile_remat.passes.seen import Seen
+from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.segment_dp import Option, fastest_row
 
 SHORT_SPANS = (1, 2, 3, 4, 5, 6)
 LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)

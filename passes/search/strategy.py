@@ -11,17 +11,17 @@ from functools import cached_property
 
 import numpy as np
 
-from compile_remat.passes.bounds import Moments, at_the_begin
-from compile_remat.passes.crossover import cross
-from compile_remat.passes.descent import Descent
 from compile_remat.passes.memory.simulator import Bools, Simulator
-from compile_remat.passes.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
-from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import Effort
-from compile_remat.passes.seen import Seen
-from compile_remat.passes.spans import ROUNDS as SPACED_ROUNDS
-from compile_remat.passes.spans import Spans
+from compile_remat.passes.search.continuation import Descent
+from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.lp_bound import Moments, at_the_begin
+from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
+from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.segments import ROUNDS as SPACED_ROUNDS
+from compile_remat.passes.search.segments import Spans
+from compile_remat.passes.search.window_exchange import cross
 
 MAX_LEVELS = 9
 POLISH_ROUNDS = 3

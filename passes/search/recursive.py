@@ -21,12 +21,12 @@ from functools import cached_property
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
-from compile_remat.passes.polish import Polisher
 from compile_remat.passes.problem.duplication import original, with_copies
 from compile_remat.passes.problem.problem import SAVE, Problem, Value
 from compile_remat.passes.problem.work_budget import Effort
-from compile_remat.passes.rows import Option
-from compile_remat.passes.spans import Spans
+from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.segment_dp import Option
+from compile_remat.passes.search.segments import Spans
 
 CUTS = 100
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
