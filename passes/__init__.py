@@ -1,7 +1,7 @@
 """Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  Knows nothing of Inductor or the environment."""
 
-from compile_remat.passes.build import build_problem as build_problem
-from compile_remat.passes.extraction import extract as extract
+from compile_remat.passes.graph.build import build_problem as build_problem
+from compile_remat.passes.graph.extraction import extract as extract
 from compile_remat.passes.problem.plan import LiveBuffer as LiveBuffer
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import Status as Status

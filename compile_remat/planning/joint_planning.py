@@ -26,8 +26,8 @@ from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_dev
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.inductor.node_workspace import node_workspace_bytes
 from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
-from compile_remat.passes.pins import must_be_saved
-from compile_remat.passes.preparation import prepared
+from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes.graph.pins import must_be_saved
 from compile_remat.passes.problem.tags import MUST, obeying
 from compile_remat.passes.problem.work_budget import CLOCK
 from compile_remat.planning import op_timing

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from compile_remat.passes.accumulation import becoming_addmm
+from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 
 X = torch.ones(8, 8)
 

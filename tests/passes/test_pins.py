@@ -17,7 +17,7 @@ from compile_remat._torch.version import torch_version
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import UnitCost, load_device
 from compile_remat.passes import build_problem
-from compile_remat.passes.pins import must_be_saved
+from compile_remat.passes.graph.pins import must_be_saved
 from compile_remat.passes.problem.problem import SAVE
 from compile_remat.planning.joint_planning import Settings, split_without_planner
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from compile_remat.cost_models import CostModel, Op, OpKind, UnitCost
-from compile_remat.passes.pricing import Draft, price
+from compile_remat.passes.graph.pricing import Draft, price
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
 
 LAUNCH_NS = 1000

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem
-from compile_remat.passes.preparation import prepared
-from compile_remat.passes.shapes import forget_contents
+from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes.graph.rewrites.shape_only_inputs import forget_contents
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import build_problem, timeline
+from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 from compile_remat.passes.search.solver import Planner
-from compile_remat.passes.weight_gradients import move_weight_gradients_up
 
 
 def grad(*shape: int) -> Tensor:

@@ -9,9 +9,9 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
+from compile_remat.passes.graph.saved_symints import handed_over
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan
-from compile_remat.passes.symbols import handed_over
 
 
 def extract(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat.passes.views import shape
+from compile_remat.passes.graph.views import shape
 
 aten = torch.ops.aten
 

@@ -11,9 +11,11 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph
 from compile_remat.cost_models import CostModel, OpKind, describe
-from compile_remat.passes.accumulation import becoming_addmm
-from compile_remat.passes.pins import Pins, may_differ, writes_into_input
-from compile_remat.passes.pricing import Draft, price
+from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
+from compile_remat.passes.graph.pricing import Draft, price
+from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
+from compile_remat.passes.graph.saved_symints import handed_over
+from compile_remat.passes.graph.views import is_reshape, is_reshaped, most_users, shape
 from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
@@ -27,8 +29,6 @@ from compile_remat.passes.problem.problem import (
     Step,
     Value,
 )
-from compile_remat.passes.symbols import handed_over
-from compile_remat.passes.views import is_reshape, is_reshaped, most_users, shape
 
 KERNELS = {
     OpKind.POINTWISE: POINTWISE,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.passes.shapes import forget_contents
-from compile_remat.passes.weight_gradients import move_weight_gradients_up
+from compile_remat.passes.graph.rewrites.shape_only_inputs import forget_contents
+from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 
 
 def prepared(
