@@ -1,19 +1,19 @@
 """Bytes and time of one node on one device. Knows nothing of plans."""
 
-from compile_remat.cost_models.device import Device as Device
-from compile_remat.cost_models.devices import detect as detect
-from compile_remat.cost_models.devices import device_names as device_names
-from compile_remat.cost_models.devices import load_device as load_device
-from compile_remat.cost_models.factory import cost_model_names as cost_model_names
-from compile_remat.cost_models.factory import make_cost_model as make_cost_model
-from compile_remat.cost_models.factory import tf32_kinds as tf32_kinds
-from compile_remat.cost_models.kinds import OpKind as OpKind
-from compile_remat.cost_models.ops import Op as Op
-from compile_remat.cost_models.ops import describe as describe
-from compile_remat.cost_models.ops import op_kind as op_kind
+from compile_remat.cost_models.device.description import Device as Device
+from compile_remat.cost_models.device.table import detect as detect
+from compile_remat.cost_models.device.table import device_names as device_names
+from compile_remat.cost_models.device.table import load_device as load_device
+from compile_remat.cost_models.operators.kinds import OpKind as OpKind
+from compile_remat.cost_models.operators.ops import Op as Op
+from compile_remat.cost_models.operators.ops import describe as describe
+from compile_remat.cost_models.operators.ops import op_kind as op_kind
 from compile_remat.cost_models.profile import Profile as Profile
 from compile_remat.cost_models.profile import Times as Times
 from compile_remat.cost_models.protocol import CostModel as CostModel
+from compile_remat.cost_models.registry import cost_model_names as cost_model_names
+from compile_remat.cost_models.registry import make_cost_model as make_cost_model
+from compile_remat.cost_models.registry import tf32_kinds as tf32_kinds
 from compile_remat.cost_models.roofline import Roofline as Roofline
 from compile_remat.cost_models.unit import UnitCost as UnitCost
 

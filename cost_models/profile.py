@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.operators.ops import Op
 from compile_remat.cost_models.protocol import CostModel
-from compile_remat.cost_models.recipes import recipe_of
+from compile_remat.cost_models.timing.replay import recipe_of
 
 
 @dataclass(frozen=True, repr=False)

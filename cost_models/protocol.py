@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.operators.ops import Op
 
 
 class CostModel(Protocol):

@@ -20,10 +20,10 @@ from functools import cache, cached_property
 from math import ceil
 from typing import TypeVar
 
-from compile_remat.cost_models.device import Device
-from compile_remat.cost_models.kinds import HEAVY_KINDS, RUNS_NO_KERNEL, OpKind
-from compile_remat.cost_models.ops import Op
-from compile_remat.cost_models.products import Product
+from compile_remat.cost_models.device.description import Device
+from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, RUNS_NO_KERNEL, OpKind
+from compile_remat.cost_models.operators.ops import Op
+from compile_remat.cost_models.operators.products import Product
 
 _NS = 1_000_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compile_remat.cost_models.kinds import RUNS_NO_KERNEL
-from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.operators.kinds import RUNS_NO_KERNEL
+from compile_remat.cost_models.operators.ops import Op
 
 
 @dataclass(frozen=True)

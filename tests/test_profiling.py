@@ -15,7 +15,8 @@ import compile_remat
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
-from compile_remat.cost_models import Times, load_device, stopwatch
+from compile_remat.cost_models import Times, load_device
+from compile_remat.cost_models.timing import stopwatch
 from compile_remat.errors import ConfigError, PlannerWarning
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Settings

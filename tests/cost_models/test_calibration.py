@@ -10,10 +10,10 @@ import torch
 from compile_remat import cli
 from compile_remat.cli import calibrate as command
 from compile_remat.cost_models import Device, OpKind, Roofline, load_device, make_cost_model
-from compile_remat.cost_models.calibration import _float32_is_float32, fitted, start_of
-from compile_remat.cost_models.device_files import device_from_json, device_to_json
-from compile_remat.cost_models.microbenchmarks import Case, cases
-from compile_remat.cost_models.timing import LEAST_ROUNDS, Turns, take_turns
+from compile_remat.cost_models.device.files import device_from_json, device_to_json
+from compile_remat.cost_models.timing.calibration import _float32_is_float32, fitted, start_of
+from compile_remat.cost_models.timing.microbenchmarks import Case, cases
+from compile_remat.cost_models.timing.timing import LEAST_ROUNDS, Turns, take_turns
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compile_remat.cost_models.cuda_events import elapsed_ns
+from compile_remat.cost_models.timing.cuda_events import elapsed_ns
 
 
 @pytest.mark.gpu

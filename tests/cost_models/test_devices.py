@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from compile_remat.cost_models import detect, device_names, load_device
-from compile_remat.cost_models.device import GPU_EFFICIENCY
-from compile_remat.cost_models.devices import _from_properties
-from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
+from compile_remat.cost_models.device.description import GPU_EFFICIENCY
+from compile_remat.cost_models.device.table import _from_properties
+from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 from compile_remat.errors import DeviceError
 
 EXPECTED = (

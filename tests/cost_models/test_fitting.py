@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from compile_remat.cost_models import Op, OpKind
-from compile_remat.cost_models.device_files import device_from_json, device_to_json
-from compile_remat.cost_models.devices import device_names, load_device
-from compile_remat.cost_models.fitting import Path, Point, fit, model_of
+from compile_remat.cost_models.device.files import device_from_json, device_to_json
+from compile_remat.cost_models.device.table import device_names, load_device
+from compile_remat.cost_models.timing.fitting import Path, Point, fit, model_of
 
 PLANTED: dict[str, Any] = {
     "bandwidth_bytes_per_s": 20_000_000_000,

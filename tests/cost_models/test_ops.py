@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 from compile_remat.cost_models import Op, OpKind, describe, op_kind
-from compile_remat.cost_models.kinds import DROPOUT_POSITION, RUNS_NO_KERNEL, target_facts
+from compile_remat.cost_models.operators.kinds import DROPOUT_POSITION, RUNS_NO_KERNEL, target_facts
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -19,8 +19,8 @@ from compile_remat.cost_models import (
     load_device,
     make_cost_model,
 )
-from compile_remat.cost_models.factory import tf32_kinds
-from compile_remat.cost_models.kinds import RUNS_NO_KERNEL
+from compile_remat.cost_models.operators.kinds import RUNS_NO_KERNEL
+from compile_remat.cost_models.registry import tf32_kinds
 from compile_remat.cost_models.roofline import wave_fraction
 from compile_remat.errors import ConfigError
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from compile_remat._util.suggestions import did_you_mean
-from compile_remat.cost_models.device import Device
-from compile_remat.cost_models.kinds import OpKind
+from compile_remat.cost_models.device.description import Device
+from compile_remat.cost_models.operators.kinds import OpKind
 from compile_remat.cost_models.profile import Profile
 from compile_remat.cost_models.protocol import CostModel
 from compile_remat.cost_models.roofline import Roofline

@@ -11,8 +11,8 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph
 from compile_remat._torch.isolated_op import can_run_alone
-from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
-from compile_remat.cost_models.ops import Op, describe
+from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
+from compile_remat.cost_models.operators.ops import Op, describe
 
 TIMED_KINDS = HEAVY_KINDS | {OpKind.OTHER}
 """Kinds that are kernels of their own. The others fuse, reductions too: such an operator run alone says nothing of its share."""

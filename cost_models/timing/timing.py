@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from compile_remat.cost_models.cuda_events import elapsed_ns
-from compile_remat.cost_models.microbenchmarks import Case
+from compile_remat.cost_models.timing.cuda_events import elapsed_ns
+from compile_remat.cost_models.timing.microbenchmarks import Case
 
 LEAST_ROUNDS = 3
 BURST_NS = 200_000

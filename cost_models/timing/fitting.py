@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from compile_remat.cost_models.device_files import device_from_json
+from compile_remat.cost_models.device.files import device_from_json
 from compile_remat.cost_models.roofline import Roofline
 
 Path = tuple[str | int, ...]

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from compile_remat._util.suggestions import did_you_mean
-from compile_remat.cost_models.device import Device
-from compile_remat.cost_models.device_files import device_from_json
+from compile_remat.cost_models.device.description import Device
+from compile_remat.cost_models.device.files import device_from_json
 from compile_remat.errors import DeviceError
 
 _TABLE = Path(__file__).with_name("devices.json")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from compile_remat._torch.isolated_op import plainly
-from compile_remat.cost_models.cuda_events import elapsed_ns
-from compile_remat.cost_models.recipes import Like, Recipe
+from compile_remat.cost_models.timing.cuda_events import elapsed_ns
+from compile_remat.cost_models.timing.replay import Like, Recipe
 
 Clock = Callable[[Callable[[], object], torch.device], int]
 """Nanoseconds that a call takes on a device."""

@@ -16,8 +16,8 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from compile_remat._torch.joint_graph import hint_int
-from compile_remat.cost_models import flops as flop_formulas
-from compile_remat.cost_models.kinds import (
+from compile_remat.cost_models.operators import flops as flop_formulas
+from compile_remat.cost_models.operators.kinds import (
     BYTES_SUFFICE,
     DROPOUT_POSITION,
     GATHERS,
@@ -29,7 +29,7 @@ from compile_remat.cost_models.kinds import (
     TargetFacts,
     target_facts,
 )
-from compile_remat.cost_models.products import Product, product_of, visible_part
+from compile_remat.cost_models.operators.products import Product, product_of, visible_part
 
 _storage_ref: Any = StorageWeakRef  # torch leaves it untyped
 _SYMBOL_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)

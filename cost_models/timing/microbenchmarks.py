@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from compile_remat.cost_models.kinds import RUNS_NO_KERNEL
-from compile_remat.cost_models.ops import Op, describe
+from compile_remat.cost_models.operators.kinds import RUNS_NO_KERNEL
+from compile_remat.cost_models.operators.ops import Op, describe
 
 Function = Callable[..., Any]
 Shapes = Sequence[tuple[int, ...]]

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.joint_graph import hint_int
-from compile_remat.cost_models.kinds import HEAVY_KINDS, OpKind
+from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 
 Product = tuple[int, int, int, int]
 """batch, m, n, k"""

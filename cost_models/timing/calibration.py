@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from compile_remat.cost_models import microbenchmarks
-from compile_remat.cost_models.device_files import device_to_json
-from compile_remat.cost_models.devices import detect
-from compile_remat.cost_models.fitting import Path, Point, Price, fit, model_of, put
-from compile_remat.cost_models.flops import element_weight
-from compile_remat.cost_models.kinds import OpKind
-from compile_remat.cost_models.microbenchmarks import CHAIN, FUNCTIONS, POLYNOMIAL, Case
-from compile_remat.cost_models.ops import Op
+from compile_remat.cost_models.device.files import device_to_json
+from compile_remat.cost_models.device.table import detect
+from compile_remat.cost_models.operators.flops import element_weight
+from compile_remat.cost_models.operators.kinds import OpKind
+from compile_remat.cost_models.operators.ops import Op
 from compile_remat.cost_models.roofline import Roofline
-from compile_remat.cost_models.timing import Turns, clock_name, prepare, take_turns
+from compile_remat.cost_models.timing import microbenchmarks
+from compile_remat.cost_models.timing.fitting import Path, Point, Price, fit, model_of, put
+from compile_remat.cost_models.timing.microbenchmarks import CHAIN, FUNCTIONS, POLYNOMIAL, Case
+from compile_remat.cost_models.timing.timing import Turns, clock_name, prepare, take_turns
 
 Say = Callable[[str], None]
 

@@ -7,7 +7,13 @@ from dataclasses import fields
 from typing import Any
 
 from compile_remat._util.suggestions import did_you_mean
-from compile_remat.cost_models.device import DEFAULT_LAUNCH_NS, DTYPES, GPU_EFFICIENCY, GPU_HALF_SIZES, Device
+from compile_remat.cost_models.device.description import (
+    DEFAULT_LAUNCH_NS,
+    DTYPES,
+    GPU_EFFICIENCY,
+    GPU_HALF_SIZES,
+    Device,
+)
 from compile_remat.errors import DeviceError
 
 _FIELDS = tuple(f.name for f in fields(Device) if f.name != "name")

@@ -1,0 +1,1 @@
+"""Operators: their kind, bytes and floating-point operations.  Knows no device."""
