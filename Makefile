@@ -14,7 +14,7 @@ BENCH_ARGS  ?=
 N           ?= 5000# random models that "make fuzz" trains
 FUZZ_ARGS   ?=# such as "--seed 7 --workers 4 --inductor-share 0.1"
 
-VERSION_TESTS := -q tests/test_torch_pipeline.py tests/test_torch_version.py tests/test_partitioner.py tests/test_inductor_guard.py
+VERSION_TESTS := -q tests/_torch/test_torch_pipeline.py tests/_torch/test_version.py tests/planning/test_joint_planning.py tests/inductor/test_inductor_guard.py
 
 VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python

@@ -330,7 +330,7 @@ def entered(monkeypatch: pytest.MonkeyPatch, **keywords: Any) -> tuple[RematPart
     seen: list[tuple[RematPartitioner, dict[str, Any]]] = []
 
     def record(gm: Any, inputs: Any, partitioner: Any, options: Any, **keywords: Any) -> Any:
-        seen.append((joint_planning, dict(options)))
+        seen.append((partitioner, dict(options)))
         return gm.forward
 
     with monkeypatch.context() as patch:

@@ -3,7 +3,7 @@
 Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes, which 2.11 has none of.
 Inductor writes a pointwise value where something first needs it written.  A convolution's backward needs its incoming gradient
 and its input, which the plan recomputes just before it: the gradient's kernel came behind the recomputed segment,
-and what it reads stayed alive beside that: a fifth more at the peak, at least (``pytest tests/test_torch_order.py``).
+and what it reads stayed alive beside that: a fifth more at the peak, at least (``pytest tests/inductor/test_kernel_order.py``).
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from compile_remat._torch.arguments import is_plain_tensor
 from compile_remat._torch.compiled_node import (
     Backward,
     can_be_differentiated,
@@ -30,6 +29,7 @@ from compile_remat._torch.compiled_node import (
     written_by,
 )
 from compile_remat._torch.random_state import read_random_state, write_random_state
+from compile_remat._torch.tensor_arguments import is_plain_tensor
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat._torch import arguments, joint_graph
+from compile_remat._torch import joint_graph, tensor_arguments
 from compile_remat.passes.graph.build import origin_of, plain_path
 from compile_remat.report import Report
 from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key
@@ -29,7 +29,7 @@ class Arguments:
         """Read a Dynamo graph."""
         outputs: Sequence[Any] = module.graph.output_node().args[0]  # type: ignore[assignment]
         modules = (origin_of(n).module_path if isinstance(n, fx.Node) else "" for n in outputs)
-        return Arguments(tuple(arguments.argument_sources(module)), tuple(modules))
+        return Arguments(tuple(tensor_arguments.argument_sources(module)), tuple(modules))
 
     def name(self, position: int) -> str:
         """``0.weight``, or for an argument of the function itself ``x``."""

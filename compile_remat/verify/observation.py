@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch import arguments, joint_graph
+from compile_remat._torch import joint_graph, tensor_arguments
 from compile_remat._torch.random_state import read_random_state
 
 Key = tuple[str, int | str]
@@ -55,7 +55,7 @@ def refuse_odd(arguments: Iterable[Any]) -> None:
             continue
         if not isinstance(value, torch.Tensor):
             raise NotComparable(f"the graph takes a {type(value).__name__}, whose state cannot be saved")
-        if not arguments.is_plain_tensor(value):
+        if not tensor_arguments.is_plain_tensor(value):
             raise NotComparable(f"the graph takes a {type(value).__name__}, a tensor of another kind")
 
 
@@ -81,7 +81,7 @@ def copy_arguments(
         and not (share and isinstance(value, torch.nn.Parameter) and k not in (mutated or ()))
     )
     made = list(arguments)
-    with torch.no_grad(), arguments.no_torch_function():
+    with torch.no_grad(), tensor_arguments.no_torch_function():
         for group in _overlapping({k: arguments[k] for k in copied}):
             made = _copy_group(made, group, nudge, device)
         made = [v.detach() if isinstance(v, torch.Tensor) and k not in copied else v for k, v in enumerate(made)]
@@ -168,7 +168,7 @@ def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> N
 
 def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torch.device]) -> Observed:
     """Run forward and, for what can be differentiated, backward; everything seen is copied to the CPU."""
-    with arguments.detached_from_callers_autograd(), torch.enable_grad():
+    with tensor_arguments.detached_from_callers_autograd(), torch.enable_grad():
         outputs = function(*copies.arguments)
         seen: Observed = {(OUTPUT, k): _keep(value) for k, value in enumerate(outputs)}
         seen |= {(INPUT, k): _keep(copies.arguments[k]) for k in copies.copied}
@@ -185,7 +185,7 @@ def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torc
 
 def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
     """Numbers of either sign between 0.5 and 1.5, the same in every trial, not from anybody's generator."""
-    if not arguments.is_plain_tensor(output):
+    if not tensor_arguments.is_plain_tensor(output):
         raise NotComparable(f"the graph returns a {type(output).__name__}, a tensor of another kind")
     draw = torch.Generator(output.device).manual_seed(seed)
     kind = torch.complex64 if output.is_complex() else torch.float32
@@ -197,7 +197,7 @@ def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
 def _keep(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    if not arguments.is_plain_tensor(value) and value.layout is torch.strided:
+    if not tensor_arguments.is_plain_tensor(value) and value.layout is torch.strided:
         raise NotComparable(f"the graph gives a {type(value).__name__}, a tensor of another kind")
     return value.detach().to("cpu", copy=True)
 

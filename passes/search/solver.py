@@ -11,12 +11,13 @@ from functools import cached_property
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
+from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import Effort, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import SAME_PEAK, Floors
 from compile_remat.passes.search.plan_timeline import timeline_of
-from compile_remat.passes.search.recursive import WORTH_IT, Candidate, Nested, candidate, original
+from compile_remat.passes.search.recursive import WORTH_IT, Candidate, Nested, candidate
 from compile_remat.passes.search.strategy import POLISH_ROUNDS, Search
 
 TARGETS = (1.0, 0.985, 0.95, 0.9)

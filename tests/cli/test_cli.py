@@ -11,7 +11,7 @@ from compile_remat import cli
 from compile_remat.cli import doctor
 from compile_remat.errors import BudgetError
 
-ROOT = Path(cli.__file__).resolve().parent.parent
+ROOT = Path(cli.__file__).resolve().parent.parent.parent
 
 
 def test_help_lists_the_commands_without_importing_them_or_torch() -> None:

@@ -13,7 +13,7 @@ from compile_remat.cost_models import load_device
 from compile_remat.planning.joint_planning import Settings
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 TOPS = ("compile_remat", "passes", "cost_models")
 
 

@@ -25,8 +25,8 @@ from compile_remat.planning.deadline import Clock, clock_of, explaining, noted
 from compile_remat.planning.joint_planning import Settings, plan_joint
 from compile_remat.planning.plan_policy import Choice
 from tests.oracles import seeded_problem
-from tests.passes.test_effort import LARGE
-from tests.test_partitioner import Traced, gradients
+from tests.passes.problem.test_work_budget import LARGE
+from tests.planning.test_joint_planning import Traced, gradients
 
 TEXT = "planning was stopped by the clock after"
 

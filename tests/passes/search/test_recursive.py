@@ -24,7 +24,7 @@ from compile_remat.passes.problem.duplication import SUFFIX, original, with_copi
 from compile_remat.passes.problem.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
 from compile_remat.passes.search.recursive import Candidate, Nested, candidate, may_run_again
 from tests.oracles import chain, random_problem, slow_run
-from tests.passes.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
+from tests.passes.graph.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
 
 DEEP = 60
 """Layers of a chain in which nesting pays."""

@@ -259,9 +259,9 @@ def test_parts_of_a_batch_equal_the_whole(problem: Problem, choices: list[int]) 
 
 def test_a_plan_is_simulated_once() -> None:
     problem = chain(simulator.KEPT + 2)
-    simulator = Simulator(problem)
+    tried = Simulator(problem)
     masks = [mask_of(problem, [k])[:, 0] for k in range(simulator.KEPT + 2)]
-    first = [simulator.one(mask) for mask in masks]
-    assert simulator.one(masks[-1].copy()) is first[-1]
-    assert simulator.one(masks[0]) is not first[0]  # only so many are kept
-    assert (simulator.one(masks[0]).live == first[0].live).all()
+    first = [tried.one(mask) for mask in masks]
+    assert tried.one(masks[-1].copy()) is first[-1]
+    assert tried.one(masks[0]) is not first[0]  # only so many are kept
+    assert (tried.one(masks[0]).live == first[0].live).all()

@@ -25,7 +25,7 @@ from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, MUST_SAVE
 from compile_remat.planning import plan_policy
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.partitioner import RematPartitioner
-from tests.test_partitioner import Traced, gradients
+from tests.planning.test_joint_planning import Traced, gradients
 
 BUDGETS = ("max", 1.0, 0.6, 0.4, "min")
 ATEN = torch.ops.aten
