@@ -115,7 +115,7 @@ def test_another_version_of_our_sources_misses(folder: Path, processes: dict[str
     ):
         source = Path(package.__file__ or "").parent
         shutil.copytree(source, place, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    with (changed / "passes" / "solver.py").open("a") as file:
+    with (changed / "passes" / "search" / "solver.py").open("a") as file:
         file.write("# another version\n")
     (found,) = run([JOBS["min"]], environ(folder), sources=tmp_path)
     assert (found["partition_hits"], found["partition_misses"]) == (0, 1)

@@ -247,12 +247,12 @@ def test_parts_of_a_batch_equal_the_whole(problem: Problem, choices: list[int]) 
     saveable = np.array([v.is_saveable for v in problem.values])
     columns = np.array([[bits >> v & 1 for bits in choices] for v in range(len(saveable))], dtype=bool)
     columns &= saveable[:, None]
-    simulator = Simulator(problem)
+    tried = Simulator(problem)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulator, "BATCH_CELLS", 7 * (len(problem.values) + len(problem.steps)))
-        parts = list(simulator.batches(columns))
+        parts = list(tried.batches(columns))
     assert [part.used.shape[1] for part in parts] == [len(choices[k : k + 7]) for k in range(0, len(choices), 7)]
-    whole = simulator.run(columns)
+    whole = tried.run(columns)
     for name in ("time_ns", "peak", "saved_bytes"):
         assert (np.concatenate([getattr(part, name) for part in parts]) == getattr(whole, name)).all()
 
