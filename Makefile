@@ -23,7 +23,7 @@ PINS := $(VENV)/constraints.txt
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-full test-versions fuzz bench dev lint types wheel-test clean distclean
+.PHONY: help layers demo test test-full test-versions fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -58,10 +58,18 @@ lint: $(VENV)/.dev  ## check style and format
 	$(PY) -m ruff format --check .
 
 # Checked as installed: only there do compile_remat, passes and cost_models lie as they are imported.
-types: $(VENV)/.dev  ## check types
+.PHONY: build/types
+build/types: $(VENV)/.installed
 	rm -rf build
 	$(PIP) install --quiet --no-deps --no-build-isolation --target build/types .
+
+types: $(VENV)/.dev build/types  ## check types
 	cd build/types && $(abspath $(PY)) -m mypy --config-file ../../pyproject.toml -p compile_remat
+
+layers: build/types  ## check which room imports which, where private names of torch stand, and what modules are called
+	$(PY) -m ruff check --select TID .
+	cd build/types && PYTHONPATH=. $(abspath $(VENV))/bin/lint-imports --no-cache --no-logo --config ../../pyproject.toml
+	$(PY) -m pytest -q tests/test_architecture.py
 
 wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it instead of the checkout
 	rm -rf build dist

@@ -10,22 +10,37 @@ from compile_remat.cost_models.operators.ops import describe as describe
 from compile_remat.cost_models.operators.ops import op_kind as op_kind
 from compile_remat.cost_models.profile import Profile as Profile
 from compile_remat.cost_models.profile import Times as Times
+from compile_remat.cost_models.profile_file import ProfileFile as ProfileFile
 from compile_remat.cost_models.protocol import CostModel as CostModel
 from compile_remat.cost_models.registry import cost_model_names as cost_model_names
 from compile_remat.cost_models.registry import make_cost_model as make_cost_model
 from compile_remat.cost_models.registry import tf32_kinds as tf32_kinds
 from compile_remat.cost_models.roofline import Roofline as Roofline
+from compile_remat.cost_models.timing.calibration import Calibration as Calibration
+from compile_remat.cost_models.timing.calibration import calibrate as calibrate
+from compile_remat.cost_models.timing.calibration import sources_of as sources_of
+from compile_remat.cost_models.timing.replay import Recipe as Recipe
+from compile_remat.cost_models.timing.replay import recipe_of as recipe_of
+from compile_remat.cost_models.timing.stopwatch import CannotTime as CannotTime
+from compile_remat.cost_models.timing.stopwatch import Clock as Clock
+from compile_remat.cost_models.timing.stopwatch import time_ns as time_ns
 from compile_remat.cost_models.unit import UnitCost as UnitCost
 
 __all__ = [
+    "Calibration",
+    "CannotTime",
+    "Clock",
     "CostModel",
     "Device",
     "Op",
     "OpKind",
     "Profile",
+    "ProfileFile",
+    "Recipe",
     "Roofline",
     "Times",
     "UnitCost",
+    "calibrate",
     "cost_model_names",
     "describe",
     "detect",
@@ -33,5 +48,8 @@ __all__ = [
     "load_device",
     "make_cost_model",
     "op_kind",
+    "recipe_of",
+    "sources_of",
     "tf32_kinds",
+    "time_ns",
 ]

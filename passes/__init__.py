@@ -1,14 +1,32 @@
 """Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  Knows nothing of Inductor or the environment."""
 
 from compile_remat.passes.graph.build import build_problem as build_problem
+from compile_remat.passes.graph.build import origin_of as origin_of
+from compile_remat.passes.graph.build import plain_path as plain_path
 from compile_remat.passes.graph.extraction import extract as extract
+from compile_remat.passes.graph.normalise import prepared as prepared
+from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
+from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
+from compile_remat.passes.memory.simulator import Bools as Bools
 from compile_remat.passes.problem.plan import LiveBuffer as LiveBuffer
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import Status as Status
+from compile_remat.passes.problem.problem import MUST_RECOMPUTE as MUST_RECOMPUTE
+from compile_remat.passes.problem.problem import MUST_SAVE as MUST_SAVE
+from compile_remat.passes.problem.problem import PREFER_RECOMPUTE as PREFER_RECOMPUTE
 from compile_remat.passes.problem.problem import Origin as Origin
 from compile_remat.passes.problem.problem import Problem as Problem
 from compile_remat.passes.problem.problem import Step as Step
 from compile_remat.passes.problem.problem import Value as Value
+from compile_remat.passes.problem.tags import LIKE_TORCH as LIKE_TORCH
+from compile_remat.passes.problem.tags import MUST as MUST
+from compile_remat.passes.problem.tags import obeyed_tags as obeyed_tags
+from compile_remat.passes.problem.tags import obeying as obeying
+from compile_remat.passes.problem.tags import relaxations as relaxations
+from compile_remat.passes.problem.work_budget import CLOCK as CLOCK
+from compile_remat.passes.problem.work_budget import WORK as WORK
+from compile_remat.passes.problem.work_budget import limit_seconds as limit_seconds
+from compile_remat.passes.search.min_peak import SAME_PEAK as SAME_PEAK
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import Offer as Offer
 from compile_remat.passes.search.plan_menu import offers as offers
@@ -16,8 +34,19 @@ from compile_remat.passes.search.plan_timeline import Timeline as Timeline
 from compile_remat.passes.search.plan_timeline import timeline as timeline
 from compile_remat.passes.search.solver import Planner as Planner
 from compile_remat.passes.search.solver import solve as solve
+from compile_remat.passes.search.strategy import CLOSE_GAP as CLOSE_GAP
 
 __all__ = [
+    "CLOCK",
+    "CLOSE_GAP",
+    "LIKE_TORCH",
+    "MUST",
+    "MUST_RECOMPUTE",
+    "MUST_SAVE",
+    "PREFER_RECOMPUTE",
+    "SAME_PEAK",
+    "WORK",
+    "Bools",
     "LiveBuffer",
     "Offer",
     "Origin",
@@ -31,7 +60,16 @@ __all__ = [
     "build_problem",
     "extract",
     "frontier",
+    "keep_matmuls_in_place",
+    "limit_seconds",
+    "must_be_saved",
+    "obeyed_tags",
+    "obeying",
     "offers",
+    "origin_of",
+    "plain_path",
+    "prepared",
+    "relaxations",
     "solve",
     "timeline",
 ]

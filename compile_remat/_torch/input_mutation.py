@@ -16,6 +16,8 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from compile_remat._torch.operators import is_mutable
+
 PARTIAL_WRITES = frozenset(
     f"aten.{name}"
     for name in ("as_strided_scatter diagonal_scatter index_put _unsafe_index_put select_scatter slice_scatter".split())
@@ -61,7 +63,7 @@ def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Nod
         if node not in tangents_closure:
             is_short_lived = any(_is_alias(node, source) for source in sources) or may_take_over(node, overwritten)
             overwritten |= {node} if sources and is_short_lived else set()
-        elif not _is_mutable(node):
+        elif not is_mutable(node.target):
             for source in sources:
                 if not isinstance(source.meta.get("val"), torch.Tensor):
                     continue  # several outputs: the nodes that take them out are copied
@@ -81,10 +83,6 @@ def _overwritten_by_forward(module: fx.GraphModule) -> set[fx.Node]:
         if node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
     }
     return mutated_inputs(module) - in_backward
-
-
-def _is_mutable(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
 
 
 def _is_alias(node: fx.Node, source: fx.Node) -> bool:

@@ -1,7 +1,6 @@
-"""What running a single operator of a traced graph takes of torch's private names.  Imports nothing of ours but `_torch_version`.
+"""What running a single operator of a traced graph takes of torch's private names.
 
-Same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schema.is_mutable`` and ``namespace``,
-``torch.utils._python_dispatch._disable_current_modes``.
+Same in 2.11 to 2.15: ``torch.utils._python_dispatch._disable_current_modes``.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
+from compile_remat._torch.operators import OpOverload, is_mutable
 from compile_remat._torch.version import private_name
 
-OpOverload = private_name("torch._ops", "OpOverload")
 disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_current_modes")
 
 _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")
@@ -24,7 +23,7 @@ def can_run_alone(target: object) -> bool:
     """Whether a node's target is an operator that writes into nothing and waits for no other process."""
     if not isinstance(target, OpOverload):
         return False
-    return not target._schema.is_mutable and not any(part in target.namespace for part in _TALKS)
+    return not is_mutable(target) and not any(part in target.namespace for part in _TALKS)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from compile_remat.cost_models.timing.calibration import Calibration
+    from compile_remat.cost_models import Calibration
 
 DEFAULT_SECONDS = 45.0
 TOY_SECONDS = 5.0
@@ -50,8 +50,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
     from compile_remat._torch.allocator_events import compiling_alone
     from compile_remat._util.atomic_write import write_atomically
-    from compile_remat.cost_models import load_device
-    from compile_remat.cost_models.timing.calibration import calibrate, sources_of
+    from compile_remat.cost_models import calibrate, load_device, sources_of
     from compile_remat.errors import RematError
 
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")

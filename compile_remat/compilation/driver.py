@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.compiled_node import written_inputs
+from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.tensor_arguments import Ambient, guards_of, traced_inputs
 from compile_remat._util.units import format_bytes
 from compile_remat.compilation import report_cache

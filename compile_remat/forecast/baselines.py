@@ -19,8 +19,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
-from compile_remat.passes import Plan, Planner, Problem
-from compile_remat.passes.memory.simulator import Bools
+from compile_remat.passes import Bools, Plan, Planner, Problem
 
 TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
 """Budgets of torch's chooser; the first one is its default."""

@@ -17,12 +17,13 @@ from torch import fx, nn
 from compile_remat._torch import joint_graph
 from compile_remat._torch.cuda_sdpa import replace_cpu_attention, use_cuda_attention
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors, say_device
+from compile_remat._torch.operators import tree_leaves
 from compile_remat._torch.version import version_problem
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.entry import look_at_joint_graph
-from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes import prepared
 
 
 @dataclass(frozen=True)
@@ -119,5 +120,5 @@ def _bytes_of(model: nn.Module, inputs: Sequence[Any]) -> tuple[int, int, int]:
     """Bytes of parameters and buffers, of the trainable ones, of inputs; what is shared counts once."""
     parameters = list(model.parameters())
     kept = sum(t.nbytes for t in (*parameters, *model.buffers()))
-    given = [v for value in inputs for v in torch.utils._pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+    given = [v for value in inputs for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
     return kept, sum(p.nbytes for p in parameters if p.requires_grad), sum(t.nbytes for t in given)

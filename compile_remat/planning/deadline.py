@@ -16,9 +16,7 @@ from time import monotonic
 
 from compile_remat._torch.distributed import num_ranks
 from compile_remat.errors import BudgetError, warn
-from compile_remat.passes import Planner, Problem
-from compile_remat.passes.problem.work_budget import CLOCK, WORK, limit_seconds
-from compile_remat.passes.search.strategy import CLOSE_GAP
+from compile_remat.passes import CLOCK, CLOSE_GAP, WORK, Planner, Problem, limit_seconds
 from compile_remat.planning.plan_policy import Choice
 
 LEAST_SECONDS = 60.0

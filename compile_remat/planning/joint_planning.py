@@ -25,11 +25,19 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_device, make_cost_model, tf32_kinds
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.inductor.node_workspace import node_workspace_bytes
-from compile_remat.passes import Plan, Planner, Problem, Status, build_problem, extract
-from compile_remat.passes.graph.normalise import prepared
-from compile_remat.passes.graph.pins import must_be_saved
-from compile_remat.passes.problem.tags import MUST, obeying
-from compile_remat.passes.problem.work_budget import CLOCK
+from compile_remat.passes import (
+    CLOCK,
+    MUST,
+    Plan,
+    Planner,
+    Problem,
+    Status,
+    build_problem,
+    extract,
+    must_be_saved,
+    obeying,
+    prepared,
+)
 from compile_remat.planning import op_timing
 from compile_remat.planning.deadline import Stopped, StoppedByClock, clock_of, explaining, noted
 from compile_remat.planning.plan_policy import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared

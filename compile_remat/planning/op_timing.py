@@ -17,10 +17,7 @@ from torch import fx
 
 from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.distributed import num_ranks
-from compile_remat.cost_models import Times, tf32_kinds
-from compile_remat.cost_models.profile_file import ProfileFile
-from compile_remat.cost_models.timing.replay import Recipe, recipe_of
-from compile_remat.cost_models.timing.stopwatch import CannotTime, Clock, time_ns
+from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
 from compile_remat.errors import warn
 from compile_remat.inductor.entry import look_at_joint_graph

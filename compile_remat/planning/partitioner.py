@@ -18,7 +18,7 @@ from compile_remat import cost_models, passes
 from compile_remat._torch import cache_key_text
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
-from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
+from compile_remat.passes import keep_matmuls_in_place
 from compile_remat.planning.joint_planning import Settings, split, split_without_planner
 
 

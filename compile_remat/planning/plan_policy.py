@@ -19,10 +19,23 @@ from compile_remat.errors import (
     TagConflictError,
     warn,
 )
-from compile_remat.passes import Offer, Plan, Planner, Problem, Value, offers
-from compile_remat.passes.problem.problem import MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE
-from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
-from compile_remat.passes.search.min_peak import SAME_PEAK
+from compile_remat.passes import (
+    LIKE_TORCH,
+    MUST,
+    MUST_RECOMPUTE,
+    MUST_SAVE,
+    PREFER_RECOMPUTE,
+    SAME_PEAK,
+    Offer,
+    Plan,
+    Planner,
+    Problem,
+    Value,
+    obeyed_tags,
+    obeying,
+    offers,
+    relaxations,
+)
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 from compile_remat.report import live_tensor
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from compile_remat._torch.compiled_node import (
+from compile_remat._torch.autograd_node import (
     Backward,
     can_be_differentiated,
     compiled_node,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch.compiled_node import after_backward, can_be_differentiated, compiled_node, sequence_number
+from compile_remat._torch.autograd_node import after_backward, can_be_differentiated, compiled_node, sequence_number
 from compile_remat.device.measure import recorded
 from compile_remat.report import amend, latest
 

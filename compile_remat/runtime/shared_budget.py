@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch.compiled_node import (
+from compile_remat._torch.autograd_node import (
     after_backward,
     can_be_differentiated,
     compiled_node,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch.compiled_node import can_be_differentiated
+from compile_remat._torch.autograd_node import can_be_differentiated
 from compile_remat._torch.tensor_arguments import own_tracing_context
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache

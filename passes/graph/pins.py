@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.operators import is_mutable, namespace_of
 from compile_remat.cost_models import Op, OpKind, describe
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
 
@@ -42,7 +42,7 @@ class Pins:
         return pin
 
     def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[str, str]:
-        if joint_graph.must_save(self._joint, node) or _mutates(node) or reads_overwritten:
+        if joint_graph.must_save(self._joint, node) or is_mutable(node.target) or reads_overwritten:
             return SAVE, ""
         parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
         tag = self._joint.user_tags.get(node, "")
@@ -83,15 +83,9 @@ def _can_be_saved(node: fx.Node, op: Op) -> bool:
     return has_bytes and op.kind is not OpKind.CONSTANT and not writes_into_input(node)
 
 
-def _mutates(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and bool(node.target._schema.is_mutable)
-
-
 def _is_impure(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return not _is_python_builtin(target)
-    return target.namespace not in PURE_NAMESPACES
+    namespace = namespace_of(node)
+    return not _is_python_builtin(node.target) if namespace is None else namespace not in PURE_NAMESPACES
 
 
 def _is_python_builtin(target: object) -> bool:

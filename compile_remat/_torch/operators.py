@@ -1,0 +1,23 @@
+"""What torch's operator overloads say of themselves: ``torch._ops.OpOverload`` with ``_schema``, the same in 2.11 to 2.15."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch.utils._pytree import tree_leaves as tree_leaves
+
+from compile_remat._torch.version import private_name
+
+OpOverload = private_name("torch._ops", "OpOverload")
+
+
+def is_mutable(target: Any) -> bool:
+    """Whether the target is an operator that writes into one of its arguments."""
+    return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
+
+
+def namespace_of(node: fx.Node) -> str | None:
+    """The library of the node's operator, such as ``aten``; None for a Python function."""
+    target: Any = node.target
+    return str(target.namespace) if isinstance(target, OpOverload) else None
