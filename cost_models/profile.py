@@ -60,19 +60,9 @@ class Profile:
         self._time_ns = dict(self.times_ns)
 
     @property
-    def name(self) -> str:
-        """The value of the setting ``cost_model``."""
-        return "profile"
-
-    @property
     def launch_time_ns(self) -> int:
         """That of the base."""
         return self.base.launch_time_ns
-
-    def key(self) -> str:
-        """The base's figures and the measured ones."""
-        digest = hashlib.sha256(repr(self.times_ns).encode()).hexdigest()[:16]
-        return f"profile:{digest}:{self.base.key()}"
 
     def op_time_ns(self, op: Op) -> int:
         """As measured; where the operator was not, as the base says."""
@@ -91,9 +81,3 @@ class Profile:
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
         """That of the base."""
         return self.base.traffic_time_ns(nbytes, cached_bytes)
-
-    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
-        """A measured operator alone as measured; a fused group as the base says."""
-        if len(ops) == 1 and ops[0].name in self._time_ns:
-            return self._time_ns[ops[0].name]
-        return self.base.group_time_ns(ops, read_bytes=read_bytes, write_bytes=write_bytes)

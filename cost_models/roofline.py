@@ -14,7 +14,6 @@ What a kernel reads of a result that is still in the cache (`cached_bytes`) pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import ceil
@@ -53,11 +52,6 @@ class Roofline:
     tf32_kinds: tuple[OpKind, ...] = (OpKind.CONV,)
 
     @property
-    def name(self) -> str:
-        """The value of the setting ``cost_model``."""
-        return "roofline"
-
-    @property
     def launch_time_ns(self) -> int:
         """The device's launch time."""
         return self.device.launch_ns
@@ -66,21 +60,6 @@ class Roofline:
     def cache_bytes(self) -> int:
         """How much of what was just written is read at the cache's bandwidth; 0 where the device does not state one."""
         return self.device.l2_bytes or 0 if self.device.l2_bandwidth_bytes_per_s else 0
-
-    def key(self) -> str:
-        """Every figure that a price depends on; neither the device's name nor its capacity is one."""
-        device = self.device
-        figures = (
-            device.bandwidth_bytes_per_s,
-            device.flops_per_s,
-            device.launch_ns,
-            device.efficiency,
-            device.half_sizes,
-            device.launches_ns,
-            device.multiprocessors,
-            (device.l2_bytes, device.l2_bandwidth_bytes_per_s) if self.cache_bytes else None,
-        )
-        return f"roofline:{figures}:{','.join(self.tf32_kinds)}"
 
     def op_time_ns(self, op: Op) -> int:
         """Launch plus the longer of arithmetic and traffic; 0 where no kernel runs."""
@@ -108,13 +87,6 @@ class Roofline:
             return ceil(from_memory)
         cached_bytes = min(cached_bytes, nbytes)
         return ceil(from_memory * (1 - cached_bytes / nbytes) + cached_bytes * _NS / device.l2_bandwidth_bytes_per_s)
-
-    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
-        """Launch plus the longer of the summed arithmetic and the traffic in and out; 0 if none of `ops` runs."""
-        if all(op.kind in RUNS_NO_KERNEL for op in ops):
-            return 0
-        arithmetic = sum(self.arithmetic_time_ns(op) for op in ops)
-        return self.launch_time_ns + max(arithmetic, self.traffic_time_ns(read_bytes + write_bytes))
 
     def _rate(self, op: Op) -> float:
         """Operations per second. Inductor computes pointwise and reduction operators in float32, whatever is stored."""

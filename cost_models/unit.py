@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compile_remat.cost_models.operators.kinds import RUNS_NO_KERNEL
@@ -18,11 +17,6 @@ class UnitCost:
     """
 
     @property
-    def name(self) -> str:
-        """The value of the setting ``cost_model``."""
-        return "unit"
-
-    @property
     def launch_time_ns(self) -> int:
         """0."""
         return 0
@@ -31,10 +25,6 @@ class UnitCost:
     def cache_bytes(self) -> int:
         """0."""
         return 0
-
-    def key(self) -> str:
-        """Constant: there are no figures."""
-        return "unit"
 
     def op_time_ns(self, op: Op) -> int:
         """1 for an operator that runs a kernel, else 0."""
@@ -47,7 +37,3 @@ class UnitCost:
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
         """0."""
         return 0
-
-    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
-        """The number of operators in the group that run a kernel."""
-        return sum(self.op_time_ns(op) for op in ops)

@@ -79,11 +79,6 @@ def storage_nbytes(value: object) -> int:
     return extent * value.dtype.itemsize
 
 
-def is_symbolic(node: fx.Node) -> bool:
-    """Whether the node's value is a SymInt, SymFloat or SymBool."""
-    return "val" in node.meta and isinstance(node.meta["val"], py_sym_types)
-
-
 def is_saveable_symbol(node: fx.Node) -> bool:
     """SymInts can be handed from forward to backward; SymFloats and SymBools cannot (partitioners.py, classify)."""
     return is_sym_node(node) and isinstance(node.meta.get("val"), torch.SymInt)

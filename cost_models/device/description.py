@@ -86,7 +86,3 @@ class Device:
         while dtype not in rates:
             dtype = _FALLBACK.get(dtype, "float32")
         return rates[dtype]
-
-    def efficiency_of(self, what: str) -> float:
-        """Fraction of the published figure that is reached: `what` is a kind of operator, an operator or "bandwidth"."""
-        return dict(self.efficiency).get(str(what), 1.0)

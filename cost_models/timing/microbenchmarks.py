@@ -19,7 +19,6 @@ from compile_remat.cost_models.operators.kinds import RUNS_NO_KERNEL
 from compile_remat.cost_models.operators.ops import Op, describe
 
 Function = Callable[..., Any]
-Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)

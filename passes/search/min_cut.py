@@ -20,7 +20,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from compile_remat.passes.problem.problem import RECOMPUTE, SAVE, Problem
+from compile_remat.passes.problem.problem import SAVE, Problem
 
 INFINITE = 2**31 - 2
 SCALE_TO = 2**29
@@ -160,8 +160,3 @@ def _gap(left: Cut, right: Cut) -> float:
 def pinned_indices(problem: Problem) -> tuple[int, ...]:
     """Values that every plan saves (where the backward needs them)."""
     return tuple(i for i, v in enumerate(problem.values) if v.pin == SAVE and v.is_saveable)
-
-
-def forbidden_indices(problem: Problem) -> tuple[int, ...]:
-    """Values that no plan saves."""
-    return tuple(i for i, v in enumerate(problem.values) if v.pin == RECOMPUTE or not v.is_saveable)

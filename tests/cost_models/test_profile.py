@@ -167,18 +167,13 @@ def test_measured_where_known_and_the_roofline_elsewhere() -> None:
     assert measured == (("mm", 123_456_789),)
     model: CostModel = make_cost_model("profile", load_device("cpu"), (), measured)
     base = make_cost_model("roofline", load_device("cpu"), ())
-    assert model.name == "profile" and "profile" in cost_model_names()
+    assert isinstance(model, Profile) and "profile" in cost_model_names()
     assert model.op_time_ns(describe(mm)) == 123_456_789
     assert model.op_time_ns(describe(other)) == base.op_time_ns(describe(other))
     sine = Op("sine", "aten.sin.default", OpKind.POINTWISE, "float32", 100, 400, 400, False, False)
     assert model.arithmetic_time_ns(sine) == base.arithmetic_time_ns(sine)
     assert model.traffic_time_ns(1 << 20) == base.traffic_time_ns(1 << 20)
     assert model.launch_time_ns == base.launch_time_ns
-    fused = [describe(mm), sine]
-    assert model.group_time_ns(fused, read_bytes=8, write_bytes=8) == base.group_time_ns(
-        fused, read_bytes=8, write_bytes=8
-    )
-    assert model.group_time_ns(fused[:1], read_bytes=8, write_bytes=8) == 123_456_789
 
 
 def test_every_figure_is_in_the_keys() -> None:
@@ -187,9 +182,6 @@ def test_every_figure_is_in_the_keys() -> None:
     assert repr(one) != repr(Times.of({"a": 1, "b": 3})) != repr(Times())
     assert Times().of_nodes([]) == ()
     assert pickle.loads(pickle.dumps(one)) == one
-    keys = {Profile(BASE, times).key() for times in ((), (("mm", 1),), (("mm", 2),))}
-    assert len(keys) == 3 and all(BASE.key() in key for key in keys)
-    assert pickle.loads(pickle.dumps(Profile(BASE, (("mm", 1),)))).key() == Profile(BASE, (("mm", 1),)).key()
 
 
 def test_the_file_is_complete_after_every_operator(tmp_path: Path) -> None:

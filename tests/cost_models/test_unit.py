@@ -20,12 +20,6 @@ def test_one_for_each_kernel_whatever_its_size(kind: OpKind) -> None:
     assert model.op_time_ns(an_op(kind)) == model.arithmetic_time_ns(an_op(kind)) == (0 if kind in FREE else 1)
 
 
-def test_group_costs_the_number_of_its_kernels() -> None:
-    ops = [an_op(kind) for kind in OpKind]
-    assert UnitCost().group_time_ns(ops, read_bytes=10**9, write_bytes=10**9) == 6
-    assert UnitCost().group_time_ns([], read_bytes=1, write_bytes=1) == 0
-
-
 def test_bytes_and_launches_are_free() -> None:
     model = UnitCost()
-    assert (model.traffic_time_ns(10**12), model.launch_time_ns, model.key(), model.name) == (0, 0, "unit", "unit")
+    assert (model.traffic_time_ns(10**12), model.launch_time_ns, model.cache_bytes) == (0, 0, 0)

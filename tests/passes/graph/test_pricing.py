@@ -29,12 +29,8 @@ KINDS = {
 class Plain:
     """1 ns for each byte and each flop."""
 
-    name: str = "plain"
     launch_time_ns: int = LAUNCH_NS
     cache_bytes: int = 0
-
-    def key(self) -> str:
-        return self.name
 
     def op_time_ns(self, op: Op) -> int:
         return self.launch_time_ns + op.flops
@@ -44,9 +40,6 @@ class Plain:
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
         return nbytes - cached_bytes
-
-    def group_time_ns(self, ops: Sequence[Op], *, read_bytes: int, write_bytes: int) -> int:
-        return self.launch_time_ns + max(sum(op.flops for op in ops), read_bytes + write_bytes)
 
 
 COST: CostModel = Plain()
