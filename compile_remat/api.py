@@ -16,7 +16,8 @@ from compile_remat.backend import place_of, priced, settings_for
 from compile_remat.compilation.driver import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
-from compile_remat.inductor.entry import look_at_joint_graph, set_global_partitioner
+from compile_remat.inductor.install import set_global_partitioner
+from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan, Planner, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint

@@ -21,11 +21,11 @@ from compile_remat.config import RematConfig
 from compile_remat.errors import RematError, find_error, warn
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
-    Observer,
     compile_eager,
     compile_with_partitioner,
     without_partition_cache,
 )
+from compile_remat.inductor.observe import Observer
 from compile_remat.passes import Status
 from compile_remat.planning.deadline import StoppedByClock
 from compile_remat.report import Report, record, recording, write

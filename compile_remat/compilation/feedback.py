@@ -11,7 +11,7 @@ import torch
 from compile_remat._torch.joint_graph import storage_nbytes
 from compile_remat._util.units import format_bytes
 from compile_remat.errors import BudgetError, warn
-from compile_remat.inductor.entry import Emitted
+from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat.passes import Status
 from compile_remat.planning.joint_planning import Settings

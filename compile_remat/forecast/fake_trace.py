@@ -22,7 +22,7 @@ from compile_remat._torch.version import version_problem
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
-from compile_remat.inductor.entry import look_at_joint_graph
+from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import prepared
 
 

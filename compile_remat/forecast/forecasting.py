@@ -18,7 +18,7 @@ from compile_remat.forecast.batch_scaling import Step
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, trace, weigh
 from compile_remat.forecast.max_batch import LargestBatch, hopeless, largest_batch
-from compile_remat.inductor.node_workspace import node_workspace_bytes
+from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import Plan, Planner, build_problem
 from compile_remat.planning.deadline import explaining, noted
 from compile_remat.planning.plan_policy import Asked, bytes_of, choose

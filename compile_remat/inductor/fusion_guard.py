@@ -16,10 +16,8 @@ from compile_remat._torch.version import private_name
 
 if TYPE_CHECKING:
     from torch._inductor.choices import InductorChoices
-    from torch._inductor.codegen.cpp import CppScheduling
 else:
     InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
-    CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
 V = private_name("torch._inductor.virtualized", "V")
 
 PULLED_SHARE = 8
@@ -56,19 +54,6 @@ class GuardedChoices(InductorChoices):
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         return _keeps_memory(scheduler, node1, node2)
-
-
-class SeparateKernels(CppScheduling):
-    """Inductor's C++ backend, calling each kernel on its own where something can be freed after it.
-
-    By itself it makes one function of all kernels up to the next unfused one: all of their outputs are allocated before it,
-    and all that they read is freed after it.
-    """
-
-    def ready_to_flush(self) -> bool:
-        """Whether the kernels so far are called now."""
-        is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
-        return is_ready or bool(V.graph.scheduler.buffer_names_to_free)
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,13 +235,6 @@ def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mappin
                 else:
                     left.add(name)  # a value inside the kernel: what is made of it may take the same place
     return total
-
-
-def call_kernels_apart(scheduler: Any) -> None:
-    """Give a graph's scheduler `SeparateKernels` for the devices that Inductor makes C++ for; before any code is made."""
-    for device in {node.get_device() for node in scheduler.nodes} - {None}:
-        if type(scheduler.get_backend(device)) is CppScheduling:
-            scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
 
 
 _orders = WeakKeyDictionary[Any, Order]()

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from compile_remat._torch.version import private_module, private_name
-from compile_remat.inductor.fusion_guard import OF_THE_CALLER, Kernel, call_kernels_apart, reused_bytes
+from compile_remat.inductor.cpp_scheduling import call_kernels_apart
+from compile_remat.inductor.fusion_guard import OF_THE_CALLER, Kernel, reused_bytes
 
 V = private_name("torch._inductor.virtualized", "V")
 if TYPE_CHECKING:

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
+from compile_remat._torch import conv_layout, joint_graph
 from compile_remat._torch.version import private_name
 
 _AUTOGRAD, _PROFILER = "torch.autograd", "torch._C._profiler"
@@ -50,6 +52,29 @@ class Dense:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+
+
+def node_workspace_bytes(node: fx.Node) -> int:
+    """Bytes for a convolution, under the layout that Inductor gives it, or an attention on a CPU; 0 for all else.
+
+    The first question of its kind runs the kernel once, on uninitialised tensors of the node's sizes.
+    """
+    if node.target not in MEASURED:
+        return 0
+    values = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if any(t.device.type != "cpu" for t in tensors):
+        return 0
+    strides = conv_layout.convolution_strides if node.target in CONVOLUTIONS else joint_graph.hint_strides
+    return workspace_bytes(node.target, [_without_contents(v, strides) for v in values], node.kwargs)
+
+
+def _without_contents(value: object, strides: Callable[[torch.Tensor], tuple[int, ...]]) -> object:
+    if isinstance(value, torch.Tensor):
+        return Dense(joint_graph.hint_shape(value), strides(value), value.dtype)
+    if isinstance(value, list | tuple):
+        return tuple(_without_contents(v, strides) for v in value)
+    return joint_graph.hint_int(value) if isinstance(value, torch.SymInt) else value
 
 
 def workspace_bytes(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> int:

@@ -24,7 +24,7 @@ from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_device, make_cost_model, tf32_kinds
 from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
-from compile_remat.inductor.node_workspace import node_workspace_bytes
+from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import (
     CLOCK,
     MUST,

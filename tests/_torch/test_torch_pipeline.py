@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from compile_remat._torch import joint_graph
-from compile_remat.inductor.entry import look_at_joint_graph
+from compile_remat.inductor.peek import look_at_joint_graph
 
 T = TypeVar("T")
 

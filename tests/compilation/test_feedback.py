@@ -19,7 +19,7 @@ from compile_remat.compilation import feedback
 from compile_remat.compilation.feedback import Emissions, scheduled_peak_bytes
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import entry
-from compile_remat.inductor.entry import Emitted
+from compile_remat.inductor.observe import Emitted
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 

@@ -15,7 +15,8 @@ from compile_remat import backend
 from compile_remat.backend import remat
 from compile_remat.compilation import driver
 from compile_remat.device.measure import peak_bytes
-from compile_remat.inductor.entry import GuardedChoices, compile_with_partitioner
+from compile_remat.inductor.entry import compile_with_partitioner
+from compile_remat.inductor.fusion_guard import GuardedChoices
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
 from compile_remat.planning.partitioner import RematPartitioner
 
