@@ -14,10 +14,12 @@ from expecttest import assert_expected_inline
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
+from torch._inductor.decomposition import select_decomp_table
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem, extract, timeline
+from tests.passes.joint import text as graph_text
 
 
 def mlp(x: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
@@ -196,3 +198,90 @@ def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., 
         _, backward = extract(prepared, plan)
         predicted = [name for name in timeline(problem, plan).kernels if name in kernels]
         assert predicted == [n.name for n in backward.graph.nodes if n.name in kernels and n.op == "call_function"]
+
+
+def test_golden_of_dropout_and_a_buffer_that_is_overwritten() -> None:
+    """At the lowest peak three tensors are saved: `gt`, the mask of dropout, which cannot be drawn again; `cos`, since `add`
+    reads the buffer's old numbers; and `exp`.  The forward writes the buffer's new numbers last."""
+
+    def function(x: Tensor, buffer: Tensor) -> Tensor:
+        y = torch.nn.functional.dropout((x + buffer).sin().exp(), 0.5, True)
+        buffer.mul_(2)
+        return y
+
+    texts: list[str] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        texts.append(graph_text(joint.graph))
+        prepared = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
+        modules = extract(prepared, Planner(build_problem(prepared, cost=UnitCost())).lowest())
+        texts.extend(graph_text(module.graph) for module in modules)
+        return modules
+
+    x, buffer = torch.randn(512, 512, requires_grad=True), torch.randn(512, 512)
+    before = buffer.clone()
+    compiled = aot_function(
+        function,
+        nop,
+        nop,
+        partition_fn=partition,
+        decompositions=select_decomp_table(),
+        keep_inference_input_mutations=True,
+    )
+    y = compiled(x, buffer)
+    joint, forward, backward = texts
+    assert_expected_inline(
+        joint,
+        """\
+add: f32[512, 512] = aten.add(primals_1, primals_2)
+sin: f32[512, 512] = aten.sin(add)
+exp: f32[512, 512] = aten.exp(sin)
+alias: f32[512, 512] = aten.alias(exp)
+rand: f32[512, 512] = aten.rand([512, 512], dtype=torch.float32, pin_memory=False)
+gt: b8[512, 512] = aten.gt(rand, 0.5)
+mul: f32[512, 512] = aten.mul(gt, exp)
+mul_1: f32[512, 512] = aten.mul(mul, 2.0)
+mul_2: f32[512, 512] = aten.mul(primals_2, 2)
+convert_element_type: f32[512, 512] = prims.convert_element_type(gt, torch.float32)
+mul_3: f32[512, 512] = aten.mul(convert_element_type, 2.0)
+mul_4: f32[512, 512] = aten.mul(tangents_1, mul_3)
+clone: f32[512, 512] = aten.clone(mul_4, memory_format=torch.contiguous_format)
+alias_1: f32[512, 512] = aten.alias(alias)
+mul_5: f32[512, 512] = aten.mul(clone, alias_1)
+cos: f32[512, 512] = aten.cos(add)
+mul_6: f32[512, 512] = aten.mul(mul_5, cos)
+copy_: f32[512, 512] = aten.copy_(primals_2, mul_2)
+return mul_1, mul_6, None""",
+    )
+    assert_expected_inline(
+        forward,
+        """\
+add: f32[512, 512] = aten.add(primals_1, primals_2)
+sin: f32[512, 512] = aten.sin(add)
+exp: f32[512, 512] = aten.exp(sin)
+rand: f32[512, 512] = aten.rand([512, 512], dtype=torch.float32, pin_memory=False)
+gt: b8[512, 512] = aten.gt(rand, 0.5)
+mul: f32[512, 512] = aten.mul(gt, exp)
+mul_1: f32[512, 512] = aten.mul(mul, 2.0)
+mul_2: f32[512, 512] = aten.mul(primals_2, 2)
+cos: f32[512, 512] = aten.cos(add)
+copy_: f32[512, 512] = aten.copy_(primals_2, mul_2)
+return mul_1, exp, gt, cos""",
+    )
+    assert_expected_inline(
+        backward,
+        """\
+convert_element_type: f32[512, 512] = prims.convert_element_type(gt, torch.float32)
+mul_3: f32[512, 512] = aten.mul(convert_element_type, 2.0)
+mul_4: f32[512, 512] = aten.mul(tangents_1, mul_3)
+clone: f32[512, 512] = aten.clone(mul_4, memory_format=torch.contiguous_format)
+alias: f32[512, 512] = aten.alias(exp)
+alias_1: f32[512, 512] = aten.alias(alias)
+mul_5: f32[512, 512] = aten.mul(clone, alias_1)
+mul_6: f32[512, 512] = aten.mul(mul_5, cos)
+return mul_6, None""",
+    )
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(buffer, 2 * before)
+    inner = x + before
+    torch.testing.assert_close(gradient, (y != 0) * 2 * inner.sin().exp() * inner.cos())

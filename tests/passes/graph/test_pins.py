@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from functorch.compile import aot_function, make_boxed_func
 from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
 
 from compile_remat import partition
 from compile_remat._torch import joint_graph
@@ -112,3 +115,48 @@ def test_a_graph_that_overwrites_nothing_is_left_alone() -> None:
         return partition(module, arguments, num_fwd_outputs=num_fwd_outputs)
 
     run(lambda x, w, buffer: torch.sin(x @ w) * buffer, spy)
+
+
+def test_golden_of_every_reason_to_pin() -> None:
+    """`rand_like` is drawn, `add` reads a buffer that `copy_` overwrites, `sin` is in a checkpoint; others are free."""
+
+    def function(x: Tensor, buffer: Tensor) -> Tensor:
+        y = x.exp() * (torch.rand_like(x) < 0.5)
+        y = y.cos() + buffer
+        buffer.zero_()
+        return checkpoint(lambda z: z.sin().cos(), y, use_reentrant=False)
+
+    found: list[str] = []
+
+    def partition_fn(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **_: Any) -> Any:
+        problem = build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=UnitCost())
+        found.append("\n".join(f"{v.name}: {v.pin} {v.tag}".rstrip() for v in problem.values))
+        return partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs)
+
+    def run_forward(module: fx.GraphModule, inputs: Any) -> Any:
+        return module.forward
+
+    backend = aot_autograd(
+        fw_compiler=run_forward, bw_compiler=run_forward, partition_fn=partition_fn, keep_inference_input_mutations=True
+    )
+    torch.compiler.reset()
+    torch.compile(function, backend=backend)(torch.randn(8, requires_grad=True), torch.ones(8))
+    assert_expected_inline(
+        found[0],
+        """\
+exp: free
+rand_like: save
+lt: free
+mul: free
+cos: free
+add: save
+zero: save
+sin: recompute prefer_recompute
+cos_1: recompute prefer_recompute
+sin_1: free
+neg: free
+cos_2: free
+sin_2: free
+neg_1: free
+copy_: save""",
+    )

@@ -1,0 +1,86 @@
+"""A joint graph before and after torch's own clean-up and our rewrites."""
+
+from __future__ import annotations
+
+import torch
+from expecttest import assert_expected_inline
+from torch import Tensor, fx
+
+from compile_remat.passes.graph.normalise import prepared
+from tests.passes.joint import check_rewrite, joint_of, text
+
+
+def grad(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_equal_nodes_become_one_and_dead_ones_go() -> None:
+    """`mm_1` is `mm` again, so `cos_1` is `cos` and `sin_1` is `sin`; nothing reads `exp`."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        (x @ w).exp()
+        return (x @ w).sin() * (x @ w).cos()
+
+    graphs: list[fx.Graph] = []
+
+    def rewrite(module: fx.GraphModule) -> None:
+        graphs.append(prepared(module, num_fwd_outputs=1).module.graph)
+
+    done = check_rewrite(joint_of(function, grad(8, 8), grad(8, 8)), rewrite)
+    assert_expected_inline(
+        done.before,
+        """\
+mm_1: f64[8, 8] = aten.mm(primals_1, primals_2)
+sin: f64[8, 8] = aten.sin(mm_1)
+mm_2: f64[8, 8] = aten.mm(primals_1, primals_2)
+cos: f64[8, 8] = aten.cos(mm_2)
+mul: f64[8, 8] = aten.mul(sin, cos)
+mul_1: f64[8, 8] = aten.mul(tangents_1, sin)
+mul_2: f64[8, 8] = aten.mul(tangents_1, cos)
+sin_1: f64[8, 8] = aten.sin(mm_2)
+neg: f64[8, 8] = aten.neg(sin_1)
+mul_3: f64[8, 8] = aten.mul(mul_1, neg)
+permute: f64[8, 8] = aten.permute(primals_1, [1, 0])
+mm_3: f64[8, 8] = aten.mm(permute, mul_3)
+permute_1: f64[8, 8] = aten.permute(primals_2, [1, 0])
+mm_4: f64[8, 8] = aten.mm(mul_3, permute_1)
+cos_1: f64[8, 8] = aten.cos(mm_1)
+mul_4: f64[8, 8] = aten.mul(mul_2, cos_1)
+permute_2: f64[8, 8] = aten.permute(primals_1, [1, 0])
+mm_5: f64[8, 8] = aten.mm(permute_2, mul_4)
+permute_3: f64[8, 8] = aten.permute(primals_2, [1, 0])
+mm_6: f64[8, 8] = aten.mm(mul_4, permute_3)
+add: f64[8, 8] = aten.add(mm_4, mm_6)
+add_1: f64[8, 8] = aten.add(mm_3, mm_5)
+return mul, add, add_1""",
+    )
+    assert_expected_inline(
+        done.after,
+        """\
+mm_1: f64[8, 8] = aten.mm(primals_1, primals_2)
+sin: f64[8, 8] = aten.sin(mm_1)
+cos: f64[8, 8] = aten.cos(mm_1)
+mul: f64[8, 8] = aten.mul(sin, cos)
+mul_1: f64[8, 8] = aten.mul(tangents_1, sin)
+mul_2: f64[8, 8] = aten.mul(tangents_1, cos)
+neg: f64[8, 8] = aten.neg(sin)
+mul_3: f64[8, 8] = aten.mul(mul_1, neg)
+permute: f64[8, 8] = aten.permute(primals_1, [1, 0])
+mm_3: f64[8, 8] = aten.mm(permute, mul_3)
+permute_1: f64[8, 8] = aten.permute(primals_2, [1, 0])
+mm_4: f64[8, 8] = aten.mm(mul_3, permute_1)
+mul_4: f64[8, 8] = aten.mul(mul_2, cos)
+mm_5: f64[8, 8] = aten.mm(permute, mul_4)
+mm_6: f64[8, 8] = aten.mm(mul_4, permute_1)
+add: f64[8, 8] = aten.add(mm_4, mm_6)
+add_1: f64[8, 8] = aten.add(mm_3, mm_5)
+return mul, add, add_1""",
+    )
+    assert text(graphs[0]) == done.after  # it is rewritten in place
+
+
+def test_two_draws_are_not_one() -> None:
+    """CSE must not join operators that draw random numbers, although their text is equal."""
+    module = joint_of(lambda x: x * torch.rand_like(x) * torch.rand_like(x), grad(4)).module
+    graph = prepared(module, num_fwd_outputs=1).module.graph
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2

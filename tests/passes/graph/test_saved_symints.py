@@ -1,0 +1,52 @@
+"""Which symbolic sizes the forward hands to the backward, on a graph that is printed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from expecttest import assert_expected_inline
+from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
+
+from compile_remat._torch import joint_graph
+from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes.graph.saved_symints import handed_over
+from tests.passes.joint import text
+
+
+def test_golden_of_a_sum_over_a_dynamic_size() -> None:
+    """The backward expands to the size of `x`, which the forward knows: it hands the number over, not the tensor."""
+    found: list[joint_graph.Joint] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        found.append(prepared(joint, num_fwd_outputs=num_fwd_outputs, **keywords))
+        return joint_graph.extract_modules(found[0], joint_graph.torch_choice(found[0]))
+
+    def run(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return module.forward
+
+    def function(x: Tensor) -> Tensor:
+        return torch.cat([x, x.sin()]).sum()
+
+    backend = aot_autograd(fw_compiler=run, bw_compiler=run, partition_fn=partition)
+    torch.compiler.reset()
+    torch.compile(function, backend=backend, dynamic=True)(torch.randn(6, 3, requires_grad=True))
+    assert_expected_inline(
+        text(found[0].module.graph),
+        """\
+sin: f32[s77, s27] = aten.sin(primals_3)
+cat: f32[2*s77, s27] = aten.cat([primals_3, sin])
+sym_size_int_2 = aten.sym_size(cat, 0)
+sum_1: f32[] = aten.sum(cat)
+expand: f32[2*s77, s27] = aten.expand(tangents_1, [sym_size_int_2, primals_2])
+slice_1: f32[s77, s27] = aten.slice(expand, 0, 0, primals_1)
+add_8 = add(primals_1, primals_1)
+slice_2: f32[s77, s27] = aten.slice(expand, 0, primals_1, add_8)
+cos: f32[s77, s27] = aten.cos(primals_3)
+mul_4: f32[s77, s27] = aten.mul(slice_2, cos)
+add_10: f32[s77, s27] = aten.add(slice_1, mul_4)
+return sum_1, None, None, add_10""",
+    )
+    assert_expected_inline(" ".join(node.name for node in handed_over(found[0])), """sym_size_int_2 add_8""")
