@@ -1,6 +1,7 @@
-"""``python -m benchmarks``: every benchmark of the README, one after the other, each in a process of its own.
+"""``python -m benchmarks``: every benchmark of docs/results.md, one after the other, each in a process of its own.
 
-    python -m benchmarks [table_a step_time ...] [--device cuda] [--toy] [--json FOLDER]
+    python -m benchmarks [promise step_time ...] [--device cuda] [--toy] [--json FOLDER]
+    python -m benchmarks --markdown > docs/results.md
 
 The exit status is 1 if any of them reported a miss.
 """
@@ -36,7 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--toy", action="store_true", help="small models: is everything in its place?")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="where to write what was measured, a file each")
+    parser.add_argument(
+        "--markdown", action="store_true", help="run nothing, print docs/results.md from the stored results"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.markdown:
+        from benchmarks.markdown import page
+
+        print(page(), end="")
+        return 0
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]}; there are {', '.join(NAMES)}")

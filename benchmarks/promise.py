@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _conclude(names: Sequence[str], everything: Sequence[Row]) -> int:
-    print(harness.ascii_table(MODEL_TITLES, [_model_cells(name, everything) for name in names]), end="\n\n")
+    print(harness.ascii_table(*model_table([row for row in everything if row.model in names])), end="\n\n")
     summary = summarise(everything)
     print(summary)
     return int(bool(summary.misses))
@@ -209,6 +209,11 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def model_table(rows: Sequence[Row]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles and cells: one line for each model."""
+    return MODEL_TITLES, [_model_cells(name, rows) for name in dict.fromkeys(row.model for row in rows)]
+
+
 def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
     """One line that tells of a model all that matters."""
     rows = [row for row in everything if row.model == name]
@@ -221,7 +226,7 @@ def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
     return [
         _marked(name),
         mib(plain.peak_bytes),
-        *(_peak_text(ours.get(str(fraction))) for fraction in FRACTIONS),
+        *(peak_text(ours.get(str(fraction))) for fraction in FRACTIONS),
         mib(lowest_peak(rows)),
         mib(torchs_lowest(name, rows)),
         "-" if ratio is None else f"{ratio:.2f}",
@@ -233,7 +238,8 @@ def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
     ]
 
 
-def _peak_text(row: Row | None) -> str:
+def peak_text(row: Row | None) -> str:
+    """The measured peak in MiB, or "floor" where the answer was a BudgetError."""
     return "floor" if row is not None and row.floor_bytes is not None else mib(None if row is None else row.peak_bytes)
 
 

@@ -39,12 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     harness.print_header(head)
     with private_compile_caches():
         row = measure_row(arguments)
-    titles = ["model", "budget", "plain MiB", "peak MiB", "plain ms", "ours ms", "ours/plain", "plain/plain", "verdict"]
-    cells = [row.model, row.budget, mib(row.plain_peak_bytes), mib(row.peak_bytes), ms(row.time.median_a_ns),
-             ms(row.time.median_b_ns), str(row.time), str(row.same), row.verdict]  # fmt: skip
-    print(harness.ascii_table(titles, [cells]))
+    print(harness.ascii_table(*table([row])))
     harness.write_json(arguments.json, head, [row])
     return int(row.verdict != "ok")
+
+
+def table(rows: Sequence[StepTimeRow]) -> tuple[list[str], list[list[str]]]:
+    """Titles and cells."""
+    titles = ["model", "budget", "plain MiB", "peak MiB", "plain ms", "ours ms", "ours/plain", "plain/plain", "verdict"]
+    cells = [
+        [row.model, row.budget, mib(row.plain_peak_bytes), mib(row.peak_bytes), ms(row.time.median_a_ns),
+         ms(row.time.median_b_ns), str(row.time), str(row.same), row.verdict]
+        for row in rows
+    ]  # fmt: skip
+    return titles, cells
 
 
 def measure_row(arguments: argparse.Namespace) -> StepTimeRow:

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in arguments.case or CASES:
             rows = judge(rows_of_case(name, arguments))
             everything += rows
-            print(harness.ascii_table(TITLES, [_cells(row) for row in rows]), end="\n\n", flush=True)
+            print(harness.ascii_table(*table(rows)), end="\n\n", flush=True)
     harness.write_json(arguments.json, head, everything)
     return int(any(row.verdict.startswith("miss") for row in everything))
 
@@ -189,6 +189,11 @@ def _measured(row: StepRow, options: dict[str, Any], arguments: argparse.Namespa
         return replace(row, failure=f"{type(error).__name__}: {error}".splitlines()[0])
     graphs = len({report.graph_key for report in compile_remat.reports()}) if options else None
     return replace(row, graphs=graphs, first_peak_bytes=peaks[0], later_peak_bytes=max(peaks[1:]))
+
+
+def table(rows: Sequence[StepRow]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles and cells."""
+    return TITLES, [_cells(row) for row in rows]
 
 
 def _cells(row: StepRow) -> list[str]:

@@ -1,0 +1,294 @@
+"""The page `docs/results.md`, made of the stored results; nothing is measured here.
+
+    python -m benchmarks --markdown > docs/results.md
+
+Each section belongs to files of `benchmarks/results`, and names the command that wrote them.  A file without a section is an
+error, so that no result is stored and forgotten.  `tests/test_docs.py` compares the committed page with what this prints.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gap, guard, max_speed, predicted_time, promise, scale, step_time, together
+from benchmarks.harness import MIB
+from benchmarks.verdicts import Row
+from compile_remat.device.measure import RatioInterval
+
+RESULTS = Path(__file__).parent / "results"
+NOT_TABLES = frozenset(
+    {"digest.json", "digest_problems.json.gz", "memory_over_a_step_cpu.json", "promise_rivals_cpu.json"}
+)
+"""Files of other kinds: compared by `benchmarks.digest`, drawn by `benchmarks.picture`, merged into another file."""
+
+README_MODELS = ("gpt", "chain256", "bert", "resnet", "llama", "vit", "chain1024")
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+Rows = list[dict[str, Any]]
+
+INTRODUCTION = """\
+# Results
+
+<!-- Written by `python -m benchmarks --markdown > docs/results.md` from benchmarks/results. Do not edit. -->
+
+No figure here was measured on a GPU so far. All measurements are from a CPU: float32, C++ kernels of Inductor, fixed shapes.
+Peaks are exact: they count every call of the allocator in the second training step (forward and backward, no optimizer).
+Each section names the command that prints it; `--json` writes what is stored in `benchmarks/results/`.
+Sizes are MiB unless a unit is given."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One result: `file` of the results folder, the command that wrote it, and how its rows become tables."""
+
+    title: str
+    file: str
+    command: str
+    text: str
+    tables: Callable[[Rows], list[Table]]
+    summary: Callable[[Rows], str] = lambda rows: ""
+
+
+def page() -> str:
+    """The whole page.
+
+    Raises:
+        ValueError: A stored result has no section.
+    """
+    unknown = {path.name for path in RESULTS.iterdir()} - NOT_TABLES - {s.file for s in SECTIONS} - {ESTIMATES}
+    if unknown:
+        raise ValueError(f"results without a section in benchmarks/markdown.py: {', '.join(sorted(unknown))}")
+    return "\n\n".join([INTRODUCTION, *map(_section, SECTIONS), _estimates()]) + "\n"
+
+
+def readme_table() -> str:
+    """The table of the README: some models of `promise`, one line each."""
+    document = _stored("promise_cpu.json")
+    everything = [Row(**fields) for fields in document["rows"]]
+    titles = (
+        "model",
+        "torch.compile",
+        "lowest with torch's own setting",
+        "budget 0.6",
+        "budget 0.4",
+        "`min`",
+        "of it gradients",
+    )
+    cells = []
+    for name in README_MODELS:
+        rows = [row for row in everything if row.model == name]
+        plain = next(row for row in rows if row.kind == "plain")
+        ours = {row.setting: row for row in rows if row.kind == "remat"}
+        cells.append(
+            [
+                name,
+                promise.peak_text(plain),
+                promise.mib(promise.torchs_lowest(name, rows)),
+                *(promise.peak_text(ours[setting]) for setting in ("0.6", "0.4", "min")),
+                f"{(plain.gradient_bytes or 0) / MIB:.1f}",
+            ]
+        )
+    return markdown_table(titles, cells)
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of numbers are right-aligned."""
+    is_text = [all(not row[i][:1].isdigit() and row[i][:1] not in "+-" for row in rows) for i in range(len(titles))]
+    rule = "|" + "|".join(":--" if left else "--:" for left in is_text) + "|"
+    head, *lines = ["| " + " | ".join(map(_escaped, row)) + " |" for row in (titles, *rows)]
+    return "\n".join([head, rule, *lines])
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("*", "\\*")
+
+
+def _section(section: Section) -> str:
+    document = _stored(section.file)
+    rows: Rows = document["rows"]
+    parts = [
+        f"## {section.title}",
+        section.text,
+        f"`{section.command}` ({_place(document['header'])}; `{section.file}`)",
+    ]
+    parts += [markdown_table(*table) for table in section.tables(rows)]
+    if text := section.summary(rows):
+        parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts)
+
+
+def _stored(file: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / file).read_text())
+    return found
+
+
+def _place(header: Mapping[str, str]) -> str:
+    device = header["device"].partition("(")[2].rstrip(")") or header["device"]
+    threads = f"{header['threads']} thread" + "s" * (header["threads"] != "1")
+    return f"{device}, {threads}, torch {header['torch']}, {header['date'].partition(' ')[0]}"
+
+
+def _promise(rows: Rows) -> list[Table]:
+    return [promise.model_table([Row(**fields) for fields in rows])]
+
+
+def _promise_summary(rows: Rows) -> str:
+    return str(promise.summarise([Row(**fields) for fields in rows]))
+
+
+def _together(rows: Rows) -> list[Table]:
+    return [together.table([together.StepRow(**fields) for fields in rows])]
+
+
+def _guard(rows: Rows) -> list[Table]:
+    peaks = [guard.PeakRow(**fields) for fields in rows if "case" in fields]
+    times = [guard.TimeRow(**_timed(fields)) for fields in rows if "model" in fields]
+    return [guard.peak_table(peaks), guard.time_table(times)]
+
+
+def _max_speed(rows: Rows) -> list[Table]:
+    return [max_speed.table([max_speed.MaxRow(**_timed(fields)) for fields in rows])]
+
+
+def _step_time(rows: Rows) -> list[Table]:
+    return [step_time.table([step_time.StepTimeRow(**_timed(fields)) for fields in rows])]
+
+
+def _gap(rows: Rows) -> list[Table]:
+    found = [gap.GapRow(**fields) for fields in rows]
+    return [gap.gap_table([row for row in found if row.kind == "gap"])]
+
+
+def _gap_summary(rows: Rows) -> str:
+    exact = [row for row in (gap.GapRow(**fields) for fields in rows) if row.exact is not None and row.is_feasible]
+    above = [row.extra - (row.exact or 0.0) for row in exact]
+    best, near = sum(each <= 1e-9 for each in above), sum(each <= 0.01 for each in above)
+    return (
+        f"small copies, all plans simulated: of {len(exact)} budgets between the floor and the fastest plan,\n"
+        f"the plan is the fastest of all at {best}, within 1 % of the step at {near}; worst {max(above):.1%}"
+    )
+
+
+def _predicted(rows: Rows) -> list[Table]:
+    return [predicted_time.table(_pairs(rows))]
+
+
+def _predicted_summary(rows: Rows) -> str:
+    return predicted_time.summary(_pairs(rows))
+
+
+def _pairs(rows: Rows) -> list[predicted_time.Pair]:
+    return [predicted_time.Pair(**fields) for fields in rows]
+
+
+def _scale(rows: Rows) -> list[Table]:
+    return [scale.scale_table([scale.ScaleRow(**fields) for fields in rows])]
+
+
+def _timed(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a row with its measured ratios as values of their type."""
+    return {k: RatioInterval(**v) if isinstance(v, dict) and "pairs" in v else v for k, v in fields.items()}
+
+
+ESTIMATES = "plan_estimates.txt"
+
+
+def _estimates() -> str:
+    blocks = [f"```text\n{block.rstrip()}\n```" for block in _blocks((RESULTS / ESTIMATES).read_text())]
+    text = """\
+## Training steps on devices that are not there
+
+Estimates of the cost model, not measurements: no data is allocated and nothing runs. `fits` compares parameters, gradients,
+optimizer state and the region peak with the device's capacity less the reserve. The tables put what people do today on the same
+timeline under the same prices; "ours within it" is the extra time of our plan at the same peak, "ours faster by" the difference
+as a share of the other policy's step."""
+    return "\n\n".join([text, *blocks])
+
+
+def _blocks(text: str) -> Iterator[str]:
+    """One for each command, which begins with a dollar sign."""
+    for block in text.split("\n$ "):
+        yield block if block.startswith("$ ") else f"$ {block}"
+
+
+SECTIONS = (
+    Section(
+        "Eighteen models inside budgets",
+        "promise_cpu.json",
+        "python -m benchmarks.promise --rivals benchmarks/results/promise_rivals_cpu.json",
+        """\
+Measured peaks under 0.8, 0.6, 0.4 and 0.3 of plain `torch.compile`'s measured peak, handed over in bytes, and under `min`. "floor":
+the budget is below the lowest reachable peak, and a `BudgetError` says so. "torch's lowest" is the lowest measured peak over nine
+values of `torch._functorch.config.activation_memory_budget` (`promise_rivals_cpu.json`, measured on an Intel Xeon). Models marked *
+were written before the memory model was fitted, + have 8 blocks or more. "gradients" is their share of the default peak; "without
+them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak.""",
+        _promise,
+        _promise_summary,
+    ),
+    Section(
+        "Several graphs under one budget",
+        "together_cpu.json",
+        "python -m benchmarks.together",
+        """\
+Peaks of whole steps: `blocks` compiles each block of the GPT by itself, `breaks` has three graph breaks, `apart` compiles an
+encoder and a decoder one by one. `first` is the first step, `later` the highest of three more.""",
+        _together,
+    ),
+    Section(
+        "`max` against plain torch.compile",
+        "max_speed_cpu.json",
+        "python -m benchmarks.max_speed",
+        """\
+Without a budget the default on a CPU is `max`: it must not cost memory or time. Medians of the ratios of 30 interleaved pairs of
+steps, with 95 % intervals; the ratio plain/plain, of a second plain compilation, shows the noise.""",
+        _max_speed,
+    ),
+    Section(
+        "Step time inside a budget",
+        "step_time_cpu.json",
+        "python -m benchmarks.step_time",
+        "Interleaved with plain `torch.compile`, as above.",
+        _step_time,
+    ),
+    Section(
+        "Inductor kept to the plan",
+        "guard_cpu.json",
+        "python -m benchmarks.guard --pairs 12",
+        """\
+Measured peaks of four small models under the plan `min`, with and without the fusion guard and the order of kernels; and what both
+cost in time at `max`, where they are off by default.""",
+        _guard,
+    ),
+    Section(
+        "Plans against lower bounds and optima",
+        "gap_cpu.json",
+        "python -m benchmarks.gap --exact",
+        """\
+Nothing is compiled. `extra` is the time of recomputation as a share of the step, `bound` a time that no plan can beat which
+recomputes each value at most once. Budgets are shares of the predicted peak of torch's saved set.""",
+        _gap,
+        _gap_summary,
+    ),
+    Section(
+        "Predicted against measured time of recomputation",
+        "predicted_time_cpu.json",
+        "OMP_NUM_THREADS=1 python -m benchmarks.predicted_time --calibrate 75 --pairs 14",
+        """\
+The cost model `roofline` with figures calibrated in the same run. Extra times are against the plan `max`, in interleaved pairs.
+Where the extra
+time is a few per cent of the step, its relative error is large and its error as a share of the step ("of step") is small.""",
+        _predicted,
+        _predicted_summary,
+    ),
+    Section(
+        "Planning time against the size of the graph",
+        "scale_cpu.json",
+        "python -m benchmarks.scale --points 20",
+        """\
+Transformer layers made without a model, planned at 0.7 of the fastest plan's peak. CPU seconds of one plan, host memory beyond the
+problem's own, and CPU seconds of the lowest peak ("floor") and of a frontier of 20 budgets.""",
+        _scale,
+    ),
+)
