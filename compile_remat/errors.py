@@ -5,9 +5,9 @@ copy and a trip through a worker process. Where the advice depends on the situat
 """
 
 import warnings
-from dataclasses import dataclass
 from typing import TypeVar
 
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import MIB, exact_size, format_bytes
 
 E = TypeVar("E", bound=BaseException)
@@ -44,28 +44,10 @@ class SettingWarning(UserWarning):
     """Two settings contradict each other; the text says which one holds."""
 
 
-@dataclass(frozen=True)
-class LiveTensor:
-    """One tensor that is live at the lowest reachable peak, and where the model makes it."""
-
-    name: str
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    module_path: str = ""
-    source_line: str = ""
-
-    def __str__(self) -> str:
-        dims = ", ".join(str(d) for d in self.shape)
-        dtype = self.dtype.removeprefix("torch.")
-        where = " ".join(part for part in (self.module_path, f"({self.source_line})" * bool(self.source_line)) if part)
-        return f"{format_bytes(self.nbytes):>10}  {dtype}[{dims}]  {self.name}  {where or '(origin unknown)'}"
-
-
 class BudgetError(RematError):
     """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it."""
 
-    def __init__(self, budget_bytes: int, floor_bytes: int, largest: tuple[LiveTensor, ...] = ()) -> None:
+    def __init__(self, budget_bytes: int, floor_bytes: int, largest: tuple[LiveBuffer, ...] = ()) -> None:
         # Only the fields go to the base class: its args are what pickle hands back to this constructor.
         super().__init__(budget_bytes, floor_bytes, largest)
         self.budget_bytes = budget_bytes
@@ -104,7 +86,7 @@ class SharedBudgetError(BudgetError):
         self,
         budget_bytes: int,
         floor_bytes: int,
-        largest: tuple[LiveTensor, ...] = (),
+        largest: tuple[LiveBuffer, ...] = (),
         others_bytes: int = 0,
         num_runs: int = 1,
     ) -> None:
@@ -133,9 +115,9 @@ class TagConflictError(BudgetError):
         self,
         budget_bytes: int,
         floor_bytes: int,
-        largest: tuple[LiveTensor, ...] = (),
+        largest: tuple[LiveBuffer, ...] = (),
         free_floor_bytes: int = 0,
-        tagged: tuple[LiveTensor, ...] = (),
+        tagged: tuple[LiveBuffer, ...] = (),
     ) -> None:
         super().__init__(budget_bytes, floor_bytes, largest)
         self.args = (budget_bytes, floor_bytes, largest, free_floor_bytes, tagged)

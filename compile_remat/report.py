@@ -14,7 +14,6 @@ from typing import Any
 
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
-from compile_remat.errors import LiveTensor
 from compile_remat.passes import Offer, Plan, Status
 
 LOG = logging.getLogger("compile_remat")
@@ -219,8 +218,3 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
 def latest(graph_key: str) -> Report | None:
     """The report of the plan that a graph runs under now: the last one that was recorded."""
     return next((report for report in reversed(_REPORTS) if report.graph_key == graph_key), None)
-
-
-def live_tensor(buffer: Any) -> LiveTensor:
-    name = f"{buffer.name} ({buffer.role})"
-    return LiveTensor(name, buffer.nbytes, buffer.shape, buffer.dtype, buffer.module_path, buffer.source_line)

@@ -1,5 +1,6 @@
 """Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  Knows nothing of Inductor or the environment."""
 
+from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat.passes.graph.build import build_problem as build_problem
 from compile_remat.passes.graph.build import origin_of as origin_of
 from compile_remat.passes.graph.build import plain_path as plain_path
@@ -8,7 +9,6 @@ from compile_remat.passes.graph.normalise import prepared as prepared
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.memory.simulator import Bools as Bools
-from compile_remat.passes.problem.plan import LiveBuffer as LiveBuffer
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import Status as Status
 from compile_remat.passes.problem.problem import MUST_RECOMPUTE as MUST_RECOMPUTE

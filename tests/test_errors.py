@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from compile_remat._util.suggestions import closest, did_you_mean
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import MIB, parse_bytes
 from compile_remat.errors import (
     BudgetError,
     ConfigError,
     DeviceError,
-    LiveTensor,
     PlanMismatchError,
     PlannerWarning,
     RematError,
@@ -22,10 +21,10 @@ from compile_remat.errors import (
     TagConflictError,
 )
 
-TENSOR = LiveTensor("addmm_3", 24 * MIB, (2048, 3072), "torch.float32", "blocks.0.mlp", "model.py:12")
+TENSOR = LiveBuffer("addmm_3", 24 * MIB, (2048, 3072), "float32", "blocks.0.mlp", "model.py:12")
 
 
-TAGGED = replace(TENSOR, name="mm (MUST_SAVE in checkpointed region 2)")
+TAGGED = replace(TENSOR, name="mm", role="MUST_SAVE in checkpointed region 2")
 CONFLICT = TagConflictError(10 * MIB, 44 * MIB, (TENSOR,), 20 * MIB, (TAGGED,) * 6)
 
 
@@ -84,7 +83,7 @@ def test_a_conflict_with_tags_says_what_they_hold_and_what_they_cost() -> None:
 
 
 def test_budget_error_text() -> None:
-    error = BudgetError(10 * MIB, 44 * MIB + 1, (TENSOR, LiveTensor("mm", 512, (), "torch.bfloat16")))
+    error = BudgetError(10 * MIB, 44 * MIB + 1, (TENSOR, LiveBuffer("mm", 512, (), "bfloat16")))
     assert str(error) == (
         "no plan fits memory_budget = 10.0 MiB (10,485,760 bytes): "
         "the lowest reachable peak of this graph is 44.0 MiB (46,137,345 bytes).\n"
@@ -114,18 +113,3 @@ def test_budget_error_suggests_a_budget_that_is_enough() -> None:
 def test_budget_error_without_tensors() -> None:
     assert "live at that peak" not in str(make(count=0))
     assert "The largest tensor live at that peak" in str(make(count=1))
-
-
-def test_live_tensor_location_parts() -> None:
-    assert str(replace(TENSOR, source_line="")).endswith("addmm_3  blocks.0.mlp")
-    assert str(replace(TENSOR, module_path="")).endswith("addmm_3  (model.py:12)")
-
-
-def test_closest() -> None:
-    valid = ["memory_budget", "mode", "device", "h100-sxm"]
-    assert closest("memory-bugdet", valid) == "memory_budget"
-    assert closest("H100_SXM5", valid) == "h100-sxm"
-    assert closest("zzzz", valid) == ""
-    assert closest("mode", []) == ""
-    assert did_you_mean("mod", valid) == ' Did you mean "mode"?'
-    assert did_you_mean("zzzz", valid) == ""

@@ -1,1 +1,1 @@
-"""Small helpers of no domain: units in text, suggestions, files, tables.  Imports the standard library alone."""
+"""Small helpers that know nothing of planning: units, suggestions, files, tables, live buffers.  Standard library alone."""

@@ -15,7 +15,7 @@ from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat.passes import Status
 from compile_remat.planning.joint_planning import Settings
-from compile_remat.report import Report, live_tensor
+from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
@@ -140,7 +140,7 @@ def settle(reports: Sequence[Report], settings: Settings) -> list[Report]:
     report = reports[0]
     assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
     if _is_lowest(report) and settings.is_given and not settings.from_auto:
-        largest = tuple(live_tensor(buffer) for buffer in report.plan.largest)
+        largest = report.plan.largest
         raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest)
     text = f"Inductor's code needs {format_bytes(report.scheduled_peak_bytes)}, which is {format_bytes(excess_bytes)} too much"
     warn(text)

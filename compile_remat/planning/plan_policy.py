@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat._torch import joint_graph
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
     BudgetError,
     ConfigError,
-    LiveTensor,
     SettingWarning,
     SharedBudgetError,
     TagConflictError,
@@ -37,7 +37,6 @@ from compile_remat.passes import (
     relaxations,
 )
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
-from compile_remat.report import live_tensor
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
 REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"
@@ -251,7 +250,7 @@ def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
     if not asked.source and not share.may_miss:
-        largest = tuple(live_tensor(b) for b in choice.plan.largest)
+        largest = choice.plan.largest
         raise SharedBudgetError(limit_bytes, peak_bytes, largest, share.others_bytes, len(turns))
     text = (
         f"{asked.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
@@ -275,7 +274,7 @@ def _limit_of(asked: Asked, offered: Sequence[Offer], turns: Sequence[Turn]) -> 
 
 def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     """The error for a budget below the plan's peak; it names the tags if the peak would be lower without them."""
-    largest = tuple(live_tensor(b) for b in plan.largest)
+    largest = plan.largest
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     free = planner.on(obeying(planner.problem, ())).lowest()
@@ -286,7 +285,7 @@ def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     )
 
 
-def _in_the_way(problem: Problem, plan: Plan) -> Iterator[LiveTensor]:
+def _in_the_way(problem: Problem, plan: Plan) -> Iterator[LiveBuffer]:
     """Values that the plan saves or recomputes because a tag demands it, largest first."""
     held = {(MUST_SAVE, name) for name in plan.saved} | {(MUST_RECOMPUTE, name) for name in plan.recomputed}
     tagged = [v for v in problem.values if v.nbytes and (v.tag, v.name) in held]
@@ -294,8 +293,10 @@ def _in_the_way(problem: Problem, plan: Plan) -> Iterator[LiveTensor]:
         yield _tagged_tensor(value)
 
 
-def _tagged_tensor(value: Value) -> LiveTensor:
+def _tagged_tensor(value: Value) -> LiveBuffer:
     origin = value.origin
     region = f" in checkpointed region {origin.region}" if origin.region else ""
-    name = f"{value.name} ({value.tag.upper()}{region})"
-    return LiveTensor(name, value.nbytes, origin.shape, origin.dtype, origin.module_path, origin.source_line)
+    role = f"{value.tag.upper()}{region}"
+    return LiveBuffer(
+        value.name, value.nbytes, origin.shape, origin.dtype, origin.module_path, origin.source_line, role
+    )

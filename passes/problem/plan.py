@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.problem.problem import SCHEMA
 
 
@@ -18,19 +19,6 @@ class Status(StrEnum):
     INFEASIBLE = "infeasible: no plan found fits the budget; this is the one of lowest peak"
     REPLAYED = "replayed: read from a plan file"
     FALLBACK = "fallback: torch's own choice, because the planner failed"
-
-
-@dataclass(frozen=True)
-class LiveBuffer:
-    """A buffer that is alive at the plan's peak."""
-
-    name: str
-    nbytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    module_path: str
-    source_line: str
-    role: str
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.simulator import NEVER, Batch, Bools, Simulator
-from compile_remat.passes.problem.plan import LiveBuffer, Plan
+from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.search.recursive import candidate
 

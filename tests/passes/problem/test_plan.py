@@ -8,7 +8,8 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat.passes.problem.plan import LiveBuffer, Plan, Status
+from compile_remat._util.live_buffer import LiveBuffer
+from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import SCHEMA
 
 MIB = 1 << 20

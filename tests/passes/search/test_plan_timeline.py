@@ -8,8 +8,9 @@ from expecttest import assert_expected_inline
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.problem.plan import LiveBuffer, Plan, Status
+from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
 from compile_remat.passes.search.plan_timeline import Timeline, timeline, timeline_of
 from tests.oracles import problems, slow_run

@@ -1,0 +1,31 @@
+"""One buffer that is live at a peak, as plans keep it and errors print it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compile_remat._util.units import format_bytes
+
+
+@dataclass(frozen=True)
+class LiveBuffer:
+    """One buffer that is live at a peak, and where the model makes it.
+
+    Attributes:
+        dtype: Without "torch.", as in "bfloat16".
+        role: Why it is live: "saved", "recomputed", "output", "gradient", or the tag that demands it.
+    """
+
+    name: str
+    nbytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    module_path: str = ""
+    source_line: str = ""
+    role: str = ""
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(d) for d in self.shape)
+        name = self.name + f" ({self.role})" * bool(self.role)
+        where = " ".join(part for part in (self.module_path, f"({self.source_line})" * bool(self.source_line)) if part)
+        return f"{format_bytes(self.nbytes):>10}  {self.dtype}[{dims}]  {name}  {where or '(origin unknown)'}"
