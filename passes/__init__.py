@@ -26,7 +26,7 @@ from compile_remat.passes.problem.tags import relaxations as relaxations
 from compile_remat.passes.problem.work_budget import CLOCK as CLOCK
 from compile_remat.passes.problem.work_budget import WORK as WORK
 from compile_remat.passes.problem.work_budget import limit_seconds as limit_seconds
-from compile_remat.passes.search.min_peak import SAME_PEAK as SAME_PEAK
+from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import Offer as Offer
 from compile_remat.passes.search.plan_menu import offers as offers
@@ -34,17 +34,14 @@ from compile_remat.passes.search.plan_timeline import Timeline as Timeline
 from compile_remat.passes.search.plan_timeline import timeline as timeline
 from compile_remat.passes.search.solver import Planner as Planner
 from compile_remat.passes.search.solver import solve as solve
-from compile_remat.passes.search.strategy import CLOSE_GAP as CLOSE_GAP
 
 __all__ = [
     "CLOCK",
-    "CLOSE_GAP",
     "LIKE_TORCH",
     "MUST",
     "MUST_RECOMPUTE",
     "MUST_SAVE",
     "PREFER_RECOMPUTE",
-    "SAME_PEAK",
     "WORK",
     "Bools",
     "LiveBuffer",
@@ -53,6 +50,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Problem",
+    "SearchOptions",
     "Status",
     "Step",
     "Timeline",

@@ -16,7 +16,7 @@ from time import monotonic
 
 from compile_remat._torch.distributed import num_ranks
 from compile_remat.errors import BudgetError, warn
-from compile_remat.passes import CLOCK, CLOSE_GAP, WORK, Planner, Problem, limit_seconds
+from compile_remat.passes import CLOCK, WORK, Planner, Problem, limit_seconds
 from compile_remat.planning.plan_policy import Choice
 
 LEAST_SECONDS = 60.0
@@ -91,7 +91,7 @@ def _text(choice: Choice, planner: Planner) -> str:
         after = f" after {is_over.elapsed_s:.0f} s" if isinstance(is_over, Clock) else ""
         return f"planning was stopped by the clock{after}: the best plan so far runs, and is not cached"
     is_lowest = choice.floor_bytes is not None
-    if WORK in planner.ends and (is_lowest or choice.plan.gap > CLOSE_GAP):
+    if WORK in planner.ends and (is_lowest or choice.plan.gap > planner.options.close_gap):
         better = "a lower" if is_lowest else "a faster"
         return f"the search for a plan ended at its limit of work (time_limit); a larger one may find {better} plan"
     return ""

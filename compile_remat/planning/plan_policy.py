@@ -25,7 +25,6 @@ from compile_remat.passes import (
     MUST_RECOMPUTE,
     MUST_SAVE,
     PREFER_RECOMPUTE,
-    SAME_PEAK,
     Offer,
     Plan,
     Planner,
@@ -192,7 +191,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
 def _lowest(planner: Planner) -> Choice:
     """The lowest of all; among plans as good as equal, the one that obeys the most tags."""
     found = [(_keyed(planned.lowest(), planner), lapsed) for planned, lapsed in _planners(planner)]
-    near = min(plan.peak_bytes for plan, _ in found) / SAME_PEAK
+    near = min(plan.peak_bytes for plan, _ in found) / planner.options.same_peak
     plan, lapsed = next((plan, lapsed) for plan, lapsed in found if plan.peak_bytes <= near)
     return Choice(plan, plan.peak_bytes, _lapsed_text(lapsed))
 
@@ -278,7 +277,7 @@ def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     free = planner.on(obeying(planner.problem, ())).lowest()
-    if free.peak_bytes >= plan.peak_bytes * SAME_PEAK:
+    if free.peak_bytes >= plan.peak_bytes * planner.options.same_peak:
         return BudgetError(budget_bytes, plan.peak_bytes, largest)
     return TagConflictError(
         budget_bytes, plan.peak_bytes, largest, free.peak_bytes, tuple(_in_the_way(planner.problem, plan))

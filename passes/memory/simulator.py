@@ -46,9 +46,6 @@ from compile_remat.passes.problem.work_budget import Effort
 
 Floats = NDArray[np.float64]
 
-POOL_SHARE = 256
-"""Values smaller than the largest by more than this factor are left to the cut and not flipped one by one."""
-
 BATCH_CELLS = 1 << 21
 """Values and steps times plans of one batch: about 60 bytes each while it runs."""
 
@@ -148,16 +145,6 @@ class Simulator:
         self.forward = Forward(values, self.forward_stored, self.readers, self.drawn, int(self.step_held.sum()))
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
-
-    def pool(self, pinned: Bools, among: Bools | None = None) -> Ints:
-        """Values that a search may save one by one, in forward order: the backward may need them, and they are large."""
-        reachable = self.run(pinned[:, None])
-        worth = (reachable.used | reachable.recomputed)[:, 0]
-        worth &= self.is_saveable & (self.nbytes >= self.nbytes.max(initial=0) / POOL_SHARE)
-        if among is not None:
-            worth &= among
-        order = np.argsort(self.position, kind="stable")
-        return np.asarray(order[worth[order]], dtype=np.int64)
 
     # -- what no plan changes -----------------------------------------------------------------------------------------
 

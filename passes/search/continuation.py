@@ -16,12 +16,6 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search.local_search import Polisher
 
-STEP = 0.87
-"""Each budget of the ladder over the one above it."""
-
-ROUNDS = 1
-"""Rounds of polish on each rung: two took half as long again and found little more."""
-
 
 class Descent:
     """The ladder of one problem; rungs are climbed down as far as a budget needs and kept."""
@@ -33,15 +27,17 @@ class Descent:
 
     def start(self, budget_bytes: int) -> Bools:
         """The plan of the last rung above the budget, or a level where that scores better."""
-        effort = self.polisher.simulator.effort
+        effort, step = self.polisher.simulator.effort, self.polisher.options.continuation_step
         target, plan = self.top
-        while target * STEP > max(1, budget_bytes) and not effort.is_spent:
-            target, above = int(target * STEP), plan
+        while target * step > max(1, budget_bytes) and not effort.is_spent:
+            target, above = int(target * step), plan
             plan = effort.shared((self, target), partial(self._rung, target, above))
         return self._best(plan, budget_bytes)
 
     def _rung(self, target_bytes: int, above: Bools) -> Bools:
-        return self.polisher.run(self._best(above, target_bytes), target_bytes, ROUNDS)
+        return self.polisher.run(
+            self._best(above, target_bytes), target_bytes, self.polisher.options.continuation_rounds
+        )
 
     def _best(self, plan: Bools, budget_bytes: int) -> Bools:
         candidates = [plan, *self.levels]

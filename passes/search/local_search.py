@@ -12,20 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Batch, Bools, Floats, Ints, Simulator
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import Seen
-
-NEAR = 4
-"""Swaps exchange a saved value with an unsaved one at most this many pool places away."""
-
-APART = 3
-"""Moves applied together stand at least this many pool places apart."""
-
-MOVE_CELLS = 1 << 21
-LEAST_MOVES = 32
-"""A round tries so many moves at least, and beyond that no more than so many times values and steps: what a round costs does not
-grow with the graph."""
-
-RMS_SHARE = 0.2
 
 
 @dataclass
@@ -41,7 +29,7 @@ class Polisher:
     pool: Ints
     pinned: Bools
     weight: float
-    max_moves: int = 600
+    options: SearchOptions = DEFAULT
     simulations: int = 0
     seen: Seen | None = None
 
@@ -50,7 +38,7 @@ class Polisher:
         over = np.maximum(batch.live - budget_bytes, 0).astype(np.float64)
         rms = np.sqrt((over * over).mean(axis=1))
         excess = np.maximum(batch.peak - budget_bytes, 0)
-        return np.asarray(batch.time_ns + weight * (excess + RMS_SHARE * rms))
+        return np.asarray(batch.time_ns + weight * (excess + self.options.rms_weight * rms))
 
     def run(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
         """Improve one plan; returns the best found, which may still exceed the budget."""
@@ -69,7 +57,7 @@ class Polisher:
             swaps = np.flatnonzero(moves[:, 1] >= 0)
             columns[moves[swaps, 1], swaps] ^= True
             scores = self._scores(columns, budget_bytes, weight)
-            better = np.flatnonzero(scores < best - 0.5)
+            better = np.flatnonzero(scores < best - self.options.min_gain_ns)
             if not len(better):
                 break
             chosen = self._far_apart(moves[better[np.argsort(scores[better], kind="stable")]])
@@ -80,7 +68,7 @@ class Polisher:
                         prefixes[v, k:] ^= True
             scores = self._scores(prefixes, budget_bytes, weight)
             k = int(np.argmin(scores))
-            if scores[k] >= best - 0.5:
+            if scores[k] >= best - self.options.min_gain_ns:
                 break
             best = float(scores[k])
             current = prefixes[:, k].copy()
@@ -110,14 +98,18 @@ class Polisher:
         flips = [(int(v), -1) for v in members]
         swaps = []
         for k in np.flatnonzero(saved).tolist():
-            for j in range(max(0, k - NEAR), min(len(members), k + NEAR + 1)):
+            for j in range(
+                max(0, k - self.options.swap_distance), min(len(members), k + self.options.swap_distance + 1)
+            ):
                 if not saved[j]:
                     swaps.append((int(members[k]), int(members[j])))
         moves = flips + swaps
-        if len(moves) > self.max_moves:
-            stride = -(-len(swaps) // max(1, self.max_moves - len(flips)))
+        if len(moves) > self.options.max_moves:
+            stride = -(-len(swaps) // max(1, self.options.max_moves - len(flips)))
             moves = flips + swaps[::stride]
-        most = max(LEAST_MOVES, MOVE_CELLS // (self.simulator.num_values + self.simulator.num_steps))
+        most = max(
+            self.options.min_moves, self.options.move_cells // (self.simulator.num_values + self.simulator.num_steps)
+        )
         parts = -(-len(moves) // most)
         if parts > 1:
             moves = moves[turn % parts :: parts]
@@ -129,9 +121,25 @@ class Polisher:
         chosen: list[tuple[int, int]] = []
         for flip, partner in moves.tolist():
             spots = [place[v] for v in (flip, partner) if v >= 0]
-            if all(abs(s - t) >= APART for s in spots for t in taken):
+            if all(abs(s - t) >= self.options.move_distance for s in spots for t in taken):
                 chosen.append((flip, partner))
                 taken += spots
-            if len(chosen) >= 64:
+            if len(chosen) >= self.options.max_joint_moves:
                 break
         return chosen
+
+
+def search_pool(simulator: Simulator, pinned: Bools, share: int, among: Bools | None = None) -> Ints:
+    """Indices of the values that a search moves one by one, in forward order: the backward may need them, and they are large.
+
+    Args:
+        share: Values smaller than the largest by more than this factor are left out.
+        among: Only these, [values]; None for all.
+    """
+    reachable = simulator.run(pinned[:, None])
+    worth = (reachable.used | reachable.recomputed)[:, 0]
+    worth &= simulator.is_saveable & (simulator.nbytes >= simulator.nbytes.max(initial=0) / share)
+    if among is not None:
+        worth &= among
+    order = np.argsort(simulator.position, kind="stable")
+    return np.asarray(order[worth[order]], dtype=np.int64)

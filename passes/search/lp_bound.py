@@ -22,10 +22,7 @@ from scipy.sparse import csr_array
 
 from compile_remat.passes.memory.simulator import NEVER, Bools, Floats, Ints, Simulator
 from compile_remat.passes.problem.problem import SAVE
-
-BACKWARD_MOMENTS = 48
-FORWARD_MOMENTS = 32
-"""The backward (the forward) is split into so many runs of steps (values); the worst moment of each is held."""
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,9 @@ class Moments:
             every budget, and is little below the best at one that lies near.
     """
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, options: SearchOptions = DEFAULT) -> None:
         self.simulator = simulator
-        self.moments = [at_the_begin(simulator), *_in_forward(simulator), *_in_backward(simulator)]
+        self.moments = [at_the_begin(simulator), *_in_forward(simulator, options), *_in_backward(simulator, options)]
         self._build()
         self._known: dict[int, int] = {}
         self._multipliers: dict[int, Floats] = {}
@@ -137,11 +134,11 @@ def _proven_ns(multipliers: Floats, matrix: csr_array, right: Floats, cost: Floa
     return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
 
 
-def _in_forward(simulator: Simulator) -> list[Moment]:
+def _in_forward(simulator: Simulator, options: SearchOptions) -> list[Moment]:
     """Places of the forward, with what is saved before them beside what lives there anyway."""
     tops, order = simulator.forward.tops, simulator.forward.order
     moments = []
-    for window in np.array_split(np.arange(len(order)), min(FORWARD_MOMENTS, max(1, len(order)))):
+    for window in np.array_split(np.arange(len(order)), min(options.bound_forward_points, max(1, len(order)))):
         if len(window):
             place = int(window[np.argmax(tops[window])])
             held = np.zeros(simulator.num_values, dtype=bool)
@@ -161,7 +158,7 @@ def at_the_begin(simulator: Simulator) -> Moment:
     return Moment(fixed, np.ones(simulator.num_values, dtype=bool))
 
 
-def _in_backward(simulator: Simulator) -> list[Moment]:
+def _in_backward(simulator: Simulator, options: SearchOptions) -> list[Moment]:
     """The moments at which steps run, in each window the one with the most bytes that no plan avoids."""
     first, last = _first_step(simulator), _last_step(simulator)
     is_both = (simulator.saved_nbytes > 0) & simulator.always_stored & (first <= last)
@@ -171,7 +168,9 @@ def _in_backward(simulator: Simulator) -> list[Moment]:
     always = _gradient_bytes(simulator) + np.cumsum(delta)[:-1]
     earliest = _earliest(simulator)
     moments = []
-    for window in np.array_split(np.arange(simulator.num_steps), min(BACKWARD_MOMENTS, simulator.num_steps)):
+    for window in np.array_split(
+        np.arange(simulator.num_steps), min(options.bound_backward_points, simulator.num_steps)
+    ):
         b = int(window[np.argmax(always[window])])
         ahead = last >= b
         held = ahead & ~(is_both & (first <= b))

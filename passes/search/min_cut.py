@@ -21,6 +21,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from compile_remat.passes.problem.problem import SAVE, Problem
+from compile_remat.passes.search.options import DEFAULT
 
 INFINITE = 2**31 - 2
 SCALE_TO = 2**29
@@ -97,7 +98,7 @@ class CutSolver:
         return Cut(price, tuple(saved.tolist()), int(self.nbytes[saved].sum()), time_ns, flow.flow_value / scale)
 
 
-def hull(solver: CutSolver, max_cuts: int = 12) -> list[Cut]:
+def hull(solver: CutSolver, max_cuts: int = DEFAULT.hull_cuts) -> list[Cut]:
     """Points of the lower convex hull of saved bytes against time, richest (most bytes) first."""
     rich, poor = solver.cut(0.0), solver.cut(_dear_price(solver))
     found = {poor.saved_bytes: poor, rich.saved_bytes: rich}  # where they are one point, price 0 proves more
@@ -116,7 +117,9 @@ def hull(solver: CutSolver, max_cuts: int = 12) -> list[Cut]:
     return [found[b] for b in sorted(found, reverse=True)]
 
 
-def lower_bound_ns(solver: CutSolver, cuts: list[Cut], saved_budget_bytes: int, max_cuts: int = 8) -> int | None:
+def lower_bound_ns(
+    solver: CutSolver, cuts: list[Cut], saved_budget_bytes: int, max_cuts: int = DEFAULT.bound_cuts
+) -> int | None:
     """Least time of any plan that saves at most `saved_budget_bytes`; None where no plan saves so little.
 
     Exact on the hull: the best multiplier lies between the two hull points around the budget, found by recursion.

@@ -12,22 +12,7 @@ import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search import perturbation
-from compile_remat.passes.search.strategy import POLISH_ROUNDS, Search
-
-BISECTIONS = 7
-"""Budgets tried to find the lowest that the spans can meet."""
-
-PRESS_SHARES = (0.8, 0.93, 0.97)
-"""A plan is pressed down by aiming at these parts of its peak, one after the other."""
-
-PRESS_ROUNDS = 6
-PRESS_WEIGHT = 10.0
-
-SEARCH_SHARES = (0.3, 0.9)
-"""The search within a budget looks for the floor at these parts of the lowest peak so far."""
-
-SAME_PEAK = 0.998
-"""Of plans whose peaks differ by less than this factor the fastest is called the lowest."""
+from compile_remat.passes.search.strategy import Search
 
 
 class Floors:
@@ -41,7 +26,7 @@ class Floors:
         """A plan of low peak, quickly found."""
         with self.search.effort.search():
             best = self._spaced()
-            for share in PRESS_SHARES:
+            for share in self.search.options.min_peak_targets:
                 lower = self._press(best, share)
                 if lower is best:
                     break
@@ -51,17 +36,19 @@ class Floors:
     @cached_property
     def found(self) -> list[Bools]:
         """Plans of low peak; the one to be called the lowest stands first."""
-        search, pressed = self.search, self.pressed
+        search, pressed, options = self.search, self.pressed, self.search.options
         with search.effort.search():
-            best = perturbation.lower(search.polisher, pressed, POLISH_ROUNDS, PRESS_WEIGHT)
+            best = pressed
+            if options.uses_perturbation:
+                best = perturbation.lower(search.polisher, pressed, options.rounds, options.strict_factor)
             floors = [best]
-            if search.peak(best) < search.peak(pressed) * SAME_PEAK:
-                for share in SEARCH_SHARES:
+            if search.peak(best) < search.peak(pressed) * options.same_peak:
+                for share in options.floor_search_targets:
                     if search.effort.is_spent:
                         break
                     floors.append(min(search.candidates(int(search.peak(best) * share)), key=search.peak))
                     best = min(floors, key=search.peak)
-        near = search.peak(best) / SAME_PEAK
+        near = search.peak(best) / options.same_peak
         return sorted(floors, key=lambda m: (search.peak(m) > near, search.time(m)))
 
     @cached_property
@@ -76,7 +63,7 @@ class Floors:
         peaks = search.simulator.run(np.stack(search.levels, axis=1)).peak
         starts = [search.levels[int(np.argmin(peaks))]]
         low, high = self.unavoidable_bytes, int(peaks.min())
-        for _ in range(BISECTIONS):
+        for _ in range(search.options.min_peak_bisections):
             if search.effort.is_spent:
                 break
             target = (low + high) // 2
@@ -88,12 +75,13 @@ class Floors:
                 high = peak
             else:
                 low = target
-        starts = sorted(starts, key=search.peak)[:2]
-        pressed = [search.polish(m, int(0.9 * search.peak(m)), rounds=1, weight_factor=PRESS_WEIGHT) for m in starts]
+        starts = sorted(starts, key=search.peak)[: search.options.min_peak_starts]
+        share, factor = search.options.start_target, search.options.strict_factor
+        pressed = [search.polish(m, int(share * search.peak(m)), rounds=1, weight_factor=factor) for m in starts]
         return min([*pressed, *starts], key=search.peak)
 
     def _press(self, mask: Bools, share: float) -> Bools:
         """Aim below the plan's peak; the plan itself where that does not lower it."""
-        target = int(self.search.peak(mask) * share)
-        pressed = self.search.polish(mask, target, rounds=PRESS_ROUNDS, weight_factor=PRESS_WEIGHT)
+        options, target = self.search.options, int(self.search.peak(mask) * share)
+        pressed = self.search.polish(mask, target, options.min_peak_rounds, options.strict_factor)
         return min(mask, pressed, key=self.search.peak)

@@ -13,15 +13,6 @@ from compile_remat.passes.search.pareto_archive import Seen
 from compile_remat.passes.search.solver import Planner
 from compile_remat.passes.search.strategy import Search
 
-ROUNDS = 2
-"""Rounds of polish for a budget of its own."""
-
-SPACED_ROUNDS = 1
-"""The programme over spans is not corrected: what misses the budget is a start for the polish."""
-
-ANCHORS = (0.1, 0.3, 0.6)
-"""Budgets for which the bound is sought, between the lowest peak and the fastest plan's; the others share those."""
-
 
 def frontier(planner: Planner, points: int) -> list[Plan]:
     """Plans each of which is faster than all that need less memory, from the fastest to the lowest.
@@ -37,7 +28,7 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
     fastest, lowest = planner.fastest(), planner.lowest()
     span = fastest.peak_bytes - lowest.peak_bytes
     budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(points - 2, 0, -1)]
-    search.moments.anchors = [lowest.peak_bytes + int(share * span) for share in ANCHORS]
+    search.moments.anchors = [lowest.peak_bytes + int(share * span) for share in planner.options.frontier_anchors]
     low = []
     for budget_bytes in budgets:
         with planner.effort.search():
@@ -52,16 +43,17 @@ def _look(search: Search, seen: Seen, budget_bytes: int) -> None:
     """Try plans for one budget."""
     if not _is_open(search, seen, budget_bytes):
         return
-    spaced = search.spaced(budget_bytes, SPACED_ROUNDS)
+    options = search.options
+    spaced = search.spaced(budget_bytes, options.frontier_segment_rounds)
     if spaced is not None:
         seen.add(search.simulator.one(spaced), spaced[:, None])
         if not _is_open(search, seen, budget_bytes):
             return
     starts = [spaced, seen.within(budget_bytes), seen.above(budget_bytes), search.best_level(budget_bytes)]
     start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
-    polished = search.polish(start, budget_bytes, ROUNDS)
+    polished = search.polish(start, budget_bytes, options.frontier_rounds)
     if search.peak(polished) > budget_bytes:
-        search.polish(polished, budget_bytes, ROUNDS, weight_factor=10.0)
+        search.polish(polished, budget_bytes, options.frontier_rounds, options.strict_factor)
 
 
 def _is_open(search: Search, seen: Seen, budget_bytes: int) -> bool:

@@ -11,28 +11,21 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search.local_search import Polisher
 
-FLIPS = 4
-MOST = 16
-WORK = 600
-"""So many kicks at most, and so many kicks times values to choose from."""
-
-AIM = 0.9
-"""A kicked plan is polished towards this part of the peak."""
-
 
 def lower(polisher: Polisher, mask: Bools, rounds: int, weight_factor: float) -> Bools:
     """The plan of lowest peak among the given one and what its kicks lead to."""
+    options = polisher.options
     choices = polisher.pool[~polisher.pinned[polisher.pool]]
-    if len(choices) < FLIPS:
+    if len(choices) < options.perturbation_flips:
         return mask
     random = np.random.default_rng(0)
     best, peak = mask, _peak(polisher, mask)
-    for _ in range(min(MOST, WORK // len(choices))):
+    for _ in range(min(options.max_perturbations, options.perturbation_work // len(choices))):
         if polisher.simulator.effort.is_spent:
             break
         start = best.copy()
-        start[random.choice(choices, size=FLIPS, replace=False)] ^= True
-        found = polisher.run(start, int(AIM * peak), rounds, weight_factor)
+        start[random.choice(choices, size=options.perturbation_flips, replace=False)] ^= True
+        found = polisher.run(start, int(options.perturbation_target * peak), rounds, weight_factor)
         found_peak = _peak(polisher, found)
         if found_peak < peak:
             best, peak = found, found_peak

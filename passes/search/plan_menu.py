@@ -14,9 +14,6 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search.solver import Planner
 
-SHARES = (0.75, 0.5, 0.25, 0.1)
-"""Budgets tried, as parts of the way from the lowest peak to that of the fastest plan."""
-
 
 @dataclass(frozen=True)
 class Offer:
@@ -44,7 +41,8 @@ def offers(planner: Planner) -> tuple[Offer, ...]:
     """Plans of which none is better than another in time and every size, fastest first."""
     lowest, fastest = planner.lowest(once=True), planner.fastest()
     span = fastest.peak_bytes - lowest.peak_bytes
-    plans = [lowest, fastest, *(planner.within(lowest.peak_bytes + int(span * share), once=True) for share in SHARES)]
+    budgets = [lowest.peak_bytes + int(span * share) for share in planner.options.menu_targets]
+    plans = [lowest, fastest, *(planner.within(b, once=True) for b in budgets)]
     masks = [*planner.search.levels, *(planner.mask_of(plan.saved) for plan in plans)]
     found = {offer.saved: offer for offer in _described(planner, np.stack(masks, axis=1))}
     ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))

@@ -24,27 +24,10 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original, with_copies
 from compile_remat.passes.problem.problem import SAVE, Problem, Value
 from compile_remat.passes.problem.work_budget import Effort
-from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.local_search import Polisher, search_pool
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Option
 from compile_remat.passes.search.segments import Spans
-
-CUTS = 100
-LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12)
-"""Of spans that run once more, in cuts: whole ones, and those between inner checkpoints."""
-
-NESTED_LENGTHS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48)
-MOST_INNER = 6
-"""Inner checkpoints of one nested span, in cuts."""
-
-ROUNDS = 12
-"""So often options are corrected for one budget.  With six, a Llama of 32 layers ended at 45.4 GiB instead of 36.3
-(`compile-remat explain llama-2-7b --device h100-sxm --batch 41 --budget min`, before and after)."""
-
-POLISH_ROUNDS = 6
-POLISH_WEIGHT = 10.0
-FLOOR_BISECTIONS = 6
-WORTH_IT = 0.98
-"""Where no nested plan is below this part of the lowest peak of all others, none is looked for further."""
 
 
 def may_run_again(value: Value) -> bool:
@@ -127,10 +110,12 @@ class Nested:
         weight: Price of a byte above the budget, ns, as in `Polisher`.
     """
 
-    def __init__(self, simulator: Simulator, level: Bools, pinned: Bools, weight: float) -> None:
-        self.simulator, self.level, self.pinned, self.weight = simulator, level, pinned, weight
-        self.spans = Spans(simulator, [level], pinned, CUTS)
-        self.simulations = self.spans.build(LENGTHS) + self.spans.charge_whole_frontiers()
+    def __init__(
+        self, simulator: Simulator, level: Bools, pinned: Bools, weight: float, options: SearchOptions = DEFAULT
+    ) -> None:
+        self.simulator, self.level, self.pinned, self.weight, self.options = simulator, level, pinned, weight, options
+        self.spans = Spans(simulator, [level], pinned, options.recursive_segment_cuts, options)
+        self.simulations = self.spans.build(options.recursive_parts) + self.spans.charge_whole_frontiers()
         self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
         self._add_nested()
 
@@ -145,11 +130,11 @@ class Nested:
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
         """The plan of lowest peak found between the two; None where there is none clearly below `high_bytes`."""
-        best = self._spaced(int(high_bytes * WORTH_IT))
-        if best is None or best.peak_bytes > high_bytes * WORTH_IT:
+        best = self._spaced(int(high_bytes * self.options.recursive_gain))
+        if best is None or best.peak_bytes > high_bytes * self.options.recursive_gain:
             return None
         high_bytes = best.peak_bytes
-        for _ in range(FLOOR_BISECTIONS):
+        for _ in range(self.options.recursive_bisections):
             if self.simulator.effort.is_spent:
                 break
             target = (low_bytes + high_bytes) // 2
@@ -167,15 +152,16 @@ class Nested:
 
     def _add_nested(self) -> None:
         """For each pair of cuts and number of inner checkpoints, the chain of least peak, where more of them lower it."""
-        options, count = self.spans.options, len(self.spans.bounds) - 1
-        single = {(a, length): options.get((a, a + length, 0)) for length in LENGTHS for a in range(count - length + 1)}
+        options, count, tuning = self.spans.options, len(self.spans.bounds) - 1, self.options
+        spans = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]
+        single = {(a, length): options.get((a, a + length, 0)) for a, length in spans}
         full_ns = self.spans.times_until(self.simulator.one(self.pinned))
         chains = {key: _Chain(0, 0, 0, ()) + option for key, option in single.items() if option is not None}
         lowest = {key: chain.peak_bytes for key, chain in chains.items()}
-        for level in range(1, MOST_INNER + 1):
-            chains = _longer(chains, single, count)
+        for level in range(1, tuning.max_inner_checkpoints + 1):
+            chains = _longer(chains, single, count, tuning)
             for (first, length), chain in sorted(chains.items()):
-                if length not in NESTED_LENGTHS or chain.peak_bytes >= lowest.get(
+                if length not in tuning.recursive_lengths or chain.peak_bytes >= lowest.get(
                     (first, length), chain.peak_bytes + 1
                 ):
                     continue
@@ -195,7 +181,7 @@ class Nested:
         self.spans.options = dict(measured)
         best: Candidate | None = None
         try:
-            for turn in range(ROUNDS):
+            for turn in range(self.options.recursive_rounds):
                 if turn and self.simulator.effort.is_spent:
                     break
                 path = self.spans.shortest(budget_bytes)
@@ -235,22 +221,26 @@ class Nested:
         simulator, values = found.simulator, found.simulator.problem.values
         copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
         pinned = _widened(self.pinned, _has_copy(self.simulator.problem, found.again))
-        polisher = Polisher(simulator, simulator.pool(pinned, ~copied), pinned, self.weight)
-        mask = polisher.run(found.saved, budget_bytes, POLISH_ROUNDS, POLISH_WEIGHT)
+        pool = search_pool(simulator, pinned, self.options.pool_share, ~copied)
+        polisher = Polisher(simulator, pool, pinned, self.weight, self.options)
+        mask = polisher.run(found.saved, budget_bytes, self.options.min_peak_rounds, self.options.strict_factor)
         self.simulations += polisher.simulations
         return replace(found, saved=mask, batch=simulator.one(mask))
 
 
 def _longer(
-    chains: dict[tuple[int, int], _Chain], single: dict[tuple[int, int], Option | None], count: int
+    chains: dict[tuple[int, int], _Chain],
+    single: dict[tuple[int, int], Option | None],
+    count: int,
+    tuning: SearchOptions,
 ) -> dict[tuple[int, int], _Chain]:
     """The chains of least peak with one more span at the end, by first bound and length."""
     found: dict[tuple[int, int], _Chain] = {}
     for (first, length), chain in chains.items():
-        for more in LENGTHS:
+        for more in tuning.recursive_parts:
             whole = length + more
             option = single.get((first + length, more))
-            if option is None or whole > NESTED_LENGTHS[-1] or first + whole > count:
+            if option is None or whole > tuning.recursive_lengths[-1] or first + whole > count:
                 continue
             known = found.get((first, whole))
             if known is None or max(chain.peak_bytes, chain.kept_bytes + option.local_peak_bytes) < known.peak_bytes:

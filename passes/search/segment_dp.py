@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compile_remat.passes.memory.buffers import Ints
-
-LABELS = 160
-"""Labels (prefix bytes, time) kept per cut, spread evenly over the bytes."""
+from compile_remat.passes.search.options import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -27,12 +25,16 @@ class Option:
 
 
 def fastest_row(
-    known: Mapping[tuple[int, int, int], Option], last_bound: int, budget_bytes: int
+    known: Mapping[tuple[int, int, int], Option],
+    last_bound: int,
+    budget_bytes: int,
+    max_labels: int = DEFAULT.segment_labels,
 ) -> list[Option] | None:
     """The fastest row of options from bound 0 to the last one whose predicted peak fits; None if there is none.
 
     Args:
         known: The options by first bound, last bound and level.
+        max_labels: Labels (prefix bytes, time) kept per cut, spread evenly over the bytes.
     """
     into: dict[int, list[Option]] = defaultdict(list)
     for key in sorted(known):
@@ -40,7 +42,7 @@ def fastest_row(
     start = np.zeros(1, dtype=np.int64)
     labels = {0: _Labels(start, start, (), start, start)}
     for node in range(1, last_bound + 1):
-        found = _extend(into[node], labels, budget_bytes)
+        found = _extend(into[node], labels, budget_bytes, max_labels)
         if found is not None:
             labels[node] = found
     if last_bound not in labels:
@@ -75,7 +77,9 @@ class _Labels:
         return self.options[self.owners[index]], int(self.parents[index])
 
 
-def _extend(options: Sequence[Option], labels: dict[int, _Labels], budget_bytes: int) -> _Labels | None:
+def _extend(
+    options: Sequence[Option], labels: dict[int, _Labels], budget_bytes: int, max_labels: int
+) -> _Labels | None:
     """Labels at one cut from all options that end there: Pareto in (bytes, time), thinned evenly over the bytes.
 
     Options that begin at the same cut stand side by side and take its labels together.
@@ -106,7 +110,7 @@ def _extend(options: Sequence[Option], labels: dict[int, _Labels], budget_bytes:
     keep = np.ones(len(order), dtype=bool)
     keep[1:] = best[1:] < best[:-1]
     order = order[keep]
-    if len(order) > LABELS:
-        buckets = (nbytes[order] * LABELS // max(1, budget_bytes)).astype(np.int64)
+    if len(order) > max_labels:
+        buckets = (nbytes[order] * max_labels // max(1, budget_bytes)).astype(np.int64)
         order = order[np.flatnonzero(np.diff(buckets, append=-1))]  # the fastest of each bucket stands last in it
     return _Labels(nbytes[order], times[order], options, owners[order], parents[order])

@@ -21,23 +21,23 @@ import numpy as np
 
 from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import Seen
 from compile_remat.passes.search.segment_dp import Option, fastest_row
-
-SHORT_SPANS = (1, 2, 3, 4, 5, 6)
-LONG_SPANS = (8, 10, 12, 16, 20, 24, 32)
-OFFSETS = 6
-"""Tilings simulated for each length of span: the first spans of two of them start that far apart."""
-
-ROUNDS = 4
-"""So often options are corrected for one budget."""
 
 
 class Spans:
     """Cuts, frontiers and options of one problem."""
 
-    def __init__(self, simulator: Simulator, levels: Sequence[Bools], pinned: Bools, max_cuts: int = 50) -> None:
-        self.simulator = simulator
+    def __init__(
+        self,
+        simulator: Simulator,
+        levels: Sequence[Bools],
+        pinned: Bools,
+        max_cuts: int = DEFAULT.max_segment_cuts,
+        tuning: SearchOptions = DEFAULT,
+    ) -> None:
+        self.simulator, self.tuning = simulator, tuning
         self.levels = levels
         self.pinned = pinned
         problem = simulator.problem
@@ -58,12 +58,12 @@ class Spans:
         np.add.at(delta, simulator.position[alive], simulator.saved_nbytes[alive])
         np.add.at(delta, self.until[alive], -simulator.saved_nbytes[alive])
         live = np.cumsum(delta)[:n]
-        windows = np.array_split(np.arange(n - 1), max(1, min(max_cuts, n // 3)))
+        windows = np.array_split(np.arange(n - 1), max(1, min(max_cuts, n // self.tuning.values_per_cut)))
         lowest = [int(w[np.argmin(live[w])]) for w in windows if len(w)]
         kept = []
         for k, c in enumerate(lowest):
             near = [live[lowest[j]] for j in (k - 1, k + 1) if 0 <= j < len(lowest)]
-            if not near or live[c] <= 2 * max(min(near), 1):
+            if not near or live[c] <= self.tuning.cut_width * max(min(near), 1):
                 kept.append(c)
         return np.array(sorted(set(kept)), dtype=np.int64)
 
@@ -79,7 +79,9 @@ class Spans:
 
     # -- what a span costs --------------------------------------------------------------------------------------------
 
-    def build(self, spans: Sequence[int] = SHORT_SPANS + LONG_SPANS, seen: Seen | None = None) -> int:
+    def build(
+        self, spans: Sequence[int] = DEFAULT.short_segments + DEFAULT.long_segments, seen: Seen | None = None
+    ) -> int:
         """Simulate the tilings and read the options off; returns how many plans that took.
 
         Args:
@@ -91,10 +93,10 @@ class Spans:
                 continue
             levels = (
                 range(len(self.levels))
-                if span in SHORT_SPANS
-                else range(max(0, len(self.levels) - 4), len(self.levels))
+                if span in self.tuning.short_segments
+                else range(max(0, len(self.levels) - self.tuning.long_levels), len(self.levels))
             )
-            for offset in range(0, span, -(-span // OFFSETS)):
+            for offset in range(0, span, -(-span // self.tuning.tiling_offsets)):
                 chosen = list(range(offset, len(self.cuts), span))
                 fronts = self.union(chosen)
                 for level in levels:
@@ -166,7 +168,7 @@ class Spans:
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    def plan(self, budget_bytes: int, rounds: int = ROUNDS) -> Bools | None:
+    def plan(self, budget_bytes: int, rounds: int = DEFAULT.segment_rounds) -> Bools | None:
         """The fastest combination of options whose peak is predicted, then simulated, to fit; None if there is none.
 
         Where a span turns out worse beside its real neighbours than in its tiling, its option is corrected and the
@@ -246,7 +248,7 @@ class Spans:
 
     def shortest(self, budget_bytes: int) -> list[Option] | None:
         """The fastest row of options whose predicted peak fits; None if there is none."""
-        return fastest_row(self.options, len(self.bounds) - 1, budget_bytes)
+        return fastest_row(self.options, len(self.bounds) - 1, budget_bytes, self.tuning.segment_labels)
 
 
 def _reach(problem: Problem) -> Ints:

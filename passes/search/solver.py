@@ -15,20 +15,11 @@ from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import Effort, limit_seconds, units_of
-from compile_remat.passes.search.min_peak import SAME_PEAK, Floors
+from compile_remat.passes.search.min_peak import Floors
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.plan_timeline import timeline_of
-from compile_remat.passes.search.recursive import WORTH_IT, Candidate, Nested, candidate
-from compile_remat.passes.search.strategy import POLISH_ROUNDS, Search
-
-TARGETS = (1.0, 0.985, 0.95, 0.9)
-"""Where the search ends a little above the budget, it aims lower: at these parts of it, one after the other."""
-
-TRUSTED_GAIN = 0.01
-"""`max` leaves torch's own choice for an estimated gain of at least this part of the step."""
-
-CLEARLY_LOWER = 0.9
-"""A nested plan below this part of a quickly found floor is the lowest: no lower floor is sought.  A budget below it is nothing for
-plans that are not nested."""
+from compile_remat.passes.search.recursive import Candidate, Nested, candidate
+from compile_remat.passes.search.strategy import Search
 
 
 def solve(problem: Problem, budget_bytes: int) -> Plan:
@@ -43,18 +34,23 @@ class Planner:
         work_seconds: The work of one search, counted as so many seconds of a small server's core (see `effort`); then the best
             plan found so far stands.  None is a limit by the size of the problem.  The lowest peak is a search of its own.
         is_over: Whether to stop at once, whatever work is left; see `Effort`.
+        options: What tunes the search.
 
     Attributes:
         ends: What ended any of its searches before it was done, as in `Effort`; planners made by `on` share it.
     """
 
     def __init__(
-        self, problem: Problem, work_seconds: float | None = None, is_over: Callable[[], bool] | None = None
+        self,
+        problem: Problem,
+        work_seconds: float | None = None,
+        is_over: Callable[[], bool] | None = None,
+        options: SearchOptions = DEFAULT,
     ) -> None:
-        self.problem, self.work_seconds = problem, work_seconds
+        self.problem, self.work_seconds, self.options = problem, work_seconds, options
         nodes = len(problem.values) + len(problem.steps)
         self.effort = Effort(units_of(limit_seconds(nodes, work_seconds)), is_over)
-        self.search = search = Search(problem, self.effort)
+        self.search = search = Search(problem, self.effort, options)
         self.floors = Floors(search)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
@@ -66,7 +62,7 @@ class Planner:
         """A planner of another problem under the same limits; this one where it is the very same problem."""
         if problem is self.problem:
             return self
-        other = Planner(problem, self.work_seconds, self.effort.is_over)
+        other = Planner(problem, self.work_seconds, self.effort.is_over, self.options)
         other.effort.ends = self.effort.ends
         return other
 
@@ -85,7 +81,7 @@ class Planner:
         fits = (batch.peak <= batch.peak[0]) & (moved <= moved[0]) & (written_ns <= written_ns[0])
         order = np.lexsort((np.arange(len(fits)), batch.time_ns))
         best = next(int(k) for k in order if fits[k])
-        if batch.time_ns[0] - batch.time_ns[best] < TRUSTED_GAIN * self.problem.step_time_ns:
+        if batch.time_ns[0] - batch.time_ns[best] < self.options.trusted_gain * self.problem.step_time_ns:
             best = 0  # its own choice stands
         return self.plan_of(candidates[:, best], None)
 
@@ -107,7 +103,7 @@ class Planner:
             return self._within(budget_bytes, once=once)
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
-        for share in TARGETS:
+        for share in self.options.budget_targets:
             if self.effort.is_spent:
                 break
             masks = self.search.candidates(int(budget_bytes * share))
@@ -115,7 +111,7 @@ class Planner:
             if feasible:
                 fastest = min(feasible, key=self.search.time)
                 return self.plan_of(self.search.improved(fastest, budget_bytes), budget_bytes)
-            if budget_bytes < CLEARLY_LOWER * self.search.peak(self.floors.pressed):
+            if budget_bytes < self.options.recursive_lead * self.search.peak(self.floors.pressed):
                 break  # out of reach
         found = self._low(budget_bytes, once=once)
         best = [c for c in found if c.peak_bytes <= budget_bytes]
@@ -126,7 +122,7 @@ class Planner:
     def _low(self, budget_bytes: int, *, once: bool) -> list[Candidate]:
         """Plans near the floor, at least one."""
         found: list[Candidate] = []
-        nested = None if once else self._lowest_nested
+        nested = self._lowest_nested if self.options.uses_recursion and not once else None
         if nested is not None:
             fits = nested.peak_bytes <= budget_bytes
             found.append((self._nested.within(budget_bytes) if fits else None) or nested)
@@ -136,12 +132,12 @@ class Planner:
         if not fitting:
             return [*found, self._once(min(self.floors.found, key=self.search.peak))]
         lowest = min(fitting, key=self.search.time)
-        polished = self.search.polish(lowest, budget_bytes, rounds=POLISH_ROUNDS)
+        polished = self.search.polish(lowest, budget_bytes, self.options.rounds)
         return [*found, self._once(polished), self._once(lowest)]
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
-        nested = None if once else self._lowest_nested
+        nested = self._lowest_nested if self.options.uses_recursion and not once else None
         return self.plan_of(self.floors.found[0], None) if nested is None else self._plan_of(nested, None)
 
     def plan_of(self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = ()) -> Plan:
@@ -195,15 +191,15 @@ class Planner:
     @cached_property
     def _nested(self) -> Nested:
         """Plans that recompute some values more than once."""
-        return Nested(self.simulator, self.search.levels[-1], self.pinned, self.search.polisher.weight)
+        return Nested(self.simulator, self.search.levels[-1], self.pinned, self.search.polisher.weight, self.options)
 
     @cached_property
     def _lowest_nested(self) -> Candidate | None:
         """The plan of lowest peak among those, where it is below that of all others."""
         peak, pressed = self.search.peak, self.floors.pressed
         with self.effort.search():
-            found = self._nested.lowest(self.floors.unavoidable_bytes, int(peak(pressed) * SAME_PEAK))
-        if found is None or found.peak_bytes <= CLEARLY_LOWER * peak(pressed):
+            found = self._nested.lowest(self.floors.unavoidable_bytes, int(peak(pressed) * self.options.same_peak))
+        if found is None or found.peak_bytes <= self.options.recursive_lead * peak(pressed):
             return found
         lowest = min(peak(m) for m in self.floors.found)
-        return found if found.peak_bytes <= int(lowest * SAME_PEAK) * WORTH_IT else None
+        return found if found.peak_bytes <= int(lowest * self.options.same_peak) * self.options.recursive_gain else None

@@ -15,25 +15,13 @@ from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import Effort
 from compile_remat.passes.search.continuation import Descent
-from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.lp_bound import Moments, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import Seen
-from compile_remat.passes.search.segments import ROUNDS as SPACED_ROUNDS
 from compile_remat.passes.search.segments import Spans
 from compile_remat.passes.search.window_exchange import cross
-
-MAX_LEVELS = 9
-POLISH_ROUNDS = 3
-
-CLOSE_GAP = 0.015
-"""A plan this close to its lower bound, as a part of the step, is good enough: no better plan and no better bound is sought."""
-
-LOWER_SHARES = (0.95, 0.9)
-"""Where the gap stays open, plans for these parts of the budget are tried for it, too."""
-
-EXCESS_WEIGHT = 4.0
-"""A peak twice the budget counts like this many forward passes."""
 
 
 class Search:
@@ -50,13 +38,13 @@ class Search:
         seen: To be set before anything is sought: remembers the best of all plans that are tried.
     """
 
-    def __init__(self, problem: Problem, effort: Effort) -> None:
-        self.problem, self.effort = problem, effort
+    def __init__(self, problem: Problem, effort: Effort, options: SearchOptions = DEFAULT) -> None:
+        self.problem, self.effort, self.options = problem, effort, options
         self.simulator = Simulator(problem, effort)
         self.cuts = CutSolver(problem)
-        self.hull: list[Cut] = hull(self.cuts)
+        self.hull: list[Cut] = hull(self.cuts, options.hull_cuts)
         self.pinned = self.mask(pinned_indices(problem))
-        self.levels = [self.mask(c.saved) | self.pinned for c in _spread(self.hull, MAX_LEVELS)]
+        self.levels = [self.mask(c.saved) | self.pinned for c in _spread(self.hull, options.max_levels)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
         self.seen: Seen | None = None
         self._in_spans = 0
@@ -96,12 +84,12 @@ class Search:
         """
         fixed_bytes = at_the_begin(self.simulator).fixed_bytes
         before = self.cuts.num_cuts
-        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed_bytes)
+        least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed_bytes, self.options.bound_cuts)
         self.effort.charge((self.cuts.num_cuts - before) * len(self.cuts.rows))
         if least_ns is None:
             return otherwise_ns
         bound = max(0, least_ns - self.fastest_time_ns)
-        if not once or otherwise_ns - bound <= CLOSE_GAP * self.problem.step_time_ns:
+        if not once or otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns:
             return bound
         self.effort.charge(len(self.moments.rows))
         return max(bound, self.moments.least_time_ns(budget_bytes) - self.fastest_time_ns)
@@ -111,7 +99,7 @@ class Search:
         if self.effort.is_spent:
             return False
         extra = self.time(mask) - self.fastest_time_ns
-        return extra - self.bound(budget_bytes, extra) > CLOSE_GAP * self.problem.step_time_ns
+        return extra - self.bound(budget_bytes, extra) > self.options.close_gap * self.problem.step_time_ns
 
     def faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
         """The other plan if it fits and is faster than the one that fits."""
@@ -132,14 +120,15 @@ class Search:
 
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
-        if self.is_open(mask, budget_bytes):
+        options = self.options
+        if self.is_open(mask, budget_bytes) and options.uses_continuation:
             start = self.descent.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
-        if self.is_open(mask, budget_bytes):
-            for weight_factor in (1.0, 10.0):
+        if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
+            for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.polisher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
-        for share in LOWER_SHARES:  # a plan for less may be faster than what was found
+        for share in options.lower_targets:  # a plan for less may be faster than what was found
             if self.is_open(mask, budget_bytes):
                 lower = self.candidates(int(budget_bytes * share))[0]
                 mask = self.faster(mask, lower, budget_bytes)
@@ -147,17 +136,18 @@ class Search:
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:
         """Polish to the end; what does not fit yet, once more with more weight on the budget."""
-        best = self.polish(start, budget_bytes, rounds=POLISH_ROUNDS)
+        best = self.polish(start, budget_bytes, self.options.rounds)
         if self.peak(best) > budget_bytes:
-            best = self.polish(best, budget_bytes, rounds=POLISH_ROUNDS, weight_factor=10.0)
+            best = self.polish(best, budget_bytes, self.options.rounds, self.options.strict_factor)
         return best
 
     def polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
         """See `Polisher.run`."""
         return self.polisher.run(mask, budget_bytes, rounds, weight_factor)
 
-    def spaced(self, budget_bytes: int, rounds: int = SPACED_ROUNDS) -> Bools | None:
+    def spaced(self, budget_bytes: int, rounds: int | None = None) -> Bools | None:
         """The plan of the spans; None where there is none, or no work left to look for it."""
+        rounds = self.options.segment_rounds if rounds is None else rounds
         return None if self.effort.is_spent else self.spans.plan(budget_bytes, rounds)
 
     def best_level(self, budget_bytes: int) -> Bools:
@@ -174,8 +164,8 @@ class Search:
         return self.effort.shared("spans", self._build_spans)
 
     def _build_spans(self) -> Spans:
-        built = Spans(self.simulator, self.levels, self.pinned)
-        self._in_spans = built.build(seen=self.seen)
+        built = Spans(self.simulator, self.levels, self.pinned, self.options.max_segment_cuts, self.options)
+        self._in_spans = built.build(self.options.short_segments + self.options.long_segments, self.seen)
         return built
 
     @property
@@ -185,9 +175,9 @@ class Search:
 
     def _build_polisher(self) -> Polisher:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
-        weight = EXCESS_WEIGHT * max(1, forward_ns) / max(1, self.peak(self.levels[0]))
-        pool = self.simulator.pool(self.pinned)
-        self._has_polished = Polisher(self.simulator, pool, self.pinned, weight, seen=self.seen)
+        weight = self.options.excess_weight * max(1, forward_ns) / max(1, self.peak(self.levels[0]))
+        pool = search_pool(self.simulator, self.pinned, self.options.pool_share)
+        self._has_polished = Polisher(self.simulator, pool, self.pinned, weight, self.options, seen=self.seen)
         return self._has_polished
 
     @property
@@ -198,7 +188,7 @@ class Search:
     @cached_property
     def moments(self) -> Moments:
         """The bound that asks at many moments."""
-        return Moments(self.simulator)
+        return Moments(self.simulator, self.options)
 
 
 def _spread(cuts: list[Cut], most: int) -> list[Cut]:

@@ -13,27 +13,23 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search.local_search import Polisher
 
-LENGTHS = (3, 6, 12, 24, 48)
-"""Pool places in a stretch; the next stretch of a length begins half of it later."""
-
-ROUNDS = 4
-BATCH = 512
-
 
 def cross(polisher: Polisher, mask: Bools, others: Sequence[Bools], budget_bytes: int, weight_factor: float) -> Bools:
     """Exchange stretches with the other plans and polish, as long as that scores better."""
-    weight = polisher.weight * weight_factor
+    options, weight = polisher.options, polisher.weight * weight_factor
     current, best = mask, _scores(polisher, mask[:, None], budget_bytes, weight)[0]
-    for _ in range(ROUNDS):
+    for _ in range(options.window_rounds):
         if polisher.simulator.effort.is_spent:
             break
         columns = _crossings(polisher, current, others)
         if not columns.shape[1]:
             break
         scores = _scores(polisher, columns, budget_bytes, weight)
-        found = polisher.run(columns[:, int(np.argmin(scores))], budget_bytes, 2, weight_factor)
+        found = polisher.run(
+            columns[:, int(np.argmin(scores))], budget_bytes, options.window_search_rounds, weight_factor
+        )
         score = _scores(polisher, found[:, None], budget_bytes, weight)[0]
-        if score >= best - 0.5:
+        if score >= best - options.min_gain_ns:
             break
         current, best = found, score
     return current
@@ -42,7 +38,7 @@ def cross(polisher: Polisher, mask: Bools, others: Sequence[Bools], budget_bytes
 def _crossings(polisher: Polisher, current: Bools, others: Sequence[Bools]) -> Bools:
     pool = polisher.pool
     columns = []
-    for length in LENGTHS:
+    for length in polisher.options.window_lengths:
         for first in range(0, max(1, len(pool) - length // 2), max(1, length // 2)):
             stretch = pool[first : first + length]
             seen = {current[stretch].tobytes()}
@@ -58,8 +54,9 @@ def _crossings(polisher: Polisher, current: Bools, others: Sequence[Bools]) -> B
 
 def _scores(polisher: Polisher, columns: Bools, budget_bytes: int, weight: float) -> list[float]:
     scores: list[float] = []
-    for first in range(0, columns.shape[1], BATCH):
-        batch = columns[:, first : first + BATCH]
+    most = polisher.options.window_batch
+    for first in range(0, columns.shape[1], most):
+        batch = columns[:, first : first + most]
         polisher.simulations += batch.shape[1]
         scores += polisher.score(polisher.simulator.run(batch), budget_bytes, weight).tolist()
     return scores

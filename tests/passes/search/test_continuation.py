@@ -6,7 +6,7 @@ import pytest
 
 from compile_remat.passes import Planner
 from compile_remat.passes.search import perturbation
-from compile_remat.passes.search.continuation import STEP, Descent
+from compile_remat.passes.search.continuation import Descent
 from compile_remat.passes.search.window_exchange import cross
 from tests.oracles import Shape, all_plans, chain, seeded_problem
 
@@ -29,7 +29,7 @@ def test_the_ladder_goes_down_as_far_as_the_budget() -> None:
     start = descent.start(20)
     rungs = [key[1] for key in planner.effort._shared if isinstance(key, tuple)]
     assert rungs == [34, 29, 25, 21]
-    assert rungs[-1] * STEP <= 20
+    assert rungs[-1] * planner.options.continuation_step <= 20
     assert planner.search.peak(start) < planner.fastest().peak_bytes
 
 

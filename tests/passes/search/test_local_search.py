@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,22 +11,23 @@ import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.search import local_search
-from compile_remat.passes.search.local_search import APART, NEAR, Polisher
+from compile_remat.passes.search.local_search import Polisher
 from compile_remat.passes.search.min_cut import pinned_indices
+from compile_remat.passes.search.options import SearchOptions
 from tests.oracles import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)
 SEEDS = range(25)
+WHOLE = SearchOptions(max_moves=1200)
 
 
-def polisher_of(problem: Problem, max_moves: int = 1200) -> Polisher:
+def polisher_of(problem: Problem, options: SearchOptions = WHOLE) -> Polisher:
     simulator = Simulator(problem)
     pinned = np.zeros(len(problem.values), dtype=bool)
     pinned[list(pinned_indices(problem))] = True
     order = np.argsort(simulator.position, kind="stable")
     pool = np.array([v for v in order if problem.values[v].is_saveable], dtype=np.int64)
-    return Polisher(simulator, pool, pinned, 3.0, max_moves)
+    return Polisher(simulator, pool, pinned, 3.0, options)
 
 
 def some_mask(problem: Problem, polisher: Polisher, seed: int) -> np.ndarray:
@@ -100,8 +102,8 @@ def test_moves_are_flips_and_near_swaps() -> None:
     moves = polisher._moves(mask, polisher.simulator.run(mask[:, None]), 0)
     assert sorted(v for v, partner in moves.tolist() if partner < 0) == list(range(20))
     swaps = {(v, w) for v, w in moves.tolist() if w >= 0}
-    assert swaps == {(10, w) for w in range(10 - NEAR, 11 + NEAR) if w != 10}
-    few = polisher_of(chain(20), max_moves=24)._moves(mask, polisher.simulator.run(mask[:, None]), 0)
+    assert swaps == {(10, w) for w in range(10 - WHOLE.swap_distance, 11 + WHOLE.swap_distance) if w != 10}
+    few = polisher_of(chain(20), SearchOptions(max_moves=24))._moves(mask, polisher.simulator.run(mask[:, None]), 0)
     assert len(few) <= 24
 
 
@@ -109,7 +111,7 @@ def test_moves_made_together_stand_apart() -> None:
     polisher = polisher_of(chain(20))
     chosen = polisher._far_apart(np.array([(v, -1) for v in range(20)]))
     places = [v for v, _ in chosen]
-    assert places == list(range(0, 20, APART))
+    assert places == list(range(0, 20, WHOLE.move_distance))
 
 
 def test_counts_the_plans_it_tries() -> None:
@@ -121,7 +123,7 @@ def test_counts_the_plans_it_tries() -> None:
     assert first == polisher.simulations > 0
 
 
-def test_a_round_costs_the_same_on_a_large_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_costs_the_same_on_a_large_graph() -> None:
     """Turn by turn, every move is tried once."""
     problem = chain(60)
     polisher = polisher_of(problem)
@@ -129,11 +131,11 @@ def test_a_round_costs_the_same_on_a_large_graph(monkeypatch: pytest.MonkeyPatch
     batch = polisher.simulator.one(mask)
     every = polisher._moves(mask, batch, 0)
     cells = len(problem.values) + len(problem.steps)
-    monkeypatch.setattr(local_search, "MOVE_CELLS", (len(every) // 3) * cells)
-    monkeypatch.setattr(local_search, "LEAST_MOVES", 1)
+    options = replace(WHOLE, move_cells=(len(every) // 3) * cells, min_moves=1)
+    polisher = polisher_of(problem, options)
     parts = [polisher._moves(mask, batch, turn) for turn in range(4)]
     assert max(map(len, parts)) <= len(every) // 3
     assert sorted(map(tuple, np.concatenate(parts).tolist())) == sorted(map(tuple, every.tolist()))
     assert polisher._moves(mask, batch, 4).tolist() == parts[0].tolist()
-    monkeypatch.setattr(local_search, "LEAST_MOVES", len(every))
+    polisher = polisher_of(problem, replace(options, min_moves=len(every)))
     assert polisher._moves(mask, batch, 0).tolist() == every.tolist()

@@ -7,7 +7,7 @@ import pytest
 
 from compile_remat.passes import Planner
 from compile_remat.passes.problem.work_budget import Effort
-from compile_remat.passes.search.min_peak import SAME_PEAK, Floors
+from compile_remat.passes.search.min_peak import Floors
 from compile_remat.passes.search.strategy import Search
 from tests.oracles import Shape, all_plans, seeded_problem
 
@@ -23,7 +23,7 @@ def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
     assert floors.unavoidable_bytes <= search.peak(floors.pressed) <= levels.min()
     lowest = min(search.peak(m) for m in floors.found)
     assert lowest <= search.peak(floors.pressed)
-    assert search.peak(floors.found[0]) <= lowest / SAME_PEAK
+    assert search.peak(floors.found[0]) <= lowest / search.options.same_peak
     for mask in (floors.pressed, *floors.found):
         assert not (search.pinned & ~mask).any()
 
@@ -31,7 +31,7 @@ def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
 def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
     search = Search(seeded_problem(6, LARGE), Effort())
     found = Floors(search).found
-    near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / SAME_PEAK]
+    near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / search.options.same_peak]
     assert search.time(found[0]) == min(map(search.time, near))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from compile_remat.passes.search import segment_dp
 from compile_remat.passes.search.segment_dp import Option, fastest_row
 
 Options = dict[tuple[int, int, int], Option]
@@ -50,8 +49,7 @@ def test_no_row_that_fits_is_faster(seed: int) -> None:
             assert sum(o.time_ns for o in found) == min(fitting)
 
 
-def test_thinned_labels_still_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_dp, "LABELS", 3)
+def test_thinned_labels_still_fit() -> None:
     for seed in range(10):
-        found = fastest_row(drawn_options(seed), LAST, 12)
+        found = fastest_row(drawn_options(seed), LAST, 12, max_labels=3)
         assert found is None or peak_of(found) <= 12
