@@ -156,7 +156,7 @@ class _Kernel:
         raise AssertionError("no kernel was compiled")
 
 
-def _emitted(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object) -> Iterator[str]:
+def emitted(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object) -> Iterator[str]:
     """Code of forward and backward, kernel sources inside; no compiler runs."""
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx
@@ -194,7 +194,7 @@ def _code(every: int) -> Rows:
     for name, scale in list(CODE_MODELS.items())[::every]:
         for setting in (0.5, "min"):
             case = models.build(name, scale=scale)
-            texts = list(_emitted(case.module, case.inputs, setting))
+            texts = list(emitted(case.module, case.inputs, setting))
             assert texts, f"{name}: nothing was compiled"
             rows[f"{name} {setting}"] = {"hash": _hash("\n".join(texts)), "num_graphs": len(texts)}
     return rows
