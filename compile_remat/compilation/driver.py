@@ -84,7 +84,7 @@ class Compilation:
             if self.config.check:
                 enter = self._enter_with(partitioner)
                 folder = self.config.report_dir
-                compiled = compile_checked(self.gm, self.example_inputs, partitioner, enter, folder)
+                compiled = compile_checked(self.gm, partitioner, enter, folder)
             elif self.config.compiler == "eager" or not partitioner.guarded:
                 compiled, partitioner = self._enter(partitioner)
                 self._keep(self._side_file(partitioner), reports)

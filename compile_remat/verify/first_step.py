@@ -24,10 +24,9 @@ from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
 from compile_remat.report import Report, amend, recording
 from compile_remat.verify.attribution import Arguments, Trace, blame
-from compile_remat.verify.cpu_reference import graph_on_host
 from compile_remat.verify.no_recompute import ReferencePartitioner
 from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed
-from compile_remat.verify.side_runs import StepFailed, Trials, devices_of, first_line
+from compile_remat.verify.side_runs import StepFailed, Trials, first_line
 from compile_remat.verify.tolerance import Gap, allowance, gap, size
 
 LOG = logging.getLogger("compile_remat")
@@ -70,7 +69,6 @@ class ObservedPartitioner(CustomPartitionerFn):
 
 def compile_checked(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
     partitioner: CustomPartitionerFn,
     enter: Callable[[CustomPartitionerFn], Compiled],
     report_dir: str | None,
@@ -82,7 +80,6 @@ def compile_checked(
         enter: Compiles it with the partitioner that it gets.
     """
     arguments = Arguments.of(gm)
-    on_host = graph_on_host(gm) if devices_of(example_inputs) else None
     observed, reference = ObservedPartitioner(partitioner), ReferencePartitioner()
     with without_partition_cache():
         compiled = enter(observed)
@@ -96,7 +93,7 @@ def compile_checked(
         except Exception as error:
             ending.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
             return compiled
-    trials = Trials(compiled, plain, on_host, reference, trace.peak_bytes)
+    trials = Trials(compiled, plain, reference, trace.peak_bytes)
     pending: FirstStep | None = FirstStep(trials, arguments, trace, ending)
 
     def call(*args: Any) -> Any:
@@ -155,7 +152,7 @@ class FirstStep:
             self.ending.note("passed")
 
     def _compare(self) -> None:
-        expected, epsilon = self.trials.expected(), self.trials.epsilon
+        expected, epsilon = self.trials.expected(), self.trials.facts.epsilon
         try:
             actual = self.trials.actual()
         except StepFailed as failure:

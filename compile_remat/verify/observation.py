@@ -62,18 +62,15 @@ def refuse_odd(arguments: Iterable[Any]) -> None:
 def copy_arguments(
     arguments: Sequence[Any],
     mutated: Collection[int] | None,
-    *,
     nudge: Nudge | None = None,
-    device: torch.device | None = None,
 ) -> Copies:
     """Copies of all but the parameters that stay as they are; overlapping tensors overlap in the copy, too.
 
     Args:
         mutated: Positions that the graph writes into; None where any may be.
         nudge: Move the parameters, which are copied then.
-        device: Where to copy to; None is where each one is.
     """
-    share = mutated is not None and nudge is None and device is None
+    share = mutated is not None and nudge is None
     copied = tuple(
         k
         for k, value in enumerate(arguments)
@@ -83,7 +80,7 @@ def copy_arguments(
     made = list(arguments)
     with torch.no_grad(), tensor_arguments.no_torch_function():
         for group in _overlapping({k: arguments[k] for k in copied}):
-            made = _copy_group(made, group, nudge, device)
+            made = _copy_group(made, group, nudge)
         made = [v.detach() if isinstance(v, torch.Tensor) and k not in copied else v for k, v in enumerate(made)]
     leaves = {
         k: made[k].requires_grad_()
@@ -119,14 +116,14 @@ ALIGNMENT = 64
 """Copies keep their place within so many bytes: kernels may have been compiled for an alignment."""
 
 
-def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None, device: torch.device | None) -> list[Any]:
+def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None) -> list[Any]:
     tensors = [made[k] for k in group]
     storage = tensors[0].untyped_storage()
     starts = [t.storage_offset() * t.dtype.itemsize for t in tensors]
     low = min(starts) // ALIGNMENT * ALIGNMENT
     high = max(start + joint_graph.storage_nbytes(t) for start, t in zip(starts, tensors, strict=True))
     raw = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, low, (high - low,), (1,))
-    raw = raw.to(device or raw.device, copy=True)
+    raw = raw.clone()
     if nudge is not None:
         _move(raw, tensors, nudge)
     made = list(made)
@@ -200,6 +197,3 @@ def _keep(value: Any) -> Any:
     if not tensor_arguments.is_plain_tensor(value) and value.layout is torch.strided:
         raise NotComparable(f"the graph gives a {type(value).__name__}, a tensor of another kind")
     return value.detach().to("cpu", copy=True)
-
-
-# -- the random state ---------------------------------------------------------------------------------------------------

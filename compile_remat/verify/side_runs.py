@@ -14,7 +14,6 @@ from compile_remat._util.units import format_bytes
 from compile_remat.device import free_memory
 from compile_remat.verify.no_recompute import ReferencePartitioner
 from compile_remat.verify.observation import (
-    RANDOM,
     NotComparable,
     Nudge,
     Observed,
@@ -22,9 +21,6 @@ from compile_remat.verify.observation import (
     observe,
     refuse_odd,
 )
-
-EPSILON_ELSEWHERE = 2.0**-10
-"""Spacing of TF32, which a GPU may use where the CPU has float32."""
 
 RESULTS_KEPT = 3
 """Sets of outputs and gradients on the host at once: of either plan, and of a measurement of rounding."""
@@ -52,19 +48,12 @@ class Trials:
         self,
         compiled: Compiled,
         plain: Compiled,
-        on_host: Compiled | None,
         facts: ReferencePartitioner,
         peak_bytes: int,
     ) -> None:
-        self.compiled, self.plain, self.on_host = compiled, plain, on_host
+        self.compiled, self.plain = compiled, plain
         self.facts, self.peak_bytes = facts, peak_bytes
-        self.is_here = True
         self.call: _Call | None = None
-
-    @property
-    def epsilon(self) -> float:
-        """Spacing of the coarsest numbers that occur in either computation."""
-        return self.facts.epsilon if self.is_here else max(self.facts.epsilon, EPSILON_ELSEWHERE)
 
     @contextmanager
     def on_the_side(self, args: Sequence[Any]) -> Iterator[None]:
@@ -79,7 +68,7 @@ class Trials:
         devices = devices_of(args)
         self.call = _Call(args, devices, read_random_state(devices))
         try:
-            self.is_here = self._fits_here()
+            self._require_memory()
             yield
         finally:
             write_random_state(self.call.random)
@@ -87,86 +76,67 @@ class Trials:
             _release(devices)
 
     def expected(self, nudge: Nudge | None = None) -> Observed:
-        """What the plan that recomputes nothing does; on the host where the device has no memory for it.
+        """What the plan that recomputes nothing does.
 
         Raises:
-            NotComparable: It fails, or there is no memory for it anywhere.
+            NotComparable: It fails, or there is no memory for it.
         """
+        call = self._begin()
         try:
-            return self._expected_here(nudge) if self.is_here else self._expected_on_host(nudge)
+            return observe(self.plain, copy_arguments(call.args, self.facts.mutated, nudge), call.devices)
         except NotComparable:
             raise
         except torch.OutOfMemoryError as error:
-            if self.is_here and self.on_host is not None and nudge is None:
-                self.is_here = False
-            else:
-                raise NotComparable(f"not enough memory ({first_line(error)})") from error
+            raise NotComparable(f"not enough device memory ({first_line(error)})") from error
         except Exception as error:
             raise NotComparable(f"the plan that recomputes nothing fails ({first_line(error)})") from error
-        return self.expected(nudge)
 
     def actual(self) -> Observed:
         """What the plan does.
 
         Raises:
             StepFailed: It raises an error.
-            NotComparable: There is no memory for it beside the copies, or it drew numbers that the host cannot draw.
+            NotComparable: There is no memory for it beside the copies.
         """
         call = self._begin()
         try:
-            seen = observe(self.compiled, copy_arguments(call.args, self.facts.mutated), call.devices)
+            return observe(self.compiled, copy_arguments(call.args, self.facts.mutated), call.devices)
         except torch.OutOfMemoryError as error:
-            raise NotComparable(f"not enough memory ({first_line(error)})") from error
+            raise NotComparable(f"not enough device memory ({first_line(error)})") from error
         except NotComparable:
             raise
         except Exception as error:
             raise StepFailed(first_line(error)) from error
-        if not self.is_here and any(not torch.equal(seen[RANDOM, place], old) for place, old in call.random.items()):
-            raise NotComparable("it draws random numbers, and the memory for a comparison on their device is missing")
-        return seen
-
-    # -- where --------------------------------------------------------------------------------------------------------
-
-    def _expected_here(self, nudge: Nudge | None) -> Observed:
-        call = self._begin()
-        return observe(self.plain, copy_arguments(call.args, self.facts.mutated, nudge=nudge), call.devices)
-
-    def _expected_on_host(self, nudge: Nudge | None) -> Observed:
-        call = self._begin()
-        needed, free = self._needed_bytes() + self._results_bytes(), free_memory.host_free_bytes()
-        if self.on_host is None or (free is not None and needed > free):
-            raise NotComparable(_shortage(needed, free))
-        copies = copy_arguments(call.args, None, nudge=nudge, device=torch.device("cpu"))
-        return observe(self.on_host, copies, call.devices)
 
     def _begin(self) -> _Call:
-        assert self.call is not None, "a trial belongs inside on_the_side"
+        assert self.call is not None, "a side run belongs inside on_the_side"
         _release(self.call.devices)
         write_random_state(self.call.random)
         return self.call
 
-    def _fits_here(self) -> bool:
-        """Whether the device has the memory; a host that has not is the end, as it would swap or kill the process."""
+    def _require_memory(self) -> None:
+        """All saved at once, the plan's temporaries and gradients, and copies of all arguments have to fit."""
         assert self.call is not None
-        needed, free = self._needed_bytes(), free_memory.host_free_bytes()
-        if not self.call.devices:
-            needed += self._results_bytes()
-            if free is not None and needed > free:
-                raise NotComparable(_shortage(needed, free))
-            return True
-        frees = [free_memory.free_bytes(d) for d in self.call.devices]
-        return all(f is None or needed <= f for f in frees)
+        argument_bytes = sum(a.nbytes for a in self.call.args if isinstance(a, torch.Tensor))
+        needed_bytes = self.facts.saved_bytes + self.peak_bytes + argument_bytes
+        require_memory(needed_bytes, RESULTS_KEPT * argument_bytes, self.call.devices)
 
-    def _needed_bytes(self) -> int:
-        """All saved at once, the plan's temporaries and gradients, and copies of all arguments."""
-        assert self.call is not None
-        tensors = [a for a in self.call.args if isinstance(a, torch.Tensor)]
-        return self.facts.saved_bytes + self.peak_bytes + sum(t.nbytes for t in tensors)
 
-    def _results_bytes(self) -> int:
-        assert self.call is not None
-        tensors = [a for a in self.call.args if isinstance(a, torch.Tensor)]
-        return RESULTS_KEPT * sum(t.nbytes for t in tensors)
+def require_memory(needed_bytes: int, results_bytes: int, devices: Sequence[torch.device]) -> None:
+    """Raise where a side run would not fit: `needed_bytes` on each device, or on the host beside `results_bytes`.
+
+    A host that runs out would swap or kill the process, so it is asked before anything is allocated.
+
+    Raises:
+        NotComparable: There is not enough memory; the text says how much is free.
+    """
+    host_bytes = results_bytes if devices else needed_bytes + results_bytes
+    places = [("host", host_bytes, free_memory.host_free_bytes())]
+    places += [("device", needed_bytes, free_memory.free_bytes(device)) for device in devices]
+    for kind, asked_bytes, free_bytes in places:
+        if free_bytes is not None and asked_bytes > free_bytes:
+            have = f"it takes {format_bytes(asked_bytes)}, and {format_bytes(free_bytes)} is free"
+            raise NotComparable(f"not enough {kind} memory: {have}")
 
 
 def devices_of(args: Sequence[Any]) -> tuple[torch.device, ...]:
@@ -177,11 +147,6 @@ def devices_of(args: Sequence[Any]) -> tuple[torch.device, ...]:
 def first_line(error: BaseException) -> str:
     """Type and first line of an error, for a text that mentions it."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-
-
-def _shortage(needed: int, free: int | None) -> str:
-    have = "an unknown amount" if free is None else format_bytes(free)
-    return f"it takes {format_bytes(needed)} of memory, and {have} is free"
 
 
 def _release(devices: Sequence[torch.device]) -> None:

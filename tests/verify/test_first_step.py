@@ -29,11 +29,10 @@ from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerW
 from compile_remat.planning import joint_planning
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.verify import tolerance
-from compile_remat.verify.cpu_reference import graph_on_host
 from compile_remat.verify.first_step import is_same
 from compile_remat.verify.no_recompute import ReferencePartitioner
 from compile_remat.verify.observation import NotComparable
-from compile_remat.verify.side_runs import Trials
+from compile_remat.verify.side_runs import Trials, require_memory
 from compile_remat.verify.tolerance import Gap, gap, size
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
 
@@ -601,63 +600,31 @@ def test_a_backward_that_always_fails_fails_in_the_backward() -> None:
         outputs[0].sum().backward()
 
 
-# -- on the host instead of the device ----------------------------------------------------------------------------------------
+# -- memory -------------------------------------------------------------------------------------------------------------------
 
 
-def out_of_memory(*args: Any) -> Any:
-    raise torch.OutOfMemoryError("planted")
+def test_a_device_without_memory_for_a_side_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 2000)
+    monkeypatch.setattr(free_memory, "host_free_bytes", lambda: 2000)
+    device = torch.device("cuda", 0)
+    require_memory(2000, 2000, [device])
+    require_memory(1000, 1000, [])
+    with pytest.raises(NotComparable, match=r"not enough device memory: it takes 2\.0 KiB, and 2\.0 KiB is free"):
+        require_memory(2001, 0, [device])
+    for needed_bytes, results_bytes, devices in ((0, 2001, [device]), (1000, 1001, [])):
+        with pytest.raises(NotComparable, match="not enough host memory"):
+            require_memory(needed_bytes, results_bytes, devices)
 
 
-def trials_on_host(module: nn.Module, *args: torch.Tensor) -> tuple[Trials, list[Any]]:
-    """Trials whose reference has no memory where the plan runs; the graph that Dynamo captured stands in."""
-    made: list[tuple[Any, list[Any]]] = []
+def test_a_side_run_that_runs_out_of_memory_is_skipped() -> None:
+    def out_of_memory(*args: Any) -> Any:
+        raise torch.OutOfMemoryError("planted")
 
-    def capture(gm: fx.GraphModule, inputs: list[Any]) -> Any:
-        def call(*actual: Any) -> Any:
-            made.append((Trials(gm.forward, out_of_memory, graph_on_host(gm), facts, 0), list(actual)))
-            return gm.forward(*actual)
-
-        return call
-
-    facts = ReferencePartitioner()
-    facts.epsilon = torch.finfo(torch.float32).eps
-    torch.compile(module, backend=capture)(*args)
-    return made[0]
-
-
-def test_the_reference_moves_to_the_host() -> None:
-    trials, args = trials_on_host(Layers(2), torch.randn(8, 8))
-    with trials.on_the_side(args):
-        expected, actual = trials.expected(), trials.actual()
-        assert not trials.is_here and trials.epsilon > torch.finfo(torch.float32).eps
-        assert expected.keys() >= actual.keys() > {("output", 0), ("gradient", 0)}
-        assert all(is_same(actual[k], expected[k], trials.epsilon) for k in actual)
-
-
-def test_random_numbers_cannot_be_compared_across_devices() -> None:
-    trials, args = trials_on_host(Layers(2, drop=0.5), torch.randn(8, 8))
-    random = torch.get_rng_state()
-    with pytest.raises(NotComparable, match="random"), trials.on_the_side(args):
-        trials.expected()
-        trials.actual()
-    assert torch.equal(torch.get_rng_state(), random)
-
-
-def test_a_graph_is_moved_with_its_bodies_and_constants() -> None:
-    body = fx.Graph()
-    body.output(body.call_function(torch.ones, (2,), {"device": "cuda:1"}))
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    made = graph.call_function(torch.arange, (2,), {"device": torch.device("cuda")})
-    moved = graph.call_method("to", (graph.get_attr("constant"), "cuda"))
-    inner = graph.call_module("body")
-    graph.output([made, moved, graph.call_method("cuda", (x,)), inner])
-    root = nn.Module()
-    root.constant, root.body = nn.Parameter(torch.ones(2)), fx.GraphModule({}, body)
-    module = fx.GraphModule(root, graph)
-    outputs = graph_on_host(module)(torch.zeros(2))
-    assert [t.tolist() for t in outputs] == [[0, 1], [1, 1], [0, 0], [1, 1]]
-    assert "'cuda'" in module.code and "'cuda'" not in graph_on_host(module).code
+    x, facts = torch.randn(8), ReferencePartitioner()
+    for trials in (Trials(torch.sin, out_of_memory, facts, 0), Trials(out_of_memory, torch.sin, facts, 0)):
+        with pytest.raises(NotComparable, match=r"not enough device memory .*planted"), trials.on_the_side([x]):
+            trials.expected()
+            trials.actual()
 
 
 @pytest.mark.gpu
@@ -668,14 +635,10 @@ def test_on_a_gpu(mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"memory_budget": "min", "check": 1} | ({"mode": mode} if mode else {})
     torch.compile(model, backend=remat, options=options)(x).sum().backward()
     assert compile_remat.reports()[-1].check == "passed"
-    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 0)  # on the host then
+    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 0)
     torch.compiler.reset()
-    torch.compile(Layers().cuda(), backend=remat, options=options)(x).sum().backward()
-    assert compile_remat.reports()[-1].check == "passed"
-    torch.compiler.reset()
-    random = torch.compile(Layers(drop=0.3).cuda(), backend=remat, options=options)
-    with pytest.warns(CheckWarning, match="random"):
-        random(x).sum().backward()
+    with pytest.warns(CheckWarning, match="not enough device memory"):
+        torch.compile(Layers().cuda(), backend=remat, options=options)(x).sum().backward()
 
 
 # -- how near is near ---------------------------------------------------------------------------------------------------------
