@@ -1,4 +1,4 @@
-"""Who is to blame for a tensor that differs: its name as the user writes it, its module, what was recomputed before it."""
+"""Attribution of a tensor that differs: its name as the user writes it, its module, and what was recomputed for it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Trace:
+class SplitJoint:
     """The joint graph that a plan split, and the plan's report (None where the planner failed)."""
 
     joint: fx.GraphModule
@@ -59,7 +59,7 @@ class Trace:
         return sorted(gradients, key=lambda position: places[gradients[position]])
 
     def recomputed_before(self, position: int) -> tuple[str, ...]:
-        """What is computed once more for the gradient of an argument, by name and origin, in graph order."""
+        """Recomputed values on which the gradient of an argument depends, by name and origin, in graph order."""
         node = joint_graph.gradient_nodes(self.joint).get(position)
         if self.report is None or self.report.plan is None or node is None:
             return ()
@@ -73,7 +73,7 @@ class Trace:
         return tuple(_described(n) for n in self.joint.graph.nodes if n in seen and n.name in recomputed)
 
     def module_path(self, position: int) -> str:
-        """The module in whose backward the gradient of an argument is made."""
+        """The module whose backward computes the gradient of an argument."""
         node = joint_graph.gradient_nodes(self.joint).get(position)
         return "" if node is None else origin_of(node).module_path
 
@@ -84,8 +84,8 @@ def _described(node: fx.Node) -> str:
     return f"{node.name} {where}".rstrip()
 
 
-def blame(key: Key, arguments: Arguments, trace: Trace) -> tuple[str, str, tuple[str, ...]]:
-    """Name, module path and recomputed values of one thing that was observed."""
+def attribute(key: Key, arguments: Arguments, split: SplitJoint) -> tuple[str, str, tuple[str, ...]]:
+    """Name, module path and recomputed values of one observed tensor or random state."""
     kind, place = key
     if kind == RANDOM:
         return f"the random state of {place}", "", ()
@@ -97,4 +97,4 @@ def blame(key: Key, arguments: Arguments, trace: Trace) -> tuple[str, str, tuple
         return f"the new value of {arguments.name(position)}", path, ()
     assert kind == GRADIENT
     name = f"the gradient of {arguments.name(position)}"
-    return name, path or trace.module_path(position), trace.recomputed_before(position)
+    return name, path or split.module_path(position), split.recomputed_before(position)

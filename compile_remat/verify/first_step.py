@@ -1,9 +1,9 @@
 """Option `check`: the first step of a compiled graph is compared with that of the plan that recomputes nothing.
 
-Both plans go through the same compiler, so that both draw the same random numbers.  The first call that can be
-differentiated runs either one forward and backward on copies, with tangents drawn here, and compares all that can be seen:
-outputs, what arguments became, gradients, the random state.  Then everything is put back and dropped, and the step that
-counts runs; later calls cost one `if`.
+Both plans go through the same compiler, so both draw the same random numbers.  The first call that can be differentiated
+runs each plan forward and backward on copies of the arguments, with tangents drawn here.  Outputs, mutated arguments,
+gradients and random states are compared.  Then the copies are dropped, the random state is restored and the user's step
+runs; later calls cost one `if`.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from compile_remat._torch.tensor_arguments import own_tracing_context
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
 from compile_remat.report import Report, amend, recording
-from compile_remat.verify.attribution import Arguments, Trace, blame
-from compile_remat.verify.no_recompute import ReferencePartitioner
+from compile_remat.verify.attribution import Arguments, SplitJoint, attribute
+from compile_remat.verify.no_recompute import NoRecomputePartitioner
 from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed
-from compile_remat.verify.side_runs import StepFailed, Trials, first_line
-from compile_remat.verify.tolerance import Gap, allowance, gap, size
+from compile_remat.verify.side_runs import SideRuns, StepFailed, first_line
+from compile_remat.verify.tolerance import ErrorNorms, bound, error_norms, magnitude
 
 LOG = logging.getLogger("compile_remat")
 
 NUDGES = 2
-"""How often rounding is measured; one measurement of a tensor of one element may be zero by chance."""
+"""How many times rounding is measured; a single measurement of a tensor of one element may be zero by chance."""
 
 Compiled = Callable[..., Any]
 
 
-class ObservedPartitioner(CustomPartitionerFn):
-    """Passes everything on to a partitioner and remembers the last joint graph with its report."""
+class RecordingPartitioner(CustomPartitionerFn):
+    """Calls another partitioner and keeps the last joint graph with its report."""
 
     def __init__(self, inner: CustomPartitionerFn) -> None:
         self.inner = inner
-        self.trace: Trace | None = None
+        self.split: SplitJoint | None = None
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -50,20 +50,20 @@ class ObservedPartitioner(CustomPartitionerFn):
         """Called for the bodies of nested regions first and for the whole graph last."""
         with recording() as new:
             modules: tuple[fx.GraphModule, fx.GraphModule] = self.inner(gm, joint_inputs, **kwargs)
-        self.trace = Trace(gm, new[-1] if new else None)
+        self.split = SplitJoint(gm, new[-1] if new else None)
         return modules
 
-    def take(self) -> Trace | None:
-        """What was seen; forgotten here, because torch 2.11 keeps a partitioner as long as what it compiled."""
-        trace, self.trace = self.trace, None
-        return trace
+    def take(self) -> SplitJoint | None:
+        """Return what was recorded and drop it: torch 2.11 keeps a partitioner as long as the code compiled with it."""
+        split, self.split = self.split, None
+        return split
 
     def uuid(self) -> object:
         """The partitioner's own."""
         return self.inner.uuid()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ObservedPartitioner:
-        """Inductor copies its options; what is remembered here must stay in one place."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecordingPartitioner:
+        """Inductor copies its options; the record must stay in one object."""
         return self
 
 
@@ -80,21 +80,21 @@ def compile_checked(
         enter: Compiles it with the partitioner that it gets.
     """
     arguments = Arguments.of(gm)
-    observed, reference = ObservedPartitioner(partitioner), ReferencePartitioner()
+    observed, reference = RecordingPartitioner(partitioner), NoRecomputePartitioner()
     with without_partition_cache():
         compiled = enter(observed)
-        trace = observed.take()
-        if trace is None:  # inference: nothing is saved, so nothing can be recomputed
+        split = observed.take()
+        if split is None:  # inference: nothing is saved, so nothing can be recomputed
             return compiled
-        ending = Ending(trace.report, report_dir)
+        outcome = Outcome(split.report, report_dir)
         try:
             with own_tracing_context():
                 plain = enter(reference)
         except Exception as error:
-            ending.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
+            outcome.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
             return compiled
-    trials = Trials(compiled, plain, reference, trace.peak_bytes)
-    pending: FirstStep | None = FirstStep(trials, arguments, trace, ending)
+    runs = SideRuns(compiled, plain, reference, split.peak_bytes)
+    pending: FirstStep | None = FirstStep(runs, arguments, split, outcome)
 
     def call(*args: Any) -> Any:
         nonlocal pending
@@ -107,73 +107,73 @@ def compile_checked(
 
 
 @dataclass(frozen=True)
-class Ending:
-    """Where it is said how the comparison ended."""
+class Outcome:
+    """Writes how the comparison ended into the report, the log and, where it was skipped, a warning."""
 
     planned: Report | None
     report_dir: str | None
 
     def note(self, text: str) -> None:
-        """Into the report, where there is one, and the log."""
+        """Write to the report, if there is one, and to the log."""
         LOG.info("check %s", text)
         if self.planned is not None:
             amend(self.planned, self.report_dir, check=text)
 
     def skipped(self, why: str) -> None:
-        """And as a warning."""
+        """Write why nothing was compared, and warn."""
         self.note(f"skipped: {why}")
         warnings.warn(f"compile_remat: the first step is not checked: {why}", CheckWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """The comparison, with all that it needs; dropped as a whole when it has been made."""
+    """One pending comparison with everything that it needs; dropped as a whole afterwards."""
 
-    trials: Trials
+    runs: SideRuns
     arguments: Arguments
-    trace: Trace
-    ending: Ending
+    split: SplitJoint
+    outcome: Outcome
 
     def run(self, args: Sequence[Any]) -> None:
-        """Compare; warn where that cannot be done.
+        """Compare, or warn why the two plans cannot be compared.
 
         Raises:
             CheckError: The two plans do not do the same.
         """
         try:
-            with self.trials.on_the_side(args):
+            with self.runs.isolated(args):
                 self._compare()
         except NotComparable as why:
-            self.ending.skipped(str(why))
+            self.outcome.skipped(str(why))
         except CheckError as error:
-            self.ending.note(f"failed: {error.tensor} {error.problem}")
+            self.outcome.note(f"failed: {error.tensor} {error.problem}")
             raise
         else:
-            self.ending.note("passed")
+            self.outcome.note("passed")
 
     def _compare(self) -> None:
-        expected, epsilon = self.trials.expected(), self.trials.facts.epsilon
+        expected, epsilon = self.runs.expected(), self.runs.facts.epsilon
         try:
-            actual = self.trials.actual()
+            actual = self.runs.actual()
         except StepFailed as failure:
             raise CheckError("the step", "", f"fails ({failure})", math.inf) from failure.__cause__
         suspects = [k for k in self._ordered(actual) if not is_same(actual[k], expected[k], epsilon)]
-        noise: dict[Key, list[Gap]] = {k: [] for k in suspects}
+        rounding: dict[Key, list[ErrorNorms]] = {k: [] for k in suspects}
         for seed in range(NUDGES if suspects else 0):
-            nudged = self.trials.expected(Nudge(epsilon, seed))
+            nudged = self.runs.expected(Nudge(epsilon, seed))
             for key in suspects:
-                noise[key].append(distance(nudged[key], expected[key]))
-        different = [k for k in suspects if not is_same(actual[k], expected[k], epsilon, noise[k])]
+                rounding[key].append(difference(nudged[key], expected[key]))
+        different = [k for k in suspects if not is_same(actual[k], expected[k], epsilon, rounding[k])]
         if different:
             first = different[0]
-            name, path, recomputed = blame(first, self.arguments, self.trace)
-            problem = in_words(actual[first], expected[first], epsilon, noise[first])
-            size = distance(actual[first], expected[first]).largest
+            name, path, recomputed = attribute(first, self.arguments, self.split)
+            problem = describe_difference(actual[first], expected[first], epsilon, rounding[first])
+            size = difference(actual[first], expected[first]).largest
             raise CheckError(name, path, problem, size, recomputed, len(different) - 1)
 
     def _ordered(self, seen: Observed) -> list[Key]:
-        """As they come: outputs, what arguments became, gradients as the backward reaches them, the random state."""
-        places = {position: place for place, position in enumerate(self.trace.gradient_order())}
+        """Outputs, mutated arguments, gradients in the order of the backward, then random states."""
+        places = {position: place for place, position in enumerate(self.split.gradient_order())}
         kinds = (OUTPUT, INPUT, GRADIENT, RANDOM)
 
         def place(key: Key) -> tuple[int, int]:
@@ -182,35 +182,35 @@ class FirstStep:
         return sorted(seen, key=place)
 
 
-# -- one thing observed -------------------------------------------------------------------------------------------------
+# -- one observed value -------------------------------------------------------------------------------------------------
 
 
-def distance(actual: Any, expected: Any) -> Gap:
-    """How far apart; infinite where the two cannot be subtracted."""
+def difference(actual: Any, expected: Any) -> ErrorNorms:
+    """Error norms of two observed values; infinite where they cannot be subtracted."""
     if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor):
         if actual.shape == expected.shape and actual.dtype == expected.dtype:
-            return gap(actual, expected)
-        return Gap(math.inf, math.inf)
+            return error_norms(actual, expected)
+        return ErrorNorms(math.inf, math.inf)
     is_equal = type(actual) is type(expected) and actual == expected
-    return Gap(0.0, 0.0) if is_equal else Gap(math.inf, math.inf)
+    return ErrorNorms(0.0, 0.0) if is_equal else ErrorNorms(math.inf, math.inf)
 
 
-def is_same(actual: Any, expected: Any, epsilon: float, noise: Sequence[Gap] = ()) -> bool:
+def is_same(actual: Any, expected: Any, epsilon: float, rounding: Sequence[ErrorNorms] = ()) -> bool:
     """Whether rounding explains the difference."""
-    apart = distance(actual, expected)
+    apart = difference(actual, expected)
     if not isinstance(expected, torch.Tensor):
         return apart.largest == 0
-    return not apart.exceeds(allowance(expected, epsilon, noise))
+    return not apart.exceeds(bound(expected, epsilon, rounding))
 
 
-def in_words(actual: Any, expected: Any, epsilon: float, noise: Sequence[Gap]) -> str:
+def describe_difference(actual: Any, expected: Any, epsilon: float, rounding: Sequence[ErrorNorms]) -> str:
     """What is wrong with it."""
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return f"is {_kind(actual)} instead of {_kind(expected)}"
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return f"is {_kind(actual)} instead of {_kind(expected)}"
-    apart, allowed = distance(actual, expected), allowance(expected, epsilon, noise)
-    own = size(expected)
+    apart, allowed = difference(actual, expected), bound(expected, epsilon, rounding)
+    own = magnitude(expected)
     return (
         f"differs by {apart.largest:.2e} (all elements together, as 2-norm: {apart.norm:.2e}), where rounding explains "
         f"{allowed.largest:.2e} ({allowed.norm:.2e}) and the numbers reach {own.largest:.2e} ({own.norm:.2e})"

@@ -1,4 +1,4 @@
-"""The plan that recomputes nothing, which `check` compares with: what the backward reads of the forward is saved."""
+"""The plan that recomputes nothing, which `check` compares with: every forward value that the backward reads is saved."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import must_be_saved
 
 
-class ReferencePartitioner(CustomPartitionerFn):
-    """Splits a joint graph without any recompute, and remembers what only the joint graph knows.
+class NoRecomputePartitioner(CustomPartitionerFn):
+    """Splits a joint graph without any recompute, and keeps facts that only the joint graph has.
 
     Attributes:
         ran: Whether there was a joint graph: inference has none.
-        saved_bytes: Storage of what the forward hands over, views counted too: not less than what it takes.
-        mutated: Arguments that the graph writes into; None where they cannot be told apart.
-        epsilon: Spacing of the coarsest floating-point numbers, of those with 16 bits or more, that occur.
+        saved_bytes: Storage of the saved values, views counted separately: an upper bound.
+        mutated: Positions of the arguments that the graph writes into; None where they are not known.
+        epsilon: Machine epsilon of the coarsest floating-point type of 16 bits or more in the graph.
         communicates: Whether other ranks have to take part.
     """
 
@@ -52,11 +52,11 @@ class ReferencePartitioner(CustomPartitionerFn):
         return joint_graph.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
 
     def uuid(self) -> object:
-        """Its graphs are compiled without the cache of partitions; the name keeps them apart from others."""
+        """Constant: its graphs are compiled without the partition cache."""
         return "compile_remat: recompute nothing"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ReferencePartitioner:
-        """Inductor copies its options; what is remembered here must stay in one place."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoRecomputePartitioner:
+        """Inductor copies its options; the facts must stay in one object."""
         return self
 
 

@@ -1,7 +1,7 @@
-"""One step on the side: a compiled graph runs forward and backward on copies, and what it did is written down.
+"""Observe one step: run a compiled graph forward and backward on copies and return all that it computed.
 
-Nothing of the caller's changes: what the graph may write into is copied first, gradients are returned and not
-accumulated, and the random state is put back by whoever started the trial.
+Nothing of the caller's changes: arguments that the graph may write into are copied first, and gradients are returned, not
+accumulated.  `side_runs` restores the random state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTPUT, INPUT, RANDOM, GRADIENT = "output", "input", "random", "gradient"
 
 
 class NotComparable(Exception):
-    """Why a step cannot be tried on the side."""
+    """A step cannot be run twice; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Nudge:
 
 @dataclass(frozen=True)
 class Copies:
-    """Arguments for one trial.
+    """Arguments for one side run.
 
     Attributes:
         arguments: What the graph is called with.
-        leaves: Those that ask for a gradient, by position; an argument that the graph writes into is made from its leaf.
+        leaves: Those that require a gradient, by position; an argument that the graph writes into is a clone of its leaf.
         copied: Positions of tensors that share no memory with the caller's.
     """
 
@@ -48,8 +48,8 @@ class Copies:
     copied: tuple[int, ...] = ()
 
 
-def refuse_odd(arguments: Iterable[Any]) -> None:
-    """Raise `NotComparable` for what cannot be copied by its elements, or holds a state that cannot be seen."""
+def refuse_uncopyable(arguments: Iterable[Any]) -> None:
+    """Raise `NotComparable` for arguments that cannot be copied element by element, or that hold hidden state."""
     for value in arguments:
         if value is None or isinstance(value, bool | int | float | complex | str | torch.SymInt):
             continue
@@ -64,18 +64,18 @@ def copy_arguments(
     mutated: Collection[int] | None,
     nudge: Nudge | None = None,
 ) -> Copies:
-    """Copies of all but the parameters that stay as they are; overlapping tensors overlap in the copy, too.
+    """Copy all tensors but parameters that the graph leaves alone; tensors that overlap do so in the copies, too.
 
     Args:
         mutated: Positions that the graph writes into; None where any may be.
         nudge: Move the parameters, which are copied then.
     """
-    share = mutated is not None and nudge is None
+    shares_parameters = mutated is not None and nudge is None
     copied = tuple(
         k
         for k, value in enumerate(arguments)
         if isinstance(value, torch.Tensor)
-        and not (share and isinstance(value, torch.nn.Parameter) and k not in (mutated or ()))
+        and not (shares_parameters and isinstance(value, torch.nn.Parameter) and k not in (mutated or ()))
     )
     made = list(arguments)
     with torch.no_grad(), tensor_arguments.no_torch_function():
@@ -113,7 +113,7 @@ def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
 
 
 ALIGNMENT = 64
-"""Copies keep their place within so many bytes: kernels may have been compiled for an alignment."""
+"""Copies keep their offset modulo this many bytes: kernels may have been compiled for an alignment."""
 
 
 def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None) -> list[Any]:
@@ -147,7 +147,7 @@ def _placed(
 
 
 def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> None:
-    """Nudge what is a parameter or asks for a gradient; data may hold labels and masks that must stay exact."""
+    """Nudge parameters and tensors that require a gradient; data may hold labels and masks that must stay exact."""
     dtypes = {t.dtype for t in tensors}
     is_number = tensors[0].is_floating_point() or tensors[0].is_complex()
     is_free = any(t.requires_grad or isinstance(t, torch.nn.Parameter) for t in tensors)
@@ -164,7 +164,7 @@ def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> N
 
 
 def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torch.device]) -> Observed:
-    """Run forward and, for what can be differentiated, backward; everything seen is copied to the CPU."""
+    """Run forward and, where something requires a gradient, backward; results are copied to the CPU."""
     with tensor_arguments.detached_from_callers_autograd(), torch.enable_grad():
         outputs = function(*copies.arguments)
         seen: Observed = {(OUTPUT, k): _keep(value) for k, value in enumerate(outputs)}
@@ -181,7 +181,7 @@ def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torc
 
 
 def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
-    """Numbers of either sign between 0.5 and 1.5, the same in every trial, not from anybody's generator."""
+    """Numbers of either sign between 0.5 and 1.5, equal in every side run, from a generator of its own."""
     if not tensor_arguments.is_plain_tensor(output):
         raise NotComparable(f"the graph returns a {type(output).__name__}, a tensor of another kind")
     draw = torch.Generator(output.device).manual_seed(seed)

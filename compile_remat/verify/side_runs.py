@@ -1,4 +1,4 @@
-"""The two plans of one graph, each run on the side: where there is memory for it, and leaving no trace."""
+"""Side runs: both plans of one graph run once more on copies, if the memory allows, and leave no trace."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from compile_remat._torch.random_state import read_random_state, write_random_state
 from compile_remat._util.units import format_bytes
 from compile_remat.device import free_memory
-from compile_remat.verify.no_recompute import ReferencePartitioner
+from compile_remat.verify.no_recompute import NoRecomputePartitioner
 from compile_remat.verify.observation import (
     NotComparable,
     Nudge,
     Observed,
     copy_arguments,
     observe,
-    refuse_odd,
+    refuse_uncopyable,
 )
 
 RESULTS_KEPT = 3
-"""Sets of outputs and gradients on the host at once: of either plan, and of a measurement of rounding."""
+"""Sets of outputs and gradients on the host at once: one of each plan, and one of a measurement of rounding."""
 
 Compiled = Callable[..., Any]
 
@@ -33,40 +33,40 @@ class StepFailed(Exception):
 
 
 @dataclass(frozen=True)
-class _Call:
-    """The call that is tried, and how things stood before it."""
+class _IsolatedCall:
+    """The arguments of the user's call, and the random states before it."""
 
     args: Sequence[Any]
     devices: tuple[torch.device, ...]
     random: dict[str, torch.Tensor]
 
 
-class Trials:
-    """Runs of the plan (`actual`) and of the plan that recomputes nothing (`expected`) inside `on_the_side`."""
+class SideRuns:
+    """Runs of the plan (`actual`) and of the plan that recomputes nothing (`expected`) inside `isolated`."""
 
     def __init__(
         self,
         compiled: Compiled,
         plain: Compiled,
-        facts: ReferencePartitioner,
+        facts: NoRecomputePartitioner,
         peak_bytes: int,
     ) -> None:
         self.compiled, self.plain = compiled, plain
         self.facts, self.peak_bytes = facts, peak_bytes
-        self.call: _Call | None = None
+        self.call: _IsolatedCall | None = None
 
     @contextmanager
-    def on_the_side(self, args: Sequence[Any]) -> Iterator[None]:
-        """Choose where to run; whatever happens inside, random state and memory are as before.
+    def isolated(self, args: Sequence[Any]) -> Iterator[None]:
+        """Allow side runs on `args` inside; afterwards random states and free memory are as before.
 
         Raises:
-            NotComparable: There is no way to run these arguments twice.
+            NotComparable: These arguments cannot be run twice, or there is not enough memory.
         """
-        refuse_odd(args)
+        refuse_uncopyable(args)
         if self.facts.communicates:
             raise NotComparable("the graph communicates with other ranks, which may not compare at the same time")
         devices = devices_of(args)
-        self.call = _Call(args, devices, read_random_state(devices))
+        self.call = _IsolatedCall(args, devices, read_random_state(devices))
         try:
             self._require_memory()
             yield
@@ -108,8 +108,8 @@ class Trials:
         except Exception as error:
             raise StepFailed(first_line(error)) from error
 
-    def _begin(self) -> _Call:
-        assert self.call is not None, "a side run belongs inside on_the_side"
+    def _begin(self) -> _IsolatedCall:
+        assert self.call is not None, "a side run needs `isolated` around it"
         _release(self.call.devices)
         write_random_state(self.call.random)
         return self.call
@@ -140,7 +140,7 @@ def require_memory(needed_bytes: int, results_bytes: int, devices: Sequence[torc
 
 
 def devices_of(args: Sequence[Any]) -> tuple[torch.device, ...]:
-    """The accelerators that the arguments are on."""
+    """The accelerators that hold the arguments."""
     return tuple(dict.fromkeys(a.device for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"))
 
 
@@ -150,6 +150,6 @@ def first_line(error: BaseException) -> str:
 
 
 def _release(devices: Sequence[torch.device]) -> None:
-    """Give back what the allocators keep: a trial must not make the next step look short of memory."""
+    """Empty the allocators' caches: a side run must not make the next step look short of memory."""
     for device in devices:
         torch.get_device_module(device).empty_cache()

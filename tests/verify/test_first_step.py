@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import pickle
 import re
 import warnings
@@ -28,12 +27,6 @@ from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
 from compile_remat.planning import joint_planning
 from compile_remat.planning.partitioner import RematPartitioner
-from compile_remat.verify import tolerance
-from compile_remat.verify.first_step import is_same
-from compile_remat.verify.no_recompute import ReferencePartitioner
-from compile_remat.verify.observation import NotComparable
-from compile_remat.verify.side_runs import Trials, require_memory
-from compile_remat.verify.tolerance import Gap, gap, size
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
 
 aten = torch.ops.aten
@@ -289,7 +282,7 @@ def test_the_error_lists_what_is_recomputed_on_the_way() -> None:
     assert names and set(names) <= set(plan.recomputed)
     text = str(caught.value)
     assert "the first of" in text and f"Recomputed on the way to it ({len(names)})" in text
-    assert all("test_check.py:" in entry for entry in caught.value.recomputed)
+    assert all("test_first_step.py:" in entry for entry in caught.value.recomputed)
 
 
 def test_gradients_before_the_fault_are_not_blamed() -> None:
@@ -600,31 +593,7 @@ def test_a_backward_that_always_fails_fails_in_the_backward() -> None:
         outputs[0].sum().backward()
 
 
-# -- memory -------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_device_without_memory_for_a_side_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "free_bytes", lambda device: 2000)
-    monkeypatch.setattr(free_memory, "host_free_bytes", lambda: 2000)
-    device = torch.device("cuda", 0)
-    require_memory(2000, 2000, [device])
-    require_memory(1000, 1000, [])
-    with pytest.raises(NotComparable, match=r"not enough device memory: it takes 2\.0 KiB, and 2\.0 KiB is free"):
-        require_memory(2001, 0, [device])
-    for needed_bytes, results_bytes, devices in ((0, 2001, [device]), (1000, 1001, [])):
-        with pytest.raises(NotComparable, match="not enough host memory"):
-            require_memory(needed_bytes, results_bytes, devices)
-
-
-def test_a_side_run_that_runs_out_of_memory_is_skipped() -> None:
-    def out_of_memory(*args: Any) -> Any:
-        raise torch.OutOfMemoryError("planted")
-
-    x, facts = torch.randn(8), ReferencePartitioner()
-    for trials in (Trials(torch.sin, out_of_memory, facts, 0), Trials(out_of_memory, torch.sin, facts, 0)):
-        with pytest.raises(NotComparable, match=r"not enough device memory .*planted"), trials.on_the_side([x]):
-            trials.expected()
-            trials.actual()
+# -- on a GPU --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
@@ -641,39 +610,7 @@ def test_on_a_gpu(mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(Layers().cuda(), backend=remat, options=options)(x).sum().backward()
 
 
-# -- how near is near ---------------------------------------------------------------------------------------------------------
-
-
-def test_gaps() -> None:
-    a = torch.tensor([1.0, math.inf, math.nan, -2.0])
-    assert gap(a, a.clone()) == Gap(0.0, 0.0)
-    assert gap(a, torch.tensor([1.0, math.inf, math.nan, 1.0])) == Gap(3.0, 3.0)
-    assert gap(a, torch.tensor([1.0, -math.inf, math.nan, -2.0])).largest == math.inf
-    assert gap(a, torch.tensor([1.0, math.inf, 0.0, -2.0])).largest == math.inf
-    assert gap(torch.tensor([3 + 4j]), torch.tensor([0j])) == Gap(4.0, 5.0)
-    assert gap(torch.ones(0), torch.ones(0)) == Gap(0.0, 0.0)
-    assert gap(torch.tensor([True, False]), torch.tensor([True, True])) == Gap(1.0, 1.0)
-    assert size(a) == Gap(2.0, math.sqrt(5))
-
-
-def test_gaps_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b = torch.randn(7, 5), torch.randn(7, 5)
-    whole = gap(a, b)
-    monkeypatch.setattr(tolerance, "CHUNK", 3)
-    assert gap(a, b).largest == whole.largest and math.isclose(gap(a, b).norm, whole.norm)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_what_is_allowed(dtype: torch.dtype) -> None:
-    expected, eps = torch.tensor([1.0, 0.5, 0.0], dtype=dtype), float(torch.finfo(dtype).eps)
-    near, far = expected.clone(), expected.clone()
-    near[2], far[2] = eps, 8 * eps
-    assert is_same(near, expected, eps) and not is_same(far, expected, eps)
-    assert is_same(far, expected, eps, [Gap(0.0, 0.0), Gap(2 * eps, 2 * eps)])  # the model's own rounding is larger
-    assert not is_same(far, expected, eps, [Gap(eps, 2 * eps)])
-    assert not is_same(far, expected, eps, [Gap(2 * eps, eps)])
-    assert not is_same(torch.tensor([1, 2]), torch.tensor([1, 3]), eps)
-    assert not is_same(None, expected, eps) and not is_same(expected[:2], expected, eps) and is_same(None, None, eps)
+# -- the error -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_check_error_survives_pickle() -> None:
