@@ -1,8 +1,8 @@
-"""Inductor's layout of convolutions: channels_last wherever the tensors are on a CPU (``GraphLowering.decide_layout_opt``).
+"""Inductor's layout of convolutions: channels_last where `InductorRules.has_channels_last` says so, which is on CPUs.
 
-Imports nothing of ours but `_torch`.  What a convolution reads and writes then has its channels innermost.  Values of the graph
-are made that way; inputs of the graph, such as weights, are copied at the start of the forward, and where the backward
-reads them it gets the copies.  Elsewhere the answer hangs on a count of arithmetic, and no copies are foreseen.
+Imports nothing of ours but its siblings.  What a convolution reads and writes then has its channels innermost.  Values of the
+graph are made that way; inputs of the graph, such as weights, are copied at the start of the forward, and where the backward
+reads them it gets the copies.
 """
 
 from __future__ import annotations
@@ -10,29 +10,27 @@ from __future__ import annotations
 import torch
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.inductor_rules import RulesOf, inductor_rules
 
 
-def is_copied(value: object) -> bool:
+def is_copied(value: object, rules: RulesOf = inductor_rules) -> bool:
     """Whether Inductor copies this (fake) input of a convolution into another order of its dimensions."""
-    if not isinstance(value, torch.Tensor) or not is_channels_last(value):
+    if not isinstance(value, torch.Tensor) or not is_channels_last(value, rules):
         return False
-    return _order(value, joint_graph.hint_strides(value)) != _order(value, convolution_strides(value))
+    return _order(value, joint_graph.hint_strides(value)) != _order(value, convolution_strides(value, rules))
 
 
-def is_channels_last(value: object) -> bool:
+def is_channels_last(value: object, rules: RulesOf = inductor_rules) -> bool:
     """Whether Inductor gives this tensor, which a convolution reads or writes, channels that are innermost."""
-    from torch._inductor import config
-
-    has_onednn = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
-    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.device.type != "cpu":
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
-    return bool(has_onednn) and bool(config.layout_optimization)
+    return rules(value.device.type).has_channels_last
 
 
-def convolution_strides(value: torch.Tensor) -> tuple[int, ...]:
+def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) -> tuple[int, ...]:
     """Strides, in elements, under which a convolution gets or makes this tensor; a slice of channels keeps their distance."""
     strides = joint_graph.hint_strides(value)
-    if not is_channels_last(value):
+    if not is_channels_last(value, rules):
         return strides
     _, channels, height, width = joint_graph.hint_shape(value)
     if strides[1:] == (height * width, width, 1):

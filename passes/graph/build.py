@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph
+from compile_remat._torch.inductor_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import Draft, price
@@ -41,24 +43,6 @@ KERNELS = {
     OpKind.OTHER: EXTERN,
 }
 
-REUSE_READS = 4
-"""``torch._inductor.config.realize_reads_threshold``: a reused pointwise value that reads more buffers is realised."""
-
-AS_STRIDED = frozenset({torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default})
-"""Inductor writes what these read to memory, whatever else reads it: they speak of strides (``GraphLowering.run_node``)."""
-
-GATHERED_READS = {"cpu": 12}
-GATHERED_READS_GPU = 8
-"""``realize_cpu_acc_reads_threshold`` and ``_realize_acc_reads_threshold_default`` of Inductor's config: a value whose
-fused expression reads more buffers than this is realised, reused or not."""
-
-HEAVY_ON_CPU = frozenset({"exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh"})
-"""Reused on CPU, these are realised (torch 2.13, ``StorageBox.should_realize_on_reuse``)."""
-
-MASK_FACTOR = 8
-"""Saved masks on CPU: a ResNet whose plan saved twelve of them instead of comparing saved activations again took 1.8
-times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``)."""
-
 NEVER_FUSED = -1
 """Stands for the depth of a kernel that nothing is fused with."""
 
@@ -77,6 +61,7 @@ def build_problem(
     cost: CostModel,
     reference: Iterable[fx.Node] = (),
     workspace: Workspace = lambda node: 0,
+    rules: RulesOf = inductor_rules,
 ) -> Problem:
     """Read a joint graph.
 
@@ -86,10 +71,12 @@ def build_problem(
         cost: Prices nodes and fused groups.
         reference: The nodes that torch's own chooser saves, kept as a candidate plan.
         workspace: Asked once for every node that runs an unfused kernel.
+        rules: Asked once for every type of device that a tensor is on, which need not be here.  By default those of the
+            installed Inductor under its present options.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    return _Builder(joint, cost, workspace).build(reference)
+    return _Builder(joint, cost, workspace, functools.cache(rules)).build(reference)
 
 
 @dataclass
@@ -115,8 +102,8 @@ class _Draft(Draft):
 
 
 class _Builder:
-    def __init__(self, joint: joint_graph.Joint, cost: CostModel, workspace: Workspace) -> None:
-        self.joint, self.cost, self.workspace = joint, cost, workspace
+    def __init__(self, joint: joint_graph.Joint, cost: CostModel, workspace: Workspace, rules: RulesOf) -> None:
+        self.joint, self.cost, self.workspace, self.rules = joint, cost, workspace, rules
         self.values: list[_Draft] = []
         self.steps: list[_Draft] = []
         self.drafts: dict[fx.Node, _Draft] = {}
@@ -185,7 +172,7 @@ class _Builder:
             ),
             in_forward=self.joint.info.is_required_fw(node),
             in_backward=in_backward,
-            mask_factor=_mask_factor(node),
+            mask_factor=self._mask_factor(node),
             node=node,
             joint_index=index,
             pin=pin,
@@ -202,6 +189,16 @@ class _Builder:
             draft.late_step = len(self.steps) if self.is_past_tangents and not draft.in_forward else -1
             self.values.append(draft)
 
+    def _rules_of(self, node: fx.Node) -> InductorRules:
+        """For the device that the node's value is on."""
+        value = node.meta.get("val")
+        return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+
+    def _mask_factor(self, node: fx.Node) -> int:
+        value = node.meta.get("val")
+        is_mask = isinstance(value, torch.Tensor) and value.dtype is torch.bool
+        return self._rules_of(node).mask_traffic_factor if is_mask else 1
+
     def _is_alias_item(self, node: fx.Node) -> bool:
         source = node.all_input_nodes[0]
         return source not in self.drafts
@@ -213,10 +210,10 @@ class _Builder:
         """
         value = draft.node.meta.get("val")
         if draft.kernel == ITEM:
-            return conv_layout.is_channels_last(value) and any(s.op.kind is OpKind.CONV for s in draft.sources)
+            return conv_layout.is_channels_last(value, self.rules) and any(s.op.kind is OpKind.CONV for s in draft.sources)
         if draft.op.kind is OpKind.CONV:
-            return conv_layout.is_channels_last(value)
-        if draft.kernel != POINTWISE or not conv_layout.is_channels_last(value) or is_reshaped(draft.node):
+            return conv_layout.is_channels_last(value, self.rules)
+        if draft.kernel != POINTWISE or not conv_layout.is_channels_last(value, self.rules) or is_reshaped(draft.node):
             return False
         like = [
             s
@@ -236,30 +233,27 @@ class _Builder:
         if draft.kernel != POINTWISE:
             draft.gathered = frozenset({draft.node.name})
             return
-        value = draft.node.meta.get("val")
-        device = value.device.type if isinstance(value, torch.Tensor) else "cpu"
+        rules = self._rules_of(draft.node)
         reads = frozenset().union(*(s.gathered for s in draft.sources if isinstance(s, _Draft)))
         reads |= {name for name, _ in draft.input_reads}
         name = draft.op.target.split(".")[1] if "." in draft.op.target else draft.op.target
-        draft.has_heavy = name in HEAVY_ON_CPU or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
+        draft.has_heavy = name in rules.heavy_ops or any(s.has_heavy for s in draft.sources if isinstance(s, _Draft))
         reused = most_users(draft.node) > 1
-        if name == "inductor_random":
-            # lowering.py realises random numbers, whatever reads them.
+        if name in rules.drawn_ops:
             draft.gathered, draft.is_drawn = frozenset({draft.node.name}), True
             return
         if name == "cat" and (
-            device == "cpu" or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)
+            rules.always_concatenates or all(isinstance(s, _Draft) and s.kernel != POINTWISE for s in draft.sources)
         ):
-            # A concatenation is a buffer that its inputs are copied into (lowering.py, `cat`).
             draft.gathered, draft.concatenates = frozenset({draft.node.name}), True
             return
-        draft.realised = len(reads) > GATHERED_READS.get(device, GATHERED_READS_GPU) or (
-            reused and (len(reads) > REUSE_READS or (draft.has_heavy and device == "cpu"))
+        draft.realised = len(reads) > rules.max_reads or (
+            reused and (len(reads) > rules.max_reads_if_reused or draft.has_heavy)
         )
         extern_reader = any(
             u in self.joint.info.tangents_closure and (_is_extern(u) or u in self.addmms) for u in draft.node.users
         )
-        draft.realised |= draft.node in self.addmms or any(u.target in AS_STRIDED for u in draft.node.users)
+        draft.realised |= draft.node in self.addmms or any(str(u.target) in rules.strided_readers for u in draft.node.users)
         if draft.realised or extern_reader:
             draft.gathered, draft.has_heavy = frozenset({draft.node.name}), False
         else:
@@ -342,7 +336,7 @@ class _Builder:
                 self._mark_copied_arguments(draft)
         for node, draft in last.items():
             is_tangent = node in self.joint.info.tangents_closure
-            if not is_tangent and conv_layout.is_copied(node.meta.get("val")):
+            if not is_tangent and conv_layout.is_copied(node.meta.get("val"), self.rules):
                 draft.held_bytes += joint_graph.storage_nbytes(node.meta["val"])
 
     def _mark_copied_arguments(self, convolution: _Draft) -> None:
@@ -358,7 +352,7 @@ class _Builder:
                 draft = self.drafts.get(root)
                 if draft is None or draft.kernel != POINTWISE or draft.is_channels_last:
                     continue
-                if not conv_layout.is_channels_last(node.meta.get("val")):
+                if not conv_layout.is_channels_last(node.meta.get("val"), self.rules):
                     continue
                 if draft.concatenates:
                     draft.copied_bytes = draft.nbytes
@@ -458,12 +452,6 @@ def _positions(values: list[_Draft], index_of: dict[fx.Node, int]) -> list[int]:
 
 def _is_extern(node: fx.Node) -> bool:
     return node.op == "call_function" and KERNELS.get(describe(node).kind) == EXTERN
-
-
-def _mask_factor(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    is_slow = isinstance(value, torch.Tensor) and value.dtype is torch.bool and value.device.type == "cpu"
-    return MASK_FACTOR if is_slow else 1
 
 
 def _unread_bytes(node: fx.Node) -> int:

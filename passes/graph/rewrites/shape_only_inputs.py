@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import fx
 
-aten = torch.ops.aten
+from compile_remat._torch.inductor_rules import RulesOf, inductor_rules
 
-LARGEST_WINDOW = 25
-"""Inductor calls ATen's kernel for a pooling whose inputs lie in more windows, and would write the constant for it."""
+aten = torch.ops.aten
 
 POOLINGS = {
     aten.avg_pool2d_backward.default: None,
@@ -25,11 +24,13 @@ POOLINGS = {
 """Operators that read their second argument for its size, with the position of their dilation."""
 
 
-def forget_contents(module: fx.GraphModule) -> int:
+def forget_contents(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> int:
     """Give poolings' backwards a constant of the size of their forwards' inputs.
 
     Args:
         module: A joint graph; rewritten in place.  Sizes that are symbols stay as they are.
+        rules: Of Inductor, for a type of device: it calls ATen's kernel for a pooling whose inputs lie in too many windows, and
+            would write the constant for it.
 
     Returns:
         How many inputs were replaced.
@@ -38,7 +39,7 @@ def forget_contents(module: fx.GraphModule) -> int:
     for node in [n for n in module.graph.nodes if n.target in POOLINGS]:
         source = node.args[1]
         value = source.meta.get("val")
-        if source.target is aten.full.default or not isinstance(value, torch.Tensor) or not _is_known(value, node):
+        if source.target is aten.full.default or not isinstance(value, torch.Tensor) or not _is_known(value, node, rules):
             continue
         with module.graph.inserting_before(node):
             constant = module.graph.call_function(
@@ -54,7 +55,7 @@ def forget_contents(module: fx.GraphModule) -> int:
     return replaced
 
 
-def _is_known(value: torch.Tensor, node: fx.Node) -> bool:
+def _is_known(value: torch.Tensor, node: fx.Node, rules: RulesOf) -> bool:
     """Whether all sizes are numbers, and Inductor makes the kernel itself."""
     if not all(type(size) is int for size in value.shape):
         return False
@@ -62,7 +63,7 @@ def _is_known(value: torch.Tensor, node: fx.Node) -> bool:
     place = POOLINGS[node.target]  # type: ignore[index]
     dilation = _pair(node.args[place]) if place is not None and len(node.args) > place else ()
     windows = prod(ceil(k / s) for k, s in zip(kernel, stride, strict=True))
-    return windows <= LARGEST_WINDOW and all(d == 1 for d in dilation)
+    return windows <= rules(value.device.type).max_pooling_window and all(d == 1 for d in dilation)
 
 
 def _pair(sizes: Any) -> tuple[int, ...]:

@@ -1,0 +1,122 @@
+"""What the memory model copies from Inductor: thresholds and lists, read from the Inductor that is installed.
+
+Imports nothing of ours.  `inductor_rules` asks for the values at the moment of the call, so that what the user sets counts, as
+``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.config``: torch's cache keys hold these options, and a
+partitioner runs while they are in force.  ``tests/inductor/test_rules.py`` has a test for each rule that fails when Inductor
+changes it.
+
+Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``, ``realize_opcount_threshold = 30``)
+and the list of heavy operators was shorter (exp, sigmoid).
+
+It stands here and not in `compile_remat.inductor` because `passes` and `cost_models` need it as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+UNARY_OPS = (
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",
+    "lgamma", "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+)  # fmt: skip
+"""Operators of ``torch._inductor.virtualized.ops`` with one argument, which Inductor is asked about."""
+
+
+@dataclass(frozen=True)
+class InductorRules:
+    """When Inductor writes a value of a fused kernel to memory, and how it lays tensors out, on one type of device.
+
+    Attributes:
+        max_reads: A value whose fused expression reads more buffers is materialised (``StorageBox.has_exceeded_max_reads`` in
+            ``ir.py``; ``config.realize_acc_reads_threshold``).
+        max_reads_if_reused: The same for a value with several readers (``StorageBox.should_realize_on_reuse``;
+            ``config.realize_reads_threshold``).
+        max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
+            ``config.realize_opcount_threshold``).  The memory model does not count operations yet.
+        heavy_ops: A value with several readers whose expression has one of these is materialised
+            (``StorageBox.should_realize_on_reuse``), ascending.
+        strided_readers: What these read is materialised: they speak of strides (``GraphLowering.run_node`` in ``graph.py``).
+        drawn_ops: Their results are materialised, whatever reads them (``inductor_random`` in ``lowering.py``).
+        always_concatenates: Whether every concatenation is a buffer that its parts are written into (``cat`` in
+            ``lowering.py``); else only one whose parts all are buffers, and others are computed by a fused kernel.
+        has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
+            (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
+            convolutions, and none is foreseen.
+        max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
+            and ``avg_pool2d_backward`` in ``lowering.py``).
+        mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
+            vectorise loads and stores of bool: a ResNet whose plan saved twelve masks instead of comparing saved activations
+            again took 1.8 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``).
+    """
+
+    max_reads: int
+    max_reads_if_reused: int
+    max_ops: int
+    heavy_ops: tuple[str, ...]
+    always_concatenates: bool
+    has_channels_last: bool
+    mask_traffic_factor: int
+    strided_readers: tuple[str, ...] = ("aten.as_strided.default", "aten.as_strided_scatter.default")
+    drawn_ops: tuple[str, ...] = ("inductor_random",)
+    max_pooling_window: int = 25
+
+
+RulesOf = Callable[[str], InductorRules]
+"""Gives the rules for a type of device."""
+
+
+def inductor_rules(device_type: str) -> InductorRules:
+    """The rules of the installed Inductor as they are now.
+
+    Args:
+        device_type: ``"cpu"``, for which Inductor emits C++; any other has the rules for Triton.  The device need not be here.
+    """
+    from torch._inductor import config
+
+    is_cpu = device_type == "cpu"
+    return InductorRules(
+        max_reads=_threshold("acc_reads", is_cpu),
+        max_reads_if_reused=int(config.realize_reads_threshold),
+        max_ops=_threshold("opcount", is_cpu),
+        heavy_ops=_heavy_ops("cpu" if is_cpu else "cuda"),
+        always_concatenates=is_cpu,
+        has_channels_last=is_cpu and _has_onednn() and bool(config.layout_optimization),
+        mask_traffic_factor=8 if is_cpu else 1,
+    )
+
+
+def _threshold(name: str, is_cpu: bool) -> int:
+    """``realize_<name>_threshold``, which is None from 2.13 on unless the user set it: then each device has a default."""
+    from torch._inductor import config
+
+    given: int | None = getattr(config, f"realize_{name}_threshold")
+    if given is None:
+        given = getattr(config, f"realize_cpu_{name}_threshold" if is_cpu else f"_realize_{name}_threshold_default")
+    assert given is not None
+    return given
+
+
+def _has_onednn() -> bool:
+    return bool(torch.backends.mkldnn.enabled) and torch.backends.mkldnn.is_available()
+
+
+@functools.cache
+def _heavy_ops(device_type: str) -> tuple[str, ...]:
+    """Those of `UNARY_OPS` that are materialised if two read them: the list is a local variable, so Inductor is asked."""
+    return tuple(name for name in UNARY_OPS if _is_heavy(name, torch.device(device_type)))
+
+
+def _is_heavy(name: str, device: torch.device) -> bool:
+    from torch._inductor import ir
+    from torch._inductor.virtualized import ops
+
+    def inner_fn(index: object) -> Any:
+        return getattr(ops, name)(ops.constant(0.0, torch.float32))
+
+    value = ir.Pointwise(device=device, dtype=torch.float32, inner_fn=inner_fn, ranges=[1])
+    return bool(ir.StorageBox(value).should_realize_on_reuse(2))
