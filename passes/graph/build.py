@@ -210,7 +210,9 @@ class _Builder:
         """
         value = draft.node.meta.get("val")
         if draft.kernel == ITEM:
-            return conv_layout.is_channels_last(value, self.rules) and any(s.op.kind is OpKind.CONV for s in draft.sources)
+            return conv_layout.is_channels_last(value, self.rules) and any(
+                s.op.kind is OpKind.CONV for s in draft.sources
+            )
         if draft.op.kind is OpKind.CONV:
             return conv_layout.is_channels_last(value, self.rules)
         if draft.kernel != POINTWISE or not conv_layout.is_channels_last(value, self.rules) or is_reshaped(draft.node):
@@ -253,7 +255,9 @@ class _Builder:
         extern_reader = any(
             u in self.joint.info.tangents_closure and (_is_extern(u) or u in self.addmms) for u in draft.node.users
         )
-        draft.realised |= draft.node in self.addmms or any(str(u.target) in rules.strided_readers for u in draft.node.users)
+        draft.realised |= draft.node in self.addmms or any(
+            str(u.target) in rules.strided_readers for u in draft.node.users
+        )
         if draft.realised or extern_reader:
             draft.gathered, draft.has_heavy = frozenset({draft.node.name}), False
         else:

@@ -39,7 +39,11 @@ def forget_contents(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> 
     for node in [n for n in module.graph.nodes if n.target in POOLINGS]:
         source = node.args[1]
         value = source.meta.get("val")
-        if source.target is aten.full.default or not isinstance(value, torch.Tensor) or not _is_known(value, node, rules):
+        if (
+            source.target is aten.full.default
+            or not isinstance(value, torch.Tensor)
+            or not _is_known(value, node, rules)
+        ):
             continue
         with module.graph.inserting_before(node):
             constant = module.graph.call_function(

@@ -1,0 +1,207 @@
+"""One test for each rule of `InductorRules`: it lowers a tiny graph and looks at the buffers that Inductor makes.
+
+A failure means that Inductor changed the rule that the test is named after, and that the memory model is wrong for this
+torch until `inductor_rules` says so.  No code is emitted, and no GPU is needed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor import config, ir
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from compile_remat._torch.fake import say_device
+from compile_remat._torch.inductor_rules import UNARY_OPS, inductor_rules
+from compile_remat._torch.version import torch_version
+
+DEVICES = ("cpu", "cuda")
+aten = torch.ops.aten
+
+
+def lowered(function: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> GraphLowering:
+    """Inductor's IR for a function of float32 tensors."""
+    with FakeTensorMode() as mode:
+        module = make_fx(function)(*map(torch.empty, shapes))
+    if device != "cpu":
+        say_device(module, torch.device(device, 0))
+    graph = GraphLowering(module)
+    with V.set_graph_handler(graph), V.set_fake_mode(mode):
+        graph.run(*[n.meta["val"] for n in module.graph.find_nodes(op="placeholder")])  # type: ignore[no-untyped-call]
+    return graph
+
+
+def buffers(function: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> int:
+    """How many buffers are computed, the results among them."""
+    return sum(
+        isinstance(o, ir.ComputedBuffer | ir.ExternKernel) for o in lowered(function, *shapes, device=device).operations
+    )
+
+
+def read_once(b: Tensor, *parts: Tensor) -> Tensor:
+    return reduce(operator.add, parts) * b
+
+
+def read_twice(b: Tensor, c: Tensor, *parts: Tensor) -> tuple[Tensor, Tensor]:
+    total = reduce(operator.add, parts)
+    return total * b, total * c
+
+
+# -- what is materialised ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_max_reads(device: str) -> None:
+    limit = inductor_rules(device).max_reads
+    assert buffers(read_once, *[(8,)] * (limit + 1), device=device) == 1
+    assert buffers(read_once, *[(8,)] * (limit + 2), device=device) == 2
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_max_reads_if_reused(device: str) -> None:
+    limit = inductor_rules(device).max_reads_if_reused
+    assert buffers(read_twice, *[(8,)] * (limit + 2), device=device) == 2
+    assert buffers(read_twice, *[(8,)] * (limit + 3), device=device) == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_heavy_ops(device: str) -> None:
+    def materialised(name: str) -> bool:
+        def twice(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+            heavy = getattr(torch, name)(a)
+            return heavy * b, heavy * c
+
+        return buffers(twice, (8,), (8,), (8,), device=device) == 3
+
+    heavy = inductor_rules(device).heavy_ops
+    assert heavy == tuple(name for name in UNARY_OPS if materialised(name))
+    few, many = ("exp", "sigmoid"), ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
+    assert heavy == ((few if torch_version() < (2, 13) else many) if device == "cpu" else ())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_max_ops(device: str) -> None:
+    """An operation for the load and one for each sine."""
+
+    def waves(count: int) -> Callable[..., tuple[Tensor, Tensor]]:
+        def twice(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+            for _ in range(count):
+                a = a.sin()
+            return a * b, a * c
+
+        return twice
+
+    limit = inductor_rules(device).max_ops
+    assert buffers(waves(limit - 1), (8,), (8,), (8,), device=device) == 2
+    assert buffers(waves(limit + 1), (8,), (8,), (8,), device=device) == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strided_readers(device: str) -> None:
+    def by_strides(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).as_strided((4, 2), (2, 1)).cos()
+
+    def by_shape(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).view(4, 2).cos()
+
+    assert "aten.as_strided.default" in inductor_rules(device).strided_readers
+    assert buffers(by_strides, (8,), (8,), device=device) == 2
+    assert buffers(by_shape, (8,), (8,), device=device) == 1
+
+
+def test_drawn_ops() -> None:
+    """The seeds, what is drawn with the first of them, and the product."""
+
+    def drawn(a: Tensor) -> Tensor:
+        seeds = torch.ops.prims.inductor_seeds.default(1, a.device)
+        seed = torch.ops.prims.inductor_lookup_seed.default(seeds, 0)
+        return a * torch.ops.prims.inductor_random.default([8], seed, "rand")
+
+    assert inductor_rules("cpu").drawn_ops == ("inductor_random",)
+    assert buffers(drawn, (8,)) == 3
+
+
+# -- concatenations, layouts, poolings --------------------------------------------------------------------------------
+
+
+def of_values(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a * 2, b * 3]).sin()
+
+
+def of_buffers(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([a.sum(1), b.sum(1)]).sin()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_always_concatenates(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def concatenates(function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> bool:
+        return any(isinstance(o, ir.ConcatKernel) for o in lowered(function, *shapes, device=device).operations)
+
+    assert concatenates(of_values, (8,), (8,)) == inductor_rules(device).always_concatenates
+    # Inductor would ask the GPU for its size.
+    monkeypatch.setattr(ir.Reduction, "num_splits", lambda *_, **__: (ir.ReductionHint.DEFAULT, 1))
+    assert concatenates(of_buffers, (8, 64), (8, 64))
+
+
+def test_what_is_concatenated_is_written_into_its_place() -> None:
+    """A value that a kernel computes has its place in the first concatenation that reads it, a graph input is copied."""
+
+    def twice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        part = a.exp()
+        return torch.cat([part, b]), torch.cat([b, part])
+
+    parts = [o for o in lowered(twice, (8,), (8,)).operations if isinstance(o, ir.ComputedBuffer)]
+    assert len(parts) == 4 and all(isinstance(p.layout, ir.NonOwningLayout) for p in parts)
+    assert [len(p.get_read_names()) for p in parts] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_has_channels_last(is_on: bool) -> None:
+    def convolution(x: Tensor, w: Tensor) -> Tensor:
+        return torch.conv2d(x, w)
+
+    with config.patch(layout_optimization=is_on):
+        rules = inductor_rules("cpu")
+        module = make_fx(convolution)(torch.empty(1, 4, 8, 8), torch.empty(4, 4, 3, 3))
+        assert GraphLowering.decide_layout_opt(module, is_inference=False) == rules.has_channels_last
+    assert not inductor_rules("cuda").has_channels_last
+
+
+@pytest.mark.parametrize("operator_name", ["avg_pool2d_backward", "max_pool2d_with_indices_backward"])
+def test_max_pooling_window(operator_name: str) -> None:
+    def pooled(size: int) -> Callable[[Tensor, Tensor], Tensor]:
+        def backward(gradient: Tensor, x: Tensor) -> Tensor:
+            if operator_name.startswith("avg"):
+                return aten.avg_pool2d_backward(gradient, x, [size, 1], [1, 1], [0, 0], False, True, None)
+            places = aten.full(gradient.shape, 0, dtype=torch.int64, device=gradient.device)
+            return aten.max_pool2d_with_indices_backward(gradient, x, [size, 1], [1, 1], [0, 0], [1, 1], False, places)
+
+        return backward
+
+    def calls_aten(size: int) -> bool:
+        graph = lowered(pooled(size), (1, 1, 65 - size, 8), (1, 1, 64, 8))
+        return any(isinstance(o, ir.FallbackKernel) for o in graph.operations)
+
+    limit = inductor_rules("cpu").max_pooling_window
+    assert not calls_aten(limit) and calls_aten(limit + 1)
+
+
+# -- the user's options -----------------------------------------------------------------------------------------------
+
+
+def test_the_users_thresholds_count() -> None:
+    with config.patch(realize_reads_threshold=2, realize_acc_reads_threshold=3, realize_opcount_threshold=7):
+        for device in DEVICES:
+            rules = inductor_rules(device)
+            assert (rules.max_reads_if_reused, rules.max_reads, rules.max_ops) == (2, 3, 7)
+            assert buffers(read_once, *[(8,)] * 5, device=device) == 2
+    assert inductor_rules("cpu").max_reads_if_reused == 4
