@@ -28,7 +28,7 @@ from benchmarks.harness import mib, ms, percent
 from compile_remat import BudgetError
 from compile_remat._torch.allocator_events import compiling_alone, private_compile_caches
 from compile_remat.cost_models.timing.calibration import calibrate
-from compile_remat.cost_models.timing.timing import clock_name, cpu_clock
+from compile_remat.cost_models.timing.clock import clock_name, cpu_clock
 from compile_remat.device.measure import interleaved_ratio
 
 MODELS = ("gpt", "chain256", "bert", "mixer", "resnet", "llama")

@@ -19,11 +19,11 @@ from compile_remat.cost_models.roofline import Roofline as Roofline
 from compile_remat.cost_models.timing.calibration import Calibration as Calibration
 from compile_remat.cost_models.timing.calibration import calibrate as calibrate
 from compile_remat.cost_models.timing.calibration import sources_of as sources_of
+from compile_remat.cost_models.timing.clock import Clock as Clock
+from compile_remat.cost_models.timing.replay import CannotTime as CannotTime
 from compile_remat.cost_models.timing.replay import Recipe as Recipe
 from compile_remat.cost_models.timing.replay import recipe_of as recipe_of
-from compile_remat.cost_models.timing.stopwatch import CannotTime as CannotTime
-from compile_remat.cost_models.timing.stopwatch import Clock as Clock
-from compile_remat.cost_models.timing.stopwatch import time_ns as time_ns
+from compile_remat.cost_models.timing.replay import time_ns as time_ns
 from compile_remat.cost_models.unit import UnitCost as UnitCost
 
 __all__ = [

@@ -22,9 +22,10 @@ from compile_remat.cost_models.operators.kinds import OpKind
 from compile_remat.cost_models.operators.ops import Op
 from compile_remat.cost_models.roofline import Roofline
 from compile_remat.cost_models.timing import microbenchmarks
+from compile_remat.cost_models.timing.clock import clock_name
 from compile_remat.cost_models.timing.fitting import Path, Point, Price, fit, model_of, put
+from compile_remat.cost_models.timing.interleaved import TimedCase, prepared, run_rounds
 from compile_remat.cost_models.timing.microbenchmarks import CHAIN, FUNCTIONS, POLYNOMIAL, Case
-from compile_remat.cost_models.timing.timing import Turns, clock_name, prepare, take_turns
 
 Say = Callable[[str], None]
 
@@ -48,7 +49,7 @@ class Calibration:
 
 
 def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = False) -> Calibration:
-    """Run every case in turns for about `seconds`, preparation not counted, and fit.
+    """Run all cases in interleaved rounds for about `seconds`, preparation not counted, and fit.
 
     Args:
         say: Gets a line whenever there is something to tell.
@@ -57,7 +58,7 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
     first, *others = dtypes_of(device)
     is_tf32 = "tf32" in dict(detect(device).flops_per_s)
     found = microbenchmarks.cases(device, first, others, is_tf32=is_tf32, is_toy=is_toy)
-    turns = []
+    timed = []
 
     def progress(count: int, passed: float) -> None:
         say(f"measuring: round {count}, {passed:.0f} of {seconds:.0f} s")
@@ -65,10 +66,10 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
     with _float32_is_float32():
         for count, case in enumerate(found, start=1):
             say(f"preparing {count} of {len(found)}: {case.name}")
-            turns.append(prepare(case))
-        take_turns(turns, device, seconds, progress)
+            timed.append(prepared(case))
+        run_rounds(timed, device, seconds, progress)
     say("fitting")
-    return fitted(start_of(device), turns)
+    return fitted(start_of(device), timed)
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
@@ -106,28 +107,28 @@ def sources_of(device: torch.device, date: str) -> list[str]:
     return [f"{text}; {clock_name(device)}", "memory, host link and other figures: the device table"]
 
 
-def fitted(start: Mapping[str, Any], turns: Sequence[Turns]) -> Calibration:
-    """Fit the figures of `start` to what the turns took."""
+def fitted(start: Mapping[str, Any], cases: Sequence[TimedCase]) -> Calibration:
+    """Fit the figures of `start` to the measured times."""
     state = _State(dict(start), {}, {})
-    for turn in turns:
-        state.turns.setdefault(turn.case.group, []).append(turn)
+    for timed in cases:
+        state.cases.setdefault(timed.case.group, []).append(timed)
     _fit_memory(state)
     _fit_launches(state)
     _fit_products(state)
     _fit_heavy(state)
     _fit_arithmetic(state)
     _fit_scatters(state)
-    order = [turn.case.name for turn in turns]
+    order = [timed.case.name for timed in cases]
     points = sorted(state.points.values(), key=lambda point: order.index(point.name))
     return Calibration(state.content, tuple(points))
 
 
 @dataclass
 class _State:
-    """The figures so far, the turns of each group, and the points that were fitted."""
+    """The figures so far, the measured cases of each group, and the points that were fitted."""
 
     content: dict[str, Any]
-    turns: dict[str, list[Turns]]
+    cases: dict[str, list[TimedCase]]
     points: dict[str, Point]
 
     def fit(self, paths: Sequence[Path], points: Iterable[Point]) -> None:
@@ -140,11 +141,11 @@ class _State:
 
     def of(self, group: str, price: Callable[[Case], Price] | None = None) -> list[Point]:
         """Points of a group, by default priced as unfused kernels one after the other."""
-        found = self.turns.get(group, [])
-        return [Point(turn.case.name, turn.median_ns, (price or _as_kernels)(turn.case)) for turn in found]
+        found = self.cases.get(group, [])
+        return [Point(timed.case.name, timed.median_ns, (price or _as_kernels)(timed.case)) for timed in found]
 
     def median_ns(self, group: str) -> float:
-        return min(turn.median_ns for turn in self.turns[group])
+        return min(timed.median_ns for timed in self.cases[group])
 
 
 def _as_kernels(case: Case) -> Price:
@@ -182,7 +183,7 @@ def _fit_launches(state: _State) -> None:
 def _fit_products(state: _State) -> None:
     """Rate and lengths of the first type, what is different of batches and biases, then the rates of the other types."""
     state.start("half_sizes", "matmul", list(_START_LENGTHS))
-    first = next((op.dtype for turn in state.turns.get("matmul", ()) for op in turn.case.ops()), "float32")
+    first = next((op.dtype for timed in state.cases.get("matmul", ()) for op in timed.case.ops()), "float32")
     lengths: list[Path] = [("half_sizes", "matmul", place) for place in _LENGTHS]
     state.fit([("flops_per_s", first), *lengths], state.of("matmul"))
     for operator in ("aten.bmm", "aten.addmm"):
@@ -215,7 +216,7 @@ def _fit_heavy(state: _State) -> None:
 
 
 def _backwards(state: _State, kind: str) -> list[Op]:
-    ops = [op for turn in state.turns.get(f"{kind} backward", ()) for op in turn.case.ops()]
+    ops = [op for timed in state.cases.get(f"{kind} backward", ()) for op in timed.case.ops()]
     return [op for op in ops if op.kind == kind and "backward" in op.target]
 
 
@@ -225,7 +226,7 @@ def _fit_arithmetic(state: _State) -> None:
     state.fit([("efficiency", "pointwise")], state.of("pointwise", lambda case: _fused(case, _polynomial(case))))
     baseline_ns = state.median_ns("baseline")
     for name in FUNCTIONS:
-        if f"aten.{name}" in state.turns:
+        if f"aten.{name}" in state.cases:
             state.start("efficiency", f"aten.{name}", _SLOW)
 
             def price(case: Case) -> Price:
@@ -240,7 +241,7 @@ def _fit_arithmetic(state: _State) -> None:
         ("reduction", "reduction", "aten.sum.dim_IntList", 2),
     )
     for group, figure, operator, count in by_hand:
-        if group in state.turns:
+        if group in state.cases:
             state.start("efficiency", figure, _SLOW)
 
             def fused(case: Case, operator: str = operator, count: int = count) -> Price:
@@ -251,7 +252,7 @@ def _fit_arithmetic(state: _State) -> None:
 
 def _fit_scatters(state: _State) -> None:
     for operator in ("aten.embedding", "aten.embedding_dense_backward", "aten.index_put"):
-        if operator in state.turns:
+        if operator in state.cases:
             state.start("efficiency", operator, 0.5)
             state.fit([("efficiency", operator)], state.of(operator))
 

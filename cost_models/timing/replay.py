@@ -1,4 +1,4 @@
-"""What it takes to run one node's operator again, alone: its target, the sizes of its tensors, and a name for all of that."""
+"""Run the operator of one node alone, on random numbers of its sizes, and time it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ import torch
 from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph
-from compile_remat._torch.isolated_op import can_run_alone
+from compile_remat._torch.isolated_op import can_run_alone, plainly
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 from compile_remat.cost_models.operators.ops import Op, describe
+from compile_remat.cost_models.timing.clock import FLUSH_BYTES, Clock, median_ns
 
 TIMED_KINDS = HEAVY_KINDS | {OpKind.OTHER}
 """Kinds that are kernels of their own. The others fuse, reductions too: such an operator run alone says nothing of its share."""
 
 _SEED_ELEMENTS = 2
 """Attention gets the state of a generator: tensors of integers as small as this."""
+
+FREE_SHARE = 0.8
+"""An operator is timed if its tensors take at most this part of the free memory."""
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -129,3 +133,51 @@ def _likes(value: Any) -> list[Like]:
 
 def _text(value: Any) -> str:
     return f"({', '.join(map(_text, value))})" if isinstance(value, tuple) else str(value)
+
+
+# -- running it -----------------------------------------------------------------------------------------------------------
+
+
+class CannotTime(Exception):
+    """An operator cannot be timed here; the text says why."""
+
+
+def time_ns(recipe: Recipe, device: torch.device, free_bytes: int | None, clock: Clock | None = None) -> int:
+    """Median time of the operator in nanoseconds, its launch included.
+
+    Args:
+        device: Where its tensors are made.
+        free_bytes: What may be allocated there; None where that is not known.
+        clock: Measures one call; by default `median_ns`.
+
+    Raises:
+        CannotTime: Its tensors do not fit, or it does not run on them.
+    """
+    needed = recipe.nbytes + (FLUSH_BYTES if device.type == "cuda" else 0)
+    if free_bytes is not None and needed > FREE_SHARE * free_bytes:
+        raise CannotTime(f"it takes {needed:,} bytes, and {free_bytes:,} are free")
+    try:
+        with plainly(device):
+            generator = torch.Generator(device)
+            args = [_filled(a, device, generator) for a in recipe.args]
+            kwargs = {name: _filled(value, device, generator) for name, value in recipe.kwargs}
+            return max(1, (clock or median_ns)(lambda: recipe.target(*args, **kwargs), device))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:  # out of memory is a RuntimeError
+        raise CannotTime(f"{type(error).__name__}: {error}") from None
+
+
+def _filled(value: Any, device: torch.device, generator: torch.Generator) -> Any:
+    """Tensors in place of each `Like`; lists for tuples, which operators on lists of tensors want."""
+    if isinstance(value, Like):
+        return _tensor(value, torch.device("cpu") if value.device_type == "cpu" else device, generator)
+    return [_filled(v, device, generator) for v in value] if isinstance(value, tuple) else value
+
+
+def _tensor(like: Like, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers, True, or zeros: for integers, which are seeds or factors, and where the generator is of another device."""
+    memory = torch.zeros(like.elements, dtype=like.dtype, device=device)
+    if like.dtype is torch.bool:
+        memory.fill_(True)
+    elif like.dtype.is_floating_point and like.dtype.itemsize > 1 and generator.device.type == device.type:
+        memory.normal_(generator=generator)
+    return memory.as_strided(like.shape, like.strides)

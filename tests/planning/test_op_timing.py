@@ -16,7 +16,7 @@ from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import Times, load_device
-from compile_remat.cost_models.timing import stopwatch
+from compile_remat.cost_models.timing import replay
 from compile_remat.errors import ConfigError, PlannerWarning
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Settings
@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, own_caches: None) -> Iterator[Clock]:
     made = Clock()
-    monkeypatch.setattr(stopwatch, "median_ns", lambda run, device: made(run, device))
+    monkeypatch.setattr(replay, "median_ns", lambda run, device: made(run, device))
     yield made
 
 

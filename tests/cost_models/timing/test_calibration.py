@@ -12,8 +12,8 @@ from compile_remat.cli import calibrate as command
 from compile_remat.cost_models import Device, OpKind, Roofline, load_device
 from compile_remat.cost_models.device.files import device_from_json, device_to_json
 from compile_remat.cost_models.timing.calibration import _float32_is_float32, fitted, start_of
+from compile_remat.cost_models.timing.interleaved import MIN_ROUNDS, TimedCase, run_rounds
 from compile_remat.cost_models.timing.microbenchmarks import Case, cases
-from compile_remat.cost_models.timing.timing import LEAST_ROUNDS, Turns, take_turns
 
 CPU = torch.device("cpu")
 
@@ -58,13 +58,15 @@ def test_a_device_that_runs_by_the_model_is_found_again(toy_cases: list[Case]) -
     known["bandwidth_bytes_per_s"] = 9_000_000_000
     known["half_sizes"] = {"matmul": [20.0, 30.0, 10.0]}
     model = Roofline(device_of(known), tf32_kinds=())
-    turns = []
+    timed = []
     for case in cases(CPU, torch.float32, [torch.bfloat16]):
         if case.group in ("bandwidth", "matmul", "cache", "rate bfloat16"):
-            turns.append(Turns(case, lambda: None, times_ns=[float(sum(model.op_time_ns(op) for op in case.ops()))]))
+            timed.append(
+                TimedCase(case, lambda: None, times_ns=[float(sum(model.op_time_ns(op) for op in case.ops()))])
+            )
         elif case.group in ("launch of products", "launch", "baseline"):
-            turns.append(Turns(case, lambda: None, times_ns=[float(known["launch_ns"])]))
-    found = fitted(start_of(CPU), turns)
+            timed.append(TimedCase(case, lambda: None, times_ns=[float(known["launch_ns"])]))
+    found = fitted(start_of(CPU), timed)
     errors = {point.name: point.error(found.model()) for point in found.points if point.name.startswith("mm ")}
     assert len(errors) > 10
     assert max(map(abs, errors.values())) < 0.05, errors
@@ -74,16 +76,16 @@ def device_of(content: object) -> Device:
     return device_from_json("known", content, "a test")
 
 
-def test_turns_are_interleaved(toy_cases: list[Case]) -> None:
+def test_cases_are_interleaved(toy_cases: list[Case]) -> None:
     ran: list[str] = []
     picked = [case for case in toy_cases if case.is_cold][:3]
-    turns = [Turns(case, lambda name=case.name: ran.append(name)) for case in picked]  # type: ignore[misc]
+    timed = [TimedCase(case, lambda name=case.name: ran.append(name)) for case in picked]  # type: ignore[misc]
     rounds: list[int] = []
-    take_turns(turns, CPU, 0.0, lambda count, passed: rounds.append(count))
+    run_rounds(timed, CPU, 0.0, lambda count, passed: rounds.append(count))
     names = [case.name for case in picked]
-    assert rounds == list(range(1, LEAST_ROUNDS + 1))
+    assert rounds == list(range(1, MIN_ROUNDS + 1))
     assert ran == [*names, *names[1:], *names[:1], *names[2:], *names[:2]]
-    assert all(len(turn.times_ns) == LEAST_ROUNDS and min(turn.times_ns) >= 1 for turn in turns)
+    assert all(len(each.times_ns) == MIN_ROUNDS and min(each.times_ns) >= 1 for each in timed)
 
 
 def test_cases_are_made_on_the_device_that_is_asked_for() -> None:
@@ -103,13 +105,13 @@ def test_rates_of_every_type_are_fitted() -> None:
     start = device_to_json(load_device("a100-80gb")) | {"efficiency": {}, "half_sizes": {}}
     model = Roofline(device_of(start | {"flops_per_s": planted, "half_sizes": {"matmul": [0, 0, 64]}}), tf32_kinds=())
     tf32 = replace(model, tf32_kinds=(OpKind.MATMUL,))
-    turns = []
+    timed = []
     for case in cases(torch.device("meta"), torch.bfloat16, [torch.float32], is_tf32=True):
         if case.group in ("matmul", "rate float32", "rate tf32", "launch of products", "launch", "baseline"):
             priced = tf32 if case.group == "rate tf32" else model
             took = float(sum(priced.op_time_ns(op) for op in ([] if case.compiled else case.ops())))
-            turns.append(Turns(case, lambda: None, times_ns=[max(took, float(start["launch_ns"]))]))
-    found = fitted(start, turns).content["flops_per_s"]
+            timed.append(TimedCase(case, lambda: None, times_ns=[max(took, float(start["launch_ns"]))]))
+    found = fitted(start, timed).content["flops_per_s"]
     assert found["float32"] == pytest.approx(planted["float32"], rel=0.1)
     assert found["tf32"] == pytest.approx(planted["tf32"], rel=0.1)
     assert found["bfloat16"] == pytest.approx(planted["bfloat16"], rel=0.25)

@@ -1,0 +1,83 @@
+"""Times of many cases in interleaved rounds: drift of the machine (clock rates, other load) affects all cases alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compile_remat.cost_models.timing.clock import elapsed_ns
+from compile_remat.cost_models.timing.microbenchmarks import Case
+
+MIN_ROUNDS = 3
+
+BURST_NS = 200_000
+"""Target length of one measurement of a warm case: a short kernel runs several times in it."""
+
+MAX_CALLS = 200
+
+
+@dataclass
+class TimedCase:
+    """A case with its measured times.
+
+    Attributes:
+        calls: Runs in one measurement.
+        times_ns: Nanoseconds of one run, one entry for each round.
+    """
+
+    case: Case
+    run: Callable[[], Any]
+    calls: int = 1
+    times_ns: list[float] = field(default_factory=list)
+
+    @property
+    def median_ns(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(self.times_ns)
+
+
+def prepared(case: Case) -> TimedCase:
+    """Draw arguments, compile where asked, run a few times, and choose how many runs one measurement takes."""
+    arguments = case.arguments()
+    function = torch.compile(case.function, dynamic=False) if case.compiled else case.function
+    timed = TimedCase(case, lambda: function(*arguments))
+    with torch.no_grad():
+        timed.run()
+        shortest_ns = min(elapsed_ns(timed.run, arguments[0].device) for _ in range(3))
+    if not case.is_cold:
+        timed.calls = min(MAX_CALLS, max(1, BURST_NS // shortest_ns))
+    return timed
+
+
+def run_rounds(
+    cases: Sequence[TimedCase], device: torch.device, seconds: float, progress: Callable[[int, float], None]
+) -> None:
+    """Measure every case once a round, in rotating order, for `seconds` and at least `MIN_ROUNDS` rounds.
+
+    `progress` gets the number of rounds and the seconds so far.
+    """
+    before = _long_work(device)
+    start = time.perf_counter()
+    rounds = 0
+    with torch.no_grad():
+        while rounds < MIN_ROUNDS or time.perf_counter() - start < seconds:
+            first = rounds % len(cases)
+            for timed in (*cases[first:], *cases[:first]):
+                if not timed.case.is_cold:
+                    timed.run()
+                timed.times_ns.append(elapsed_ns(timed.run, device, calls=timed.calls, before=before) / timed.calls)
+            rounds += 1
+            progress(rounds, time.perf_counter() - start)
+
+
+def _long_work(device: torch.device) -> Callable[[], Any] | None:
+    """Work of some milliseconds on a GPU, long enough for a burst of launches to queue up behind it."""
+    if device.type != "cuda":
+        return None
+    a = torch.randn(4096, 4096, device=device)
+    return lambda: torch.mm(a, a)
