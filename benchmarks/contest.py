@@ -17,8 +17,8 @@ from benchmarks import harness
 from benchmarks.frontier import Point, find
 from benchmarks.models import Case
 from benchmarks.models.large import build_large, checkpointed
-from compile_remat._torch.allocator_events import torch_activation_budget
-from compile_remat.device.measure import device_times_ns
+from benchmarks.timing import device_times_ns
+from benchmarks.torch_budget import torch_activation_budget
 
 FRACTIONS = (0.5, 0.3)
 TORCH_BUDGETS = (0.5, 0.3, 0.1, 0.7, 0.9, 0.0)

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from benchmarks import frontier, harness
+from benchmarks.compile_caches import without_graph_caches
 from benchmarks.contest import Contest, is_alive, tasks
 from benchmarks.frontier import Point
 from benchmarks.models.large import LARGE
-from compile_remat._torch.allocator_events import without_graph_caches
 
 SAME_KIND, OTHER_KIND = 1.2, 1.5
 """The next point may take so much longer than the longest before it: of its kind, of any kind."""

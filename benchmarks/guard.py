@@ -19,12 +19,12 @@ import torch
 
 import compile_remat
 from benchmarks import harness, models
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import mib, ms
 from benchmarks.models import Case, joining
-from compile_remat._torch.allocator_events import private_compile_caches
+from benchmarks.timing import RatioInterval
 from compile_remat.backend import compile_graph
 from compile_remat.config import RematConfig
-from compile_remat.device.measure import RatioInterval
 from compile_remat.planning.partitioner import RematPartitioner
 
 PEAK_LIMIT = 1.03

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import TOY_SCALE, Case
-from compile_remat.device.measure import Peak, RatioInterval, interleaved_ratio, peak_bytes, step_times_ns
+from benchmarks.timing import RatioInterval, interleaved_ratio, step_times_ns
+from compile_remat.device.measure import Peak, peak_bytes
 
 MIB = 1 << 20
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks import gap, guard, max_speed, predicted_time, promise, scale, step_time, together
 from benchmarks.harness import MIB
+from benchmarks.timing import RatioInterval
 from benchmarks.verdicts import Row
-from compile_remat.device.measure import RatioInterval
 
 RESULTS = Path(__file__).parent / "results"
 NOT_TABLES = frozenset(

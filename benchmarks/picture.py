@@ -19,8 +19,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import harness, models
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import MIB, mib
-from compile_remat._torch.allocator_events import AllocationEvent, cpu_allocation_events, private_compile_caches
+from compile_remat._torch.allocator_events import AllocationEvent, cpu_allocation_events
 from compile_remat._util.units import parse_bytes
 
 BINS = 300

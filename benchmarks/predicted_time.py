@@ -24,12 +24,13 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import harness, models
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import mib, ms, percent
+from benchmarks.timing import interleaved_ratio
 from compile_remat import BudgetError
-from compile_remat._torch.allocator_events import compiling_alone, private_compile_caches
+from compile_remat._torch.joint_graph import compiling_alone
 from compile_remat.cost_models.timing.calibration import calibrate
 from compile_remat.cost_models.timing.clock import clock_name, cpu_clock
-from compile_remat.device.measure import interleaved_ratio
 
 MODELS = ("gpt", "chain256", "bert", "mixer", "resnet", "llama")
 BUDGETS = ("0.6", "0.4", "min")

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import harness, models, table_a
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import mib, percent
 from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, Runner
 from benchmarks.verdicts import Row, lowest_peak
-from compile_remat._torch.allocator_events import private_compile_caches
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
 MODEL_TITLES = (

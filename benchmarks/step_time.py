@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import harness, models
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import mib, ms
-from compile_remat._torch.allocator_events import private_compile_caches
-from compile_remat.device.measure import RatioInterval
+from benchmarks.timing import RatioInterval
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,10 @@ from typing import Any
 import torch
 
 from benchmarks import harness, models, verdicts
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import MIB, mib, ms, percent
+from benchmarks.torch_budget import TorchPartition, timed_torch_partitioner, torch_activation_budget
 from benchmarks.verdicts import Row
-from compile_remat._torch.allocator_events import (
-    TorchPartition,
-    private_compile_caches,
-    timed_torch_partitioner,
-    torch_activation_budget,
-)
 
 TORCH_BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 FRACTIONS = (0.8, 0.6, 0.4, 0.3)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import harness, models
+from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import mib, percent
-from compile_remat._torch.allocator_events import private_compile_caches
 from compile_remat.device.measure import peak_bytes
 
 FRACTIONS = (0.6, 0.4, 0.3)

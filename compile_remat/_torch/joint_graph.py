@@ -16,7 +16,8 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_origin
 
@@ -414,3 +415,12 @@ def mode_names() -> tuple[str, ...]:
     from torch._inductor import list_mode_options
 
     return ("default", *sorted(m for m in list_mode_options() if m != "default"))
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Inductor without its pool of compiling processes: starting it takes longer than a few small kernels."""
+    import torch._inductor.config as inductor_config
+
+    with inductor_config.patch(compile_threads=1):
+        yield

@@ -22,8 +22,8 @@ from benchmarks import (
     table_a,
     together,
 )
+from benchmarks.timing import RatioInterval
 from benchmarks.verdicts import MIB, Row, judge
-from compile_remat.device.measure import RatioInterval
 from compile_remat.passes import Planner, Problem, Status
 
 
