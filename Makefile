@@ -20,10 +20,11 @@ VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python
 PIP  := $(PY) -m pip --disable-pip-version-check
 PINS := $(VENV)/constraints.txt
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers demo test test-full test-versions fuzz bench dev lint types wheel-test clean distclean
+.PHONY: help layers demo test test-full durations test-versions fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -34,10 +35,13 @@ demo: $(VENV)/.installed  ## train a small GPT on real text with and without a b
 	$(VENV)/bin/compile-remat demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed  ## run the tests
-	$(PY) -m pytest -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
-	$(PY) -m pytest --full -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+	$(PYTEST) --full $(PYTEST_ARGS)
+
+durations: $(VENV)/.installed  ## run the tests and write how long each takes to tests/durations.txt
+	$(PYTEST) --write-durations $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.installed  ## train N random models under random plans; failures, shrunk, go to fuzz_failures.txt
 	$(PY) -m tests.fuzz --examples $(N) $(FUZZ_ARGS)

@@ -1,11 +1,16 @@
-"""Options of the whole suite."""
+"""Options of the whole suite, and where it compiles."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from tests import compile_caches, cpu_time
 
 
 @pytest.fixture(autouse=True)
@@ -19,26 +24,45 @@ def _compiled_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nothing compiled, cached or reported elsewhere; torch's caches lie in a folder of the test's own."""
+def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Nothing compiled, cached or reported elsewhere but kernels; the folder of torch's caches."""
     import torch
 
     import compile_remat
 
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    folder = compile_caches.linked(tmp_path, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     torch.compiler.reset()
     compile_remat.reset_reports()
-    yield
+    yield folder
     torch.compiler.reset()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases marked `full` are for `make test-full`."""
-    if not config.getoption("--full"):
-        for item in items:
-            if item.get_closest_marker("full"):
-                item.add_marker(pytest.mark.skip(reason="runs with --full: `make test-full`"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full product of cases, compilers and budgets (slow)")
+    parser.addoption("--write-durations", action="store_true", help=f"write CPU seconds to {cpu_time.FILE.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count CPU time, and compile into a folder of this run; kernels of earlier runs are in `.pytest_cache`."""
+    write_to = cpu_time.FILE if config.getoption("--write-durations") else None
+    config.pluginmanager.register(cpu_time.CpuTimes(cpu_time.committed_s(), write_to))
+    if hasattr(config, "workerinput"):
+        return  # a worker of pytest-xdist has the folder from the process that started it
+    run = tempfile.TemporaryDirectory(prefix="remat-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(run.cleanup)
+    kept = (
+        config.cache.mkdir(f"inductor-{version('torch')}") if hasattr(config, "cache") else Path(run.name) / "kernels"
+    )
+    store = compile_caches.open_store(Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", kept)))
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(compile_caches.linked(Path(run.name) / "torch", store))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cases marked `full` are for `make test-full`; the longest tests start first."""
+    if not config.getoption("--full"):
+        for item in items:
+            if item.get_closest_marker("full"):
+                item.add_marker(pytest.mark.skip(reason="runs with --full: `make test-full`"))
+    cpu_time.longest_first(items, cpu_time.committed_s())

@@ -325,12 +325,11 @@ def test_a_fallback_says_what_it_comes_to(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert not (tmp_path / "plans").exists()  # a fallback is never pinned
 
 
-def test_a_fallback_is_not_stored_for_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fallback_is_not_stored_for_the_planner(own_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In torch's cache it has a key of its own: while the planner fails it is found again, and not afterwards."""
     model, x = model_and_input(2)
     seen = []
     with (
-        torch._inductor.utils.fresh_cache(),
         torch._inductor.config.patch(fx_graph_cache=True),
         torch._functorch.config.patch(enable_autograd_cache=True),
     ):

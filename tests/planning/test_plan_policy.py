@@ -246,7 +246,7 @@ def test_a_conflict_names_the_region_the_module_and_the_line(tag: CheckpointPoli
     assert error.budget_bytes < error.floor_bytes and error.free_floor_bytes < error.floor_bytes
     assert error.tagged and all(f"({tag.name} in checkpointed region 1)" in t.name for t in error.tagged)
     assert {t.module_path.split("blocks.")[-1] for t in error.tagged if t.module_path} >= {"0.up", "0.down"}
-    assert all(re.search(r"test_choice\.py:\d+$", t.source_line) for t in error.tagged)
+    assert all(re.search(r"test_plan_policy\.py:\d+$", t.source_line) for t in error.tagged)
     text = str(error)
     assert f"{error.free_floor_bytes:,} bytes" in text and error.tagged[0].source_line in text
 

@@ -68,15 +68,11 @@ copied.register_autograd(lambda ctx, grad: copied(grad))
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+def _fresh(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> Iterator[None]:
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided_cpu)
-    torch.compiler.reset()
-    compile_remat.reset_reports()
     ALLOCATIONS.start()
     yield
     ALLOCATIONS.start()
-    torch.compiler.reset()
 
 
 class Net(nn.Module):

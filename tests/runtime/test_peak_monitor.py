@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,10 @@ X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> None:
     for name in compile_remat.RematConfig.__dataclass_fields__:
         monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    yield
-    torch.compiler.reset()
 
 
 class Model(nn.Module):
