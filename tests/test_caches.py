@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import compile_remat
 import compile_remat.cost_models
 import compile_remat.passes
+from tests.compile_caches import linked
 from tests.processes import run
 
 
@@ -31,48 +33,57 @@ def job(
     return {"model": model, "batch": batch, "compile": {**given, **others}}
 
 
-# No two of them may share an entry of torch's cache.
 JOBS = {
     "min": job(),
     "another budget": job(options={"memory_budget": 0.9}),
-    "another device": job(options={"device": "h200"}),
     "a device file": job(options={"device": "$/a/here.json"}),
     "the file's figures changed": job(options={"device": "$/b/here.json"}),
     "another limit of work": job(options={"time_limit": 30}),
+    "a graph break": job("broken"),
+}
+"""No two jobs may share an entry of torch's cache."""
+
+FULL_JOBS = {
+    "another device": job(options={"device": "h200"}),
     "another cost model": job(options={"cost_model": "unit"}),
     "options of Inductor": job(options={"epilogue_fusion": False, "max_fusion_size": 8}, fullgraph=True),
     "reduce-overhead": job(mode="reduce-overhead", fullgraph=True),
     "max-autotune": job(mode="max-autotune"),
     "max-autotune without graphs": job(options={"mode": "max-autotune-no-cudagraphs"}),
-    "a graph break": job("broken"),
     "regions compiled once": job("regions"),
     "any batch": job(dynamic=True),
     "any batch, a large one first": job(batch=128, dynamic=True),
 }
+"""Further ones, for `make test-full`."""
+
+NAMES = [*JOBS, *(pytest.param(name, marks=pytest.mark.full) for name in FULL_JOBS)]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("caches")
+    made = tmp_path_factory.mktemp("caches")
+    linked(made / "cache", Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    return made
 
 
 @pytest.fixture(scope="module")
-def processes(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def processes(folder: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, dict[str, Any]]]:
     """What the first process and the second saw of each job."""
     device_file(folder / "a", 10**11)
     device_file(folder / "b", 10**10)
-    jobs = json.loads(json.dumps(list(JOBS.values())).replace("$", str(folder)))
+    named = {**JOBS, **(FULL_JOBS if request.config.getoption("--full") else {})}
+    jobs = json.loads(json.dumps(list(named.values())).replace("$", str(folder)))
     both = {
         name: run(jobs, {**environ(folder), "PYTHONHASHSEED": seed}) for name, seed in (("first", "1"), ("second", "2"))
     }
-    return {name: dict(zip(JOBS, found, strict=True)) for name, found in both.items()}
+    return {name: dict(zip(named, found, strict=True)) for name, found in both.items()}
 
 
 def environ(folder: Path) -> dict[str, str]:
     return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "cache"), "REMAT_MEMORY_BUDGET": "min"}
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_setting_is_served_from_the_cache_of_another(name: str, processes: dict[str, Any]) -> None:
     found = processes["first"][name]
     assert (found["partition_hits"], found["graph_hits"]) == (0, 0)
@@ -87,7 +98,7 @@ SEVERAL = ("a graph break", "regions compiled once")
 the graph around it."""
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_second_process_hits_both_caches_and_has_its_report(name: str, processes: dict[str, Any]) -> None:
     first, second = processes["first"][name], processes["second"][name]
     assert second["partition_hits"] > 0 and second["graph_hits"] == first["graph_misses"]
@@ -95,10 +106,11 @@ def test_a_second_process_hits_both_caches_and_has_its_report(name: str, process
     assert second["reports"] == [{**report, "from_cache": True} for report in first["reports"]]
 
 
+@pytest.mark.full
 def test_modes_and_regions_are_planned_like_anything_else(processes: dict[str, Any]) -> None:
     found = processes["first"]
-    plans = {name: found[name]["reports"][-1]["plan"] for name in JOBS}
-    for name in JOBS:
+    plans = {name: found[name]["reports"][-1]["plan"] for name in found}
+    for name in found:
         assert name == "another budget" or any(report["plan"]["recomputed"] for report in found[name]["reports"])
     assert all(len(found[name]["reports"]) > 1 for name in SEVERAL)
     assert plans["reduce-overhead"]["saved"] == plans["min"]["saved"]
@@ -106,6 +118,7 @@ def test_modes_and_regions_are_planned_like_anything_else(processes: dict[str, A
     assert plans["any batch, a large one first"]["peak_bytes"] > 1.5 * plans["any batch"]["peak_bytes"]
 
 
+@pytest.mark.full
 def test_another_version_of_our_sources_misses(folder: Path, processes: dict[str, Any], tmp_path: Path) -> None:
     changed = tmp_path / "compile_remat"
     for package, place in (
@@ -124,9 +137,10 @@ def test_another_version_of_our_sources_misses(folder: Path, processes: dict[str
     assert report["plan"] == processes["first"]["min"]["reports"][0]["plan"]
 
 
+@pytest.mark.full
 def test_a_lost_or_damaged_side_file_costs_the_report_only(folder: Path, processes: dict[str, Any]) -> None:
     copy = folder / "damaged"
-    shutil.copytree(folder / "cache", copy)
+    shutil.copytree(folder / "cache", copy, symlinks=True)
     for path in (copy / "remat").iterdir():
         path.write_text("{")
     (found,) = run([JOBS["min"]], {**environ(folder), "TORCHINDUCTOR_CACHE_DIR": str(copy)})

@@ -227,7 +227,7 @@ def small(monkeypatch: pytest.MonkeyPatch, own_caches: None) -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize("compiler", ["inductor", pytest.param("eager", marks=pytest.mark.full)])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 def test_a_toy_run_and_going_on(compiler: str, small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--model", "chain", "--toy", "--device", "cpu", "--out", str(tmp_path), "--option", f"compiler={compiler}"]
     assert gpu.main([*flags, "--minutes", "0"]) == 0

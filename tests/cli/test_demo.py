@@ -12,7 +12,7 @@ from compile_remat.cli import demo, demo_job
 from compile_remat.cli.demo_job import JobResult, JobSize
 from compile_remat.device.measure import Peak
 
-TOY = ["--layers", "2", "--width", "64", "--context", "64", "--batch", "8", "--steps", "4", "--max-bytes", "400000"]
+TOY = ["--layers", "1", "--width", "64", "--context", "64", "--batch", "8", "--steps", "4", "--max-bytes", "400000"]
 
 
 def _result(train_loss: float, validation_loss: float, peak_bytes: int = 100) -> JobResult:

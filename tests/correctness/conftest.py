@@ -1,4 +1,4 @@
-"""Every case meets every compiler; `--full` adds budgets."""
+"""Every case meets every compiler; `--full` adds budgets, and Inductor beside `WITH_KERNELS`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 import compile_remat
 from tests.correctness.harness import BUDGETS, FULL_BUDGETS, Case
+
+WITH_KERNELS = {
+    "every kind of dropout": "forward and backward draw the same numbers in other kernels",
+    "drawn by the backward": "so does a graph whose backward draws",
+    "fallback_random": "and one that draws as eager mode does",
+    "mutation": "kernels overwrite inputs and buffers, and outputs share memory",
+    "bfloat16": "kernels keep sums in float32 and round what they store",
+    "graph_breaks": "several graphs are compiled in a step",
+    "sizes_as_numbers": "kernels of any size",
+    "must, turned round": "tags decide what the backward computes again",
+    "nested_regions": "a graph inside of a graph is lowered",
+    "flex_inference": "an operator that only Inductor lowers",
+}
+"""Cases that `make test` runs through Inductor, and what eager mode cannot show of each. The planner and the graphs are the same
+for both compilers, so that all other cases need no C++ compiler."""
 
 
 @pytest.fixture
@@ -30,5 +46,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes `case` and `compiler` runs once for each pair of its module's `CASES`."""
     if {"case", "compiler"} <= set(metafunc.fixturenames):
         cases: Sequence[Case] = metafunc.module.CASES
-        pairs = [(case, compiler) for case in cases for compiler in case.compilers]
-        metafunc.parametrize(("case", "compiler"), pairs, ids=[f"{case}-{compiler}" for case, compiler in pairs])
+        metafunc.parametrize(("case", "compiler"), [_pair(case, c) for case in cases for c in case.compilers])
+
+
+def _pair(case: Case, compiler: str) -> ParameterSet:
+    is_full = compiler == "inductor" and case.name not in WITH_KERNELS
+    return pytest.param(case, compiler, id=f"{case}-{compiler}", marks=[pytest.mark.full] if is_full else [])

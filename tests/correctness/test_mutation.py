@@ -430,6 +430,20 @@ ALIASES: dict[str, Behaviour] = {
 }
 
 
+SOME: dict[str, Behaviour] = {
+    f.__name__: f
+    for f in (
+        indexed,
+        read_then_mutated,
+        mutated_after_a_mask,
+        input_mutated_and_returned,
+        outputs_alias,
+        weight_updated,
+    )
+}
+"""One of each kind, for Inductor in `make test`."""
+
+
 def _alone(behaviour: Behaviour) -> Case:
     name = behaviour.__name__.replace("_", " ")
     return Case(name, lambda wrap: observe({behaviour.__name__: behaviour}, wrap), compilers=("eager",))
@@ -445,6 +459,7 @@ CASES = [
     Case("same tensor twice", same_tensor_twice, compilers=("eager",)),
     Case("another storage", another_storage, compilers=("eager",)),
     Case("output scaled", output_scaled, compilers=("eager",)),
+    Case("mutation", lambda wrap: observe(SOME, wrap), compilers=("inductor",)),
     Case("in-place operators", lambda wrap: observe(IN_PLACE, wrap), compilers=("inductor",)),
     Case("buffers", lambda wrap: observe(BUFFERS, wrap), compilers=("inductor",)),
     Case("aliases", lambda wrap: observe(ALIASES, wrap), compilers=("inductor",)),
@@ -487,7 +502,7 @@ def backwards(wrap: Wrap, *, retain_first: bool) -> list[str | Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.parametrize("retain_first", [True, False])
 def test_a_second_backward(retain_first: bool, compiler: str) -> None:
     """As plain torch.compile: it refuses where the backward was compiled to overwrite what was saved."""

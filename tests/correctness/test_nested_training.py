@@ -35,11 +35,7 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    torch.compiler.reset()
-    compile_remat.reset_reports()
+pytestmark = pytest.mark.usefixtures("own_caches")
 
 
 def trained(call: Any, model: nn.Module) -> list[Tensor]:
@@ -53,25 +49,27 @@ def trained(call: Any, model: nn.Module) -> list[Tensor]:
     return found
 
 
-def floors(model: nn.Module) -> tuple[int, int]:
-    """Lowest predicted peaks: of all plans, and of those that compute each value once more at most."""
-    x = torch.zeros(ROWS, WIDTH)
+@pytest.fixture(scope="module")
+def floors() -> tuple[int, int]:
+    """Lowest predicted peaks of `Deep`: of all plans, and of those that compute each value once more at most."""
+    torch.manual_seed(0)
+    model, x = Deep(), torch.zeros(ROWS, WIDTH)
     (planned,) = compile_remat.api.look(model, (x,), memory_budget="min")
     once = compile_remat.passes.Planner(planned.problem).lowest(once=True)
     return planned.plan.peak_bytes, once.peak_bytes
 
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
-def test_gradients_and_peak(compiler: str, tmp_path: Path) -> None:
+def test_gradients_and_peak(compiler: str, floors: tuple[int, int], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Deep()
-    lowest_bytes, once_bytes = floors(model)
+    lowest_bytes, once_bytes = floors
     assert lowest_bytes < 0.97 * once_bytes
     expected = trained(
         torch.compile(model, backend=remat, options={"memory_budget": "max", "compiler": compiler}), model
     )
     torch.compiler.reset()
-    options = {"memory_budget": "min", "compiler": compiler, "plan_dir": str(tmp_path)}
+    options = {"memory_budget": "min", "compiler": compiler, "plan_dir": str(tmp_path / "plans")}
     call = torch.compile(model, backend=remat, options=options)
     torch.testing.assert_close(trained(call, model), expected, rtol=1e-4, atol=1e-7)
     report = compile_remat.reports()[-1]

@@ -1,4 +1,4 @@
-"""300 random models, the same ones in every run; `make fuzz` runs others."""
+"""60 random models, 300 with `--full`: the same ones in every run; `make fuzz` runs others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import pytest
 
 from tests.fuzz.campaign import run
 
-CHUNKS = [*(("graph", 25, seed) for seed in range(10)), *(("dynamo", 10, seed) for seed in range(100, 105))]
+CHUNKS = [
+    *(("graph", 25, seed) for seed in (0, 1)),
+    ("dynamo", 10, 100),
+    *(pytest.param("graph", 25, seed, marks=pytest.mark.full) for seed in range(2, 10)),
+    *(pytest.param("dynamo", 10, seed, marks=pytest.mark.full) for seed in range(101, 105)),
+]
 """Entry, examples and seed; small enough for pytest-xdist to spread."""
 
 

@@ -457,13 +457,12 @@ def test_a_sound_plan_passes_and_trains_as_ever(case: Case, compiler: str) -> No
     assert {report.check for report in compile_remat.reports()} == {"passed"}
 
 
-def test_deep_models_of_every_precision_pass_through_inductor(request: pytest.FixtureRequest) -> None:
+@pytest.mark.full
+def test_deep_models_of_every_precision_pass_through_inductor() -> None:
     """Fused recompute keeps more digits than a saved tensor of 16 bits: a difference, and no fault."""
-    full = request.config.getoption("--full")
-    layers, dtypes = (24, (torch.float32, torch.bfloat16, torch.float16)) if full else (2, (torch.bfloat16,))
-    for dtype in dtypes:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
         torch.compiler.reset()
-        model = nn.Sequential(*[Block(16) for _ in range(layers)]).to(dtype)
+        model = nn.Sequential(*[Block(16) for _ in range(24)]).to(dtype)
         step(model, compiler="inductor")(torch.randn(4, 16, 16, dtype=dtype))
         assert compile_remat.reports()[-1].check == "passed"
         assert compile_remat.reports()[-1].num_recomputed > 0

@@ -1,0 +1,14 @@
+"""Benchmarks at toy size find the kernels of the run: a folder of their own is for figures of whole runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import guard, max_speed, predicted_time, promise, step_time, table_a, together
+from compile_remat._torch.allocator_events import without_graph_caches
+
+
+@pytest.fixture(autouse=True)
+def _kernels_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (guard, max_speed, predicted_time, promise, step_time, table_a, together):
+        monkeypatch.setattr(module, "private_compile_caches", without_graph_caches)
