@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import sizes
 from compile_remat._torch.inductor_rules import RulesOf, inductor_rules
 
 
@@ -17,7 +17,7 @@ def is_copied(value: object, rules: RulesOf = inductor_rules) -> bool:
     """Whether Inductor copies this (fake) input of a convolution into another order of its dimensions."""
     if not isinstance(value, torch.Tensor) or not is_channels_last(value, rules):
         return False
-    return _order(value, joint_graph.hint_strides(value)) != _order(value, convolution_strides(value, rules))
+    return _order(value, sizes.hint_strides(value)) != _order(value, convolution_strides(value, rules))
 
 
 def is_channels_last(value: object, rules: RulesOf = inductor_rules) -> bool:
@@ -29,10 +29,10 @@ def is_channels_last(value: object, rules: RulesOf = inductor_rules) -> bool:
 
 def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) -> tuple[int, ...]:
     """Strides, in elements, under which a convolution gets or makes this tensor; a slice of channels keeps their distance."""
-    strides = joint_graph.hint_strides(value)
+    strides = sizes.hint_strides(value)
     if not is_channels_last(value, rules):
         return strides
-    _, channels, height, width = joint_graph.hint_shape(value)
+    _, channels, height, width = sizes.hint_shape(value)
     if strides[1:] == (height * width, width, 1):
         channels = max(channels, strides[0] // (height * width))
     return channels * height * width, 1, width * channels, channels
@@ -40,5 +40,5 @@ def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) ->
 
 def _order(value: torch.Tensor, strides: tuple[int, ...]) -> list[int]:
     """The dimensions from the outermost to the innermost; those of size 1 lie nowhere."""
-    shape = joint_graph.hint_shape(value)
+    shape = sizes.hint_shape(value)
     return sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: -strides[d])

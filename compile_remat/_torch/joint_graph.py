@@ -3,7 +3,6 @@
 Imports nothing of ours but its siblings.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
 line by line, the tests were run on all three, and where they differ the code asks for the feature:
 
-* sizes: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11;
 * ``_extract_fwd_bwd_modules`` takes ``saved_opaque_nodes`` from 2.12;
 * from 2.13, a SymBool that only assertions read is never handed over;
 * 2.14 gives ``fx_graph_cse`` an ``extra_node_key`` so that forward-only values are not merged with values that
@@ -16,21 +15,26 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_origin
+from typing import Any
 
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
 from compile_remat._torch import input_mutation
+from compile_remat._torch.inductor_options import inductor_option_names as inductor_option_names
+from compile_remat._torch.inductor_options import inductor_option_problem as inductor_option_problem
+from compile_remat._torch.inductor_options import mode_names as mode_names
+from compile_remat._torch.inductor_options import mode_options as mode_options
+from compile_remat._torch.sizes import hint_int as hint_int
+from compile_remat._torch.sizes import hint_shape as hint_shape
+from compile_remat._torch.sizes import storage_nbytes as storage_nbytes
 from compile_remat._torch.version import private_module, private_name
 
 _PARTITIONERS = "torch._functorch.partitioners"
 P = private_module(_PARTITIONERS)  # its helpers are private and change between versions: checked by tests, not by types
-_optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "optimization_hint", "size_hint")
 is_sym_node = private_name("torch.fx.experimental.proxy_tensor", "is_sym_node")
 py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types")
 
@@ -44,40 +48,6 @@ def _takes(function: str, parameter: str) -> bool:
 
 _HAS_OPAQUE = _takes("_extract_fwd_bwd_modules", "saved_opaque_nodes")
 _HAS_CSE_KEY = _takes("fx_graph_cse", "extra_node_key")
-
-
-# -- sizes ------------------------------------------------------------------------------------------------------------
-
-
-def hint_int(size: int | torch.SymInt, fallback: int = 4096) -> int:
-    """The size, or for a symbolic one the value seen first; adds no guard.  Unbacked sizes give `fallback`."""
-    if type(size) is int:
-        return size
-    return int(_optimization_hint(size, fallback=fallback))
-
-
-def hint_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of a (fake) tensor as plain ints; adds no guard."""
-    return tuple(hint_int(s) for s in tensor.shape)
-
-
-def hint_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides of a (fake) tensor, in elements, as plain ints; adds no guard."""
-    return tuple(hint_int(s) for s in tensor.stride())
-
-
-def storage_nbytes(value: object) -> int:
-    """Bytes of the storage that a dense (fake) tensor of this shape and stride occupies; 0 for anything else."""
-    if not isinstance(value, torch.Tensor):
-        return 0
-    if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
-        return hint_int(value.numel()) * value.dtype.itemsize
-    extent = 1
-    for size, stride in zip(hint_shape(value), hint_strides(value), strict=True):
-        if size == 0:
-            return 0
-        extent += (size - 1) * stride
-    return extent * value.dtype.itemsize
 
 
 def is_saveable_symbol(node: fx.Node) -> bool:
@@ -358,69 +328,3 @@ def annotated_ratios(module: fx.GraphModule, joint: Joint | None = None) -> Anno
             if legacy is None and graph is module.graph and isinstance(node.meta.get("memory_budget"), float):
                 legacy = node.meta["memory_budget"]
     return Annotated(tuple(sorted(ratios)), tuple(bare), legacy)
-
-
-# -- what Inductor has to be told ---------------------------------------------------------------------------------------
-
-
-def calls_regions(module: fx.GraphModule) -> bool:
-    """Whether the program has regions that are compiled once and called (``nested_compile_region``).
-
-    A region's forward hands inputs that its backward needs back as outputs.  Inductor (2.13) does not see that they are
-    the same memory: plain torch.compile reuses it for a later buffer of that size, and gradients are silently wrong.
-    """
-    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
-    return any(n.target is torch.ops.higher_order.invoke_subgraph for graph in graphs for n in graph.nodes)
-
-
-# -- Inductor ---------------------------------------------------------------------------------------------------------
-
-
-def inductor_option_names() -> tuple[str, ...]:
-    """Names of Inductor's own options, as ``torch.compile(options=...)`` accepts them."""
-    from torch._inductor import config
-
-    return tuple(sorted(config.get_config_copy()))
-
-
-def inductor_option_problem(name: str, value: object) -> str:
-    """What is wrong with a value for one of Inductor's options, by torch.compile's own test; empty where nothing is."""
-    from torch._inductor import config
-
-    get_type: Any = getattr(config, "get_type")  # noqa: B009 - the module is made at run time
-    wanted = get_type(name)
-    if get_origin(wanted) is None and not isinstance(value, wanted):
-        return f"{value!r} is not of type {getattr(wanted, '__name__', wanted)}"
-    return ""
-
-
-def mode_options(mode: str | None) -> dict[str, Any]:
-    """Inductor options behind a ``mode`` of torch.compile; ``None`` and ``"default"`` have none."""
-    if mode is None or mode == "default":
-        return {}
-    from torch._inductor import list_mode_options
-
-    return dict(list_mode_options(mode))
-
-
-def draws_as_eager_mode() -> bool:
-    """Inductor's `fallback_random` as it is set in this process."""
-    from torch._inductor import config
-
-    return bool(config.fallback_random)
-
-
-def mode_names() -> tuple[str, ...]:
-    """The modes that torch.compile knows."""
-    from torch._inductor import list_mode_options
-
-    return ("default", *sorted(m for m in list_mode_options() if m != "default"))
-
-
-@contextmanager
-def compiling_alone() -> Iterator[None]:
-    """Inductor without its pool of compiling processes: starting it takes longer than a few small kernels."""
-    import torch._inductor.config as inductor_config
-
-    with inductor_config.patch(compile_threads=1):
-        yield

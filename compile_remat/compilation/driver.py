@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import inductor_options
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.tensor_arguments import Ambient, guards_of, traced_inputs
 from compile_remat._util.units import format_bytes
@@ -128,9 +128,9 @@ class Compilation:
         return enter
 
     def _options(self, partitioner: RematPartitioner) -> dict[str, Any]:
-        # With nested regions Inductor's reuse of buffers is wrong by itself; see `_torch.calls_regions`.
-        strict = partitioner.guarded or joint_graph.calls_regions(self.gm)
-        ordered = self.patches.get("fallback_random", joint_graph.draws_as_eager_mode())
+        # With nested regions Inductor's reuse of buffers is wrong by itself; see `inductor_options.calls_regions`.
+        strict = partitioner.guarded or inductor_options.calls_regions(self.gm)
+        ordered = self.patches.get("fallback_random", inductor_options.draws_as_eager_mode())
         return {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **self.patches}
 
     def _side_file(self, partitioner: RematPartitioner) -> Path | None:

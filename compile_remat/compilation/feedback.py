@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from compile_remat._torch.joint_graph import storage_nbytes
+from compile_remat._torch.sizes import storage_nbytes
 from compile_remat._util.units import format_bytes
 from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import conv_layout, joint_graph
+from compile_remat._torch import conv_layout, sizes
 from compile_remat._torch.version import private_name
 
 _AUTOGRAD, _PROFILER = "torch.autograd", "torch._C._profiler"
@@ -65,16 +65,16 @@ def node_workspace_bytes(node: fx.Node) -> int:
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     if any(t.device.type != "cpu" for t in tensors):
         return 0
-    strides = conv_layout.convolution_strides if node.target in CONVOLUTIONS else joint_graph.hint_strides
+    strides = conv_layout.convolution_strides if node.target in CONVOLUTIONS else sizes.hint_strides
     return workspace_bytes(node.target, [_without_contents(v, strides) for v in values], node.kwargs)
 
 
 def _without_contents(value: object, strides: Callable[[torch.Tensor], tuple[int, ...]]) -> object:
     if isinstance(value, torch.Tensor):
-        return Dense(joint_graph.hint_shape(value), strides(value), value.dtype)
+        return Dense(sizes.hint_shape(value), strides(value), value.dtype)
     if isinstance(value, list | tuple):
         return tuple(_without_contents(v, strides) for v in value)
-    return joint_graph.hint_int(value) if isinstance(value, torch.SymInt) else value
+    return sizes.hint_int(value) if isinstance(value, torch.SymInt) else value
 
 
 def workspace_bytes(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import joint_graph, sizes
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import must_be_saved
 
@@ -48,7 +48,7 @@ class NoRecomputePartitioner(CustomPartitionerFn):
         if not joint.has_backward:
             return joint_graph.torch_partition(gm, joint_inputs, **keywords)
         saved = read_by_backward(joint)
-        self.saved_bytes += sum(joint_graph.storage_nbytes(n.meta.get("val")) for n in saved)
+        self.saved_bytes += sum(sizes.storage_nbytes(n.meta.get("val")) for n in saved)
         return joint_graph.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
 
     def uuid(self) -> object:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch import joint_graph, tensor_arguments
+from compile_remat._torch import sizes, tensor_arguments
 from compile_remat._torch.random_state import read_random_state
 
 Key = tuple[str, int | str]
@@ -99,7 +99,7 @@ def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
     for k, tensor in tensors.items():
         start = tensor.data_ptr()
         key = (str(tensor.device), tensor.untyped_storage().data_ptr())
-        placed.append((key, start, start + joint_graph.storage_nbytes(tensor), k))
+        placed.append((key, start, start + sizes.storage_nbytes(tensor), k))
     groups: list[list[int]] = []
     last: tuple[tuple[str, int], int] | None = None
     for key, start, end, k in sorted(placed):
@@ -121,7 +121,7 @@ def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None) -> list[
     storage = tensors[0].untyped_storage()
     starts = [t.storage_offset() * t.dtype.itemsize for t in tensors]
     low = min(starts) // ALIGNMENT * ALIGNMENT
-    high = max(start + joint_graph.storage_nbytes(t) for start, t in zip(starts, tensors, strict=True))
+    high = max(start + sizes.storage_nbytes(t) for start, t in zip(starts, tensors, strict=True))
     raw = torch.empty(0, dtype=torch.uint8, device=tensors[0].device).set_(storage, low, (high - low,), (1,))
     raw = raw.clone()
     if nudge is not None:

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.utils import flop_counter
 
-from compile_remat._torch.joint_graph import hint_int, hint_shape
+from compile_remat._torch.sizes import hint_int, hint_shape
 
 _META = torch.device("meta")
 

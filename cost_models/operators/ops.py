@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from compile_remat._torch.joint_graph import hint_int
+from compile_remat._torch.sizes import hint_int
 from compile_remat.cost_models.operators import flops as flop_formulas
 from compile_remat.cost_models.operators.kinds import (
     BYTES_SUFFICE,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch.joint_graph import hint_int
+from compile_remat._torch.sizes import hint_int
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 
 Product = tuple[int, int, int, int]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import conv_layout, joint_graph
+from compile_remat._torch import conv_layout, sizes
 from compile_remat._torch.isolated_op import can_run_alone, plainly
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 from compile_remat.cost_models.operators.ops import Op, describe
@@ -114,10 +114,10 @@ def _plain(value: Any, kind: OpKind) -> Any:
         if value.layout is not torch.strided:
             raise _NotPlain
         is_convolution = kind is OpKind.CONV
-        strides = conv_layout.convolution_strides(value) if is_convolution else joint_graph.hint_strides(value)
-        return Like(joint_graph.hint_shape(value), strides, value.dtype, value.device.type)
+        strides = conv_layout.convolution_strides(value) if is_convolution else sizes.hint_strides(value)
+        return Like(sizes.hint_shape(value), strides, value.dtype, value.device.type)
     if isinstance(value, torch.SymInt):
-        return joint_graph.hint_int(value)
+        return sizes.hint_int(value)
     if isinstance(value, list | tuple):
         return tuple(_plain(v, kind) for v in value)
     if value is None or isinstance(value, _PLAIN):

@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import inductor_options, joint_graph, sizes
 from compile_remat.inductor.peek import look_at_joint_graph
 
 T = TypeVar("T")
@@ -75,12 +75,12 @@ def grad(*shape: int) -> torch.Tensor:
     ],
 )
 def test_bytes_of_a_storage(tensor: torch.Tensor, nbytes: int) -> None:
-    assert joint_graph.storage_nbytes(tensor) == nbytes
+    assert sizes.storage_nbytes(tensor) == nbytes
 
 
 @pytest.mark.parametrize("value", [None, 7, (torch.empty(4),), [torch.empty(4)]])
 def test_what_is_no_tensor_has_no_bytes(value: object) -> None:
-    assert joint_graph.storage_nbytes(value) == 0
+    assert sizes.storage_nbytes(value) == 0
 
 
 def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
@@ -90,12 +90,12 @@ def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
         assert isinstance(size, torch.SymInt)
         env = size.node.shape_env
         guards = len(env.guards)
-        assert joint_graph.hint_int(size) == 6
-        assert joint_graph.hint_int(size * 7 + 1) == 43
-        assert joint_graph.hint_shape(wide) == (16, 6)
-        assert joint_graph.hint_strides(wide) == (1, 16)
-        assert joint_graph.storage_nbytes(wide) == 16 * 6 * 4
-        assert all(type(n) is int for n in (*joint_graph.hint_shape(wide), *joint_graph.hint_strides(wide)))
+        assert sizes.hint_int(size) == 6
+        assert sizes.hint_int(size * 7 + 1) == 43
+        assert sizes.hint_shape(wide) == (16, 6)
+        assert sizes.hint_strides(wide) == (1, 16)
+        assert sizes.storage_nbytes(wide) == 16 * 6 * 4
+        assert all(type(n) is int for n in (*sizes.hint_shape(wide), *sizes.hint_strides(wide)))
         assert len(env.guards) == guards
 
     look(inspect, lambda x: torch.cat([torch.sin(x), torch.cos(x)], 1), grad(6, 8), dynamic=True)
@@ -103,7 +103,7 @@ def test_hints_are_the_first_sizes_and_add_no_guards() -> None:
 
 def test_a_size_that_nobody_knows_takes_the_fallback() -> None:
     unknown = ShapeEnv().create_unbacked_symint()
-    assert joint_graph.hint_int(unknown, fallback=77) == 77
+    assert sizes.hint_int(unknown, fallback=77) == 77
 
 
 # -- facts of a joint graph -------------------------------------------------------------------------------------------
@@ -171,10 +171,10 @@ def test_a_graph_without_a_tangent_has_no_backward(has_tangent: bool) -> None:
 
 
 def test_inductor_options_and_modes_are_known() -> None:
-    assert {"max_fusion_size", "triton.cudagraphs"} <= set(joint_graph.inductor_option_names())
-    assert {"default", "reduce-overhead", "max-autotune"} <= set(joint_graph.mode_names())
-    assert joint_graph.mode_options(None) == joint_graph.mode_options("default") == {}
-    assert joint_graph.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
+    assert {"max_fusion_size", "triton.cudagraphs"} <= set(inductor_options.inductor_option_names())
+    assert {"default", "reduce-overhead", "max-autotune"} <= set(inductor_options.mode_names())
+    assert inductor_options.mode_options(None) == inductor_options.mode_options("default") == {}
+    assert inductor_options.mode_options("reduce-overhead") == {"triton.cudagraphs": True}
 
 
 # -- torch's own choice gives torch's own graphs ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from compile_remat import partition
-from compile_remat._torch import joint_graph
+from compile_remat._torch import joint_graph, sizes
 from compile_remat.cost_models import OpKind, Roofline, UnitCost, load_device
 from compile_remat.passes import Plan, Planner, Problem, build_problem
 from tests.correctness.captured import Captured, capture, run
@@ -251,7 +251,7 @@ def test_max_saves_no_more_bytes_than_torchs_min_cut(name: str) -> None:
 
 
 def saved_bytes(captured: Captured) -> int:
-    return sum(joint_graph.storage_nbytes(n.meta["val"]) for n in captured.saved_roots())
+    return sum(sizes.storage_nbytes(n.meta["val"]) for n in captured.saved_roots())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

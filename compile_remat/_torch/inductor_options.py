@@ -1,0 +1,62 @@
+"""Inductor's options and modes, and what of them a graph or a command needs set.
+
+Private names of torch, 2.11 to 2.15: ``torch._inductor.config`` and ``torch._inductor.list_mode_options``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, get_origin
+
+import torch
+from torch import fx
+from torch._inductor import config, list_mode_options
+
+
+def calls_regions(module: fx.GraphModule) -> bool:
+    """Whether the program has regions that are compiled once and called (``nested_compile_region``).
+
+    A region's forward hands inputs that its backward needs back as outputs.  Inductor (2.13) does not see that they are
+    the same memory: plain torch.compile reuses it for a later buffer of that size, and gradients are silently wrong.
+    """
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return any(n.target is torch.ops.higher_order.invoke_subgraph for graph in graphs for n in graph.nodes)
+
+
+def inductor_option_names() -> tuple[str, ...]:
+    """Names of Inductor's own options, as ``torch.compile(options=...)`` accepts them."""
+    return tuple(sorted(config.get_config_copy()))
+
+
+def inductor_option_problem(name: str, value: object) -> str:
+    """What is wrong with a value for one of Inductor's options, by torch.compile's own test; empty where nothing is."""
+    get_type: Any = getattr(config, "get_type")  # noqa: B009 - the module is made at run time
+    wanted = get_type(name)
+    if get_origin(wanted) is None and not isinstance(value, wanted):
+        return f"{value!r} is not of type {getattr(wanted, '__name__', wanted)}"
+    return ""
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    """Inductor options behind a ``mode`` of torch.compile; ``None`` and ``"default"`` have none."""
+    if mode is None or mode == "default":
+        return {}
+    return dict(list_mode_options(mode))
+
+
+def draws_as_eager_mode() -> bool:
+    """Inductor's `fallback_random` as it is set in this process."""
+    return bool(config.fallback_random)
+
+
+def mode_names() -> tuple[str, ...]:
+    """The modes that torch.compile knows."""
+    return ("default", *sorted(m for m in list_mode_options() if m != "default"))
+
+
+@contextmanager
+def compiling_alone() -> Iterator[None]:
+    """Inductor without its pool of compiling processes: starting it takes longer than a few small kernels."""
+    with config.patch(compile_threads=1):
+        yield

@@ -1,0 +1,43 @@
+"""Sizes, strides and bytes of (fake) tensors as plain ints; symbolic sizes are taken at their hints and no guard is added.
+
+Private names of torch: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from compile_remat._torch.version import private_name
+
+_optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "optimization_hint", "size_hint")
+
+
+def hint_int(size: int | torch.SymInt, fallback: int = 4096) -> int:
+    """The size, or for a symbolic one the value seen first; adds no guard.  Unbacked sizes give `fallback`."""
+    if type(size) is int:
+        return size
+    return int(_optimization_hint(size, fallback=fallback))
+
+
+def hint_shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Shape of a (fake) tensor as plain ints; adds no guard."""
+    return tuple(hint_int(s) for s in tensor.shape)
+
+
+def hint_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of a (fake) tensor, in elements, as plain ints; adds no guard."""
+    return tuple(hint_int(s) for s in tensor.stride())
+
+
+def storage_nbytes(value: object) -> int:
+    """Bytes of the storage that a dense (fake) tensor of this shape and stride occupies; 0 for anything else."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
+        return hint_int(value.numel()) * value.dtype.itemsize
+    extent = 1
+    for size, stride in zip(hint_shape(value), hint_strides(value), strict=True):
+        if size == 0:
+            return 0
+        extent += (size - 1) * stride
+    return extent * value.dtype.itemsize
