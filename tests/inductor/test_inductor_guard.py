@@ -11,13 +11,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import compile_remat
 from benchmarks.guard import Guarded, Unguarded, trained
 from benchmarks.models import Case, joining
-from compile_remat import backend
 from compile_remat.backend import remat
 from compile_remat.compilation import driver
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.entry import compile_with_partitioner
 from compile_remat.inductor.fusion_guard import GuardedChoices
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place
+from compile_remat.planning import partitioner
 from compile_remat.planning.partitioner import RematPartitioner
 
 READERS = 12
@@ -133,7 +133,7 @@ def test_what_plain_inductor_makes_of_the_same_plan_needs_more(case: str, saved_
 
 def test_the_gradient_of_a_tied_weight_is_made_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded, _ = peak_of("tied", Guarded)
-    monkeypatch.setattr(backend, "keep_matmuls_in_place", lambda module: 0)
+    monkeypatch.setattr(partitioner, "keep_matmuls_in_place", lambda module: 0)
     moved, _ = peak_of("tied", Guarded)
     assert moved > guarded + MIB // 2
 
