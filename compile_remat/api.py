@@ -21,7 +21,8 @@ from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan, Planner, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
-from compile_remat.planning.partitioner import RematPartitioner, sources_hash
+from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
+from compile_remat.planning.request import Fit
 from compile_remat.report import Report, write_to
 
 
@@ -38,7 +39,7 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
         try:
             settings = priced(settings_for(config, example_inputs), gm, example_inputs, config, options)
             planned = look_at_joint_graph(
-                gm, example_inputs, lambda joint, keywords: plan_joint(joint, settings, **keywords), options
+                gm, example_inputs, lambda joint, keywords: plan_joint(joint, settings, Fit(), **keywords), options
             )
             if planned is not None:
                 seen.append(planned)
@@ -144,10 +145,16 @@ def install(**settings: Any) -> None:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
-    settings_now = replace(settings_for(config, here), is_timed=False)
+    settings_now = settings_for(config, here)
     if config.cost_model == "profile":
         settings_now = replace(settings_now, times=op_timing.known_times(place_of(here)))
-    set_global_partitioner(RematPartitioner(settings_now, sources_hash()), STRICT_OPTIONS)
+    partitioner = RematPartitioner(
+        settings_now,
+        sources_hash=sources_hash(),
+        plans_hash=hash_of_plans(settings_now.plan_dir),
+        has_deadline=False,
+    )
+    set_global_partitioner(partitioner, STRICT_OPTIONS)
     write_to(config.report_dir)
 
 

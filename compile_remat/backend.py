@@ -28,8 +28,8 @@ from compile_remat.inductor.entry import (
 )
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import PlannerFailed, Settings, warn_of_fallback
-from compile_remat.planning.partitioner import RematPartitioner, sources_hash
-from compile_remat.planning.plan_policy import Share
+from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
+from compile_remat.planning.request import Fit, Request, SharedOption
 from compile_remat.report import Report
 from compile_remat.runtime.oom_recovery import Retrying
 from compile_remat.runtime.peak_monitor import Watched, reader_of
@@ -79,11 +79,16 @@ def compile_graph(
     sizes = _sizes_of(example_inputs)
     settings, reason = _settings_or_failure(config, example_inputs)
     settings = priced(settings, gm, example_inputs, config, patches)
-    make = partitioner_type or RematPartitioner
+    make = functools.partial(
+        partitioner_type or RematPartitioner,
+        settings,
+        sources_hash=sources_hash(),
+        plans_hash=hash_of_plans(settings.plan_dir),
+        sizes=sizes,
+    )
     if not reason:
         try:
-            partitioner = make(settings, sources_hash(), sizes=sizes, guarded=settings.has_limit(gm))
-            return _compile(gm, example_inputs, config, patches, partitioner)
+            return _compile(gm, example_inputs, config, patches, make(guarded=settings.has_limit(gm)))
         except Exception as error:
             ours, failed = find_error(error, RematError), find_error(error, PlannerFailed)
             if ours is not None:
@@ -92,7 +97,7 @@ def compile_graph(
                 raise
             reason = str(failed)
     warn_of_fallback(reason)
-    return _compile(gm, example_inputs, config, patches, make(settings, sources_hash(), reason, sizes=sizes))
+    return _compile(gm, example_inputs, config, patches, make(fallback=reason))
 
 
 _LEDGERS: dict[tuple[str, str], Ledger] = {}
@@ -114,8 +119,8 @@ def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence
     return ledger
 
 
-def _share_of(reason: str, config: RematConfig, ledger: Ledger, example_inputs: Sequence[Any]) -> Share | None:
-    """What this graph may take in its first step; None where it is alone as far as one can see.
+def _first_request(reason: str, config: RematConfig, ledger: Ledger, example_inputs: Sequence[Any]) -> Request:
+    """What this graph may take in its first step: `Fit` where it is alone as far as one can see.
 
     Args:
         reason: Why it will not be.
@@ -123,9 +128,9 @@ def _share_of(reason: str, config: RematConfig, ledger: Ledger, example_inputs: 
     others_bytes = ledger.held_bytes()
     instances = config.instances or 0
     if instances < 2 and not others_bytes and (instances or not reason):
-        return None
+        return Fit()
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
-    return Share(None, others_bytes, instances, gradient_bytes, may_miss=ledger.is_provisional)
+    return SharedOption(others_bytes, instances, gradient_bytes, may_miss=ledger.is_provisional)
 
 
 def _compile(
@@ -141,7 +146,8 @@ def _compile(
     ledger = None if later is None else _ledger_of(config, partitioner.settings, example_inputs)
     if ledger is not None:
         settings = replace(partitioner.settings, budget=ledger.budget)
-        partitioner = partitioner.under(replace(settings, share=_share_of(reason, config, ledger, example_inputs)))
+        request = _first_request(reason, config, ledger, example_inputs)
+        partitioner = replace(partitioner, settings=settings, request=request)
     compiled, reports = compilation.run(partitioner)
     if not reports or reports[-1].plan is None:
         return compiled
@@ -154,9 +160,9 @@ def _compile(
     if ledger is None:
         return watched(retrying(compiled, report))
 
-    def again(share: Share | None) -> tuple[Callable[..., Any], Report] | None:
-        settings = replace(partitioner.settings, share=share, budget=ledger.budget)
-        found = later.again(partitioner.under(settings))
+    def again(request: Request) -> tuple[Callable[..., Any], Report] | None:
+        settings = replace(partitioner.settings, budget=ledger.budget)
+        found = later.again(replace(partitioner, settings=settings, request=request))
         return None if found is None else (retrying(*found), found[1])
 
     return watched(Member(ledger, retrying(compiled, report), report, again, later.publish))
@@ -181,7 +187,7 @@ def _retrying(
         retries=compilation.config.oom_retry,
         available=functools.partial(free_memory.free_bytes, place, compilation.config.capacity),
         device=place,
-        is_lowest=partitioner.settings.budget.kind == "min" and partitioner.settings.share is None,
+        is_lowest=partitioner.settings.budget.kind == "min" and isinstance(partitioner.request, Fit),
     )
 
 

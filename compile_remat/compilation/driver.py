@@ -28,6 +28,7 @@ from compile_remat.inductor.entry import (
 from compile_remat.inductor.observe import Observer
 from compile_remat.passes import Status
 from compile_remat.planning.deadline import StoppedByClock
+from compile_remat.planning.request import FitBelow, Resume
 from compile_remat.report import Report, record, recording, write
 from compile_remat.runtime.oom_recovery import CannotRetry, Lower
 from compile_remat.verify.first_step import compile_checked
@@ -109,8 +110,8 @@ class Compilation:
             found = find_error(error, StoppedByClock)
             if found is None:
                 raise
-            stopped = found.stopped
-        partitioner = partitioner.under(replace(partitioner.settings, stopped=stopped))
+            resume = found.resume
+        partitioner = replace(partitioner, request=resume)
         with without_partition_cache():
             return enter(partitioner, observer), partitioner
 
@@ -136,7 +137,7 @@ class Compilation:
     def _side_file(self, partitioner: RematPartitioner) -> Path | None:
         if self.config.compiler == "eager" or self.config.check:  # a check takes nothing from a cache
             return None
-        if partitioner.settings.stopped is not None:
+        if isinstance(partitioner.request, Resume):
             return None
         return report_cache.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
 
@@ -173,24 +174,24 @@ class Compilation:
             bytes_then = None if side_file is None else report_cache.recall_tightened(side_file)
             if bytes_then is None:
                 break
-            partitioner = partitioner.tightened(bytes_then)
+            partitioner = replace(partitioner, request=FitBelow(bytes_then))
             side_file = self._side_file(partitioner)
         for left in reversed(range(TIGHTENINGS + 1)):
             with recording() as reports:
                 emissions = Emissions()
                 compiled, partitioner = self._enter(partitioner, emissions)
-                side_file = None if partitioner.settings.stopped is not None else side_file
+                side_file = None if isinstance(partitioner.request, Resume) else side_file
                 reports[:] = with_scheduled_peak(reports, emissions)
-                tightened_bytes = bytes_to_plan_for(reports, partitioner.settings) if left else None
+                tightened_bytes = bytes_to_plan_for(reports, partitioner.request) if left else None
                 if tightened_bytes is None:
-                    reports[:] = settle(reports, partitioner.settings)
+                    reports[:] = settle(reports, partitioner.settings, partitioner.request)
                     self._keep(side_file, reports)
                     return compiled
                 if side_file is not None:
                     report_cache.store(side_file, reports, tightened_bytes)
                 LOG.info("%s", reports[0])
                 reports.clear()
-            partitioner = partitioner.tightened(tightened_bytes)
+            partitioner = replace(partitioner, request=FitBelow(tightened_bytes))
             side_file = self._side_file(partitioner)
         raise AssertionError("the last round returns")
 
@@ -221,7 +222,7 @@ class Later:
         with ExitStack() as stack:
             self.ambient.enter(stack)
             reports = stack.enter_context(recording())
-            lower = self._lower(partitioner.tightened(target_bytes, guarded=True), reports, peak_bytes)
+            lower = self._lower(replace(partitioner, request=FitBelow(target_bytes), guarded=True), reports, peak_bytes)
             if lower is None or guards_of(self.compilation.example_inputs) != guards:
                 reports.clear()
                 return None

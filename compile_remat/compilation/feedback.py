@@ -15,6 +15,7 @@ from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat.passes import Status
 from compile_remat.planning.joint_planning import Settings
+from compile_remat.planning.request import Request, target_bytes_of
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
@@ -109,7 +110,7 @@ def with_scheduled_peak(reports: Sequence[Report], emissions: Emissions) -> list
     return list(reports) if peak_bytes is None else [replace(reports[0], scheduled_peak_bytes=peak_bytes)]
 
 
-def bytes_to_plan_for(reports: Sequence[Report], settings: Settings) -> int | None:
+def bytes_to_plan_for(reports: Sequence[Report], request: Request) -> int | None:
     """What to plan for so that the code stays inside the budget; None where it does, or where no plan could be lower.
 
     A pinned plan stays: the user wants this one.
@@ -121,11 +122,11 @@ def bytes_to_plan_for(reports: Sequence[Report], settings: Settings) -> int | No
     assert plan is not None and plan.budget_bytes is not None
     if plan.status in (Status.REPLAYED, Status.FALLBACK):
         return None
-    allowed_bytes = plan.budget_bytes if settings.tightened_bytes is None else settings.tightened_bytes
-    return min(allowed_bytes, plan.peak_bytes) - excess_bytes
+    target_bytes = target_bytes_of(request)
+    return min(plan.budget_bytes if target_bytes is None else target_bytes, plan.peak_bytes) - excess_bytes
 
 
-def settle(reports: Sequence[Report], settings: Settings) -> list[Report]:
+def settle(reports: Sequence[Report], settings: Settings, request: Request) -> list[Report]:
     """The reports of the code that runs, with a note where it was planned for less than the budget, or needs more.
 
     Raises:
@@ -133,9 +134,10 @@ def settle(reports: Sequence[Report], settings: Settings) -> list[Report]:
     """
     excess_bytes = _excess_bytes(reports)
     if excess_bytes <= 0:
-        if settings.tightened_bytes is None:
+        target_bytes = target_bytes_of(request)
+        if target_bytes is None:
             return list(reports)
-        text = f"planned for {format_bytes(settings.tightened_bytes)}, as Inductor's code for the budget needed more than it"
+        text = f"planned for {format_bytes(target_bytes)}, as Inductor's code for the budget needed more than it"
         return [_noted(report, text) for report in reports]
     report = reports[0]
     assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None

@@ -17,7 +17,7 @@ from time import monotonic
 from compile_remat._torch.distributed import num_ranks
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import CLOCK, WORK, Planner, Problem, limit_seconds
-from compile_remat.planning.plan_policy import Choice
+from compile_remat.planning.request import ChosenPlan, Resume
 
 LEAST_SECONDS = 60.0
 """No plan is cut short earlier: what the limit of a small graph comes to must not make its plan a matter of chance."""
@@ -56,27 +56,15 @@ def clock_of(problem: Problem, work_seconds: float | None) -> Clock | None:
     return Clock(monotonic(), max(LEAST_SECONDS, TIMES * limit_seconds(nodes, work_seconds)))
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """The best choice that there was when the clock stopped the planning of a problem.
-
-    Attributes:
-        problem_key: `Problem.key()`: a compilation may plan several.
-    """
-
-    problem_key: str
-    choice: Choice
-
-
 class StoppedByClock(Exception):
-    """Carries it out of torch, to whoever can compile without the cache."""
+    """Carries the request to resume with out of torch, to whoever can compile without the cache."""
 
-    def __init__(self, stopped: Stopped) -> None:
-        super().__init__(stopped)
-        self.stopped = stopped
+    def __init__(self, resume: Resume) -> None:
+        super().__init__(resume)
+        self.resume = resume
 
 
-def noted(choice: Choice, planner: Planner) -> Choice:
+def noted(choice: ChosenPlan, planner: Planner) -> ChosenPlan:
     """The choice with a message, and a warning, where a search for it ended early and another plan may be better."""
     text = _text(choice, planner)
     if not text:
@@ -85,7 +73,7 @@ def noted(choice: Choice, planner: Planner) -> Choice:
     return replace(choice, message=f"{choice.message}; {text}" if choice.message else text)
 
 
-def _text(choice: Choice, planner: Planner) -> str:
+def _text(choice: ChosenPlan, planner: Planner) -> str:
     is_over = planner.effort.is_over
     if CLOCK in planner.ends:
         after = f" after {is_over.elapsed_s:.0f} s" if isinstance(is_over, Clock) else ""

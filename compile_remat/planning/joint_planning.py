@@ -23,7 +23,7 @@ from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import CostModel, Device, OpKind, Times, load_device, make_cost_model, tf32_kinds
-from compile_remat.errors import BudgetError, PlanMismatchError, PlannerWarning, RematError, warn
+from compile_remat.errors import PlanMismatchError, PlannerWarning, RematError, warn
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import (
     CLOCK,
@@ -39,8 +39,26 @@ from compile_remat.passes import (
     prepared,
 )
 from compile_remat.planning import op_timing
-from compile_remat.planning.deadline import Stopped, StoppedByClock, clock_of, explaining, noted
-from compile_remat.planning.plan_policy import Asked, Choice, Share, asked_of, bytes_of, choose, choose_shared
+from compile_remat.planning.deadline import StoppedByClock, clock_of, explaining, noted
+from compile_remat.planning.plan_policy import (
+    Asked,
+    asked_of,
+    bytes_of,
+    choose,
+    choose_below,
+    choose_shared,
+    replayed,
+)
+from compile_remat.planning.request import (
+    ChosenPlan,
+    Fit,
+    FitBelow,
+    Replay,
+    Request,
+    Resume,
+    SharedOption,
+    interrupted_by,
+)
 from compile_remat.report import Report, record
 
 LOG = logging.getLogger("compile_remat")
@@ -48,7 +66,7 @@ LOG = logging.getLogger("compile_remat")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the partition needs of the configuration, with everything looked up.
+    """What planning needs of the configuration, with everything looked up.  Constant while a graph is compiled.
 
     Attributes:
         budget: Never `auto`: that has become bytes or `max`.
@@ -58,12 +76,8 @@ class Settings:
         device: Figures that the cost model prices with.
         tf32: Kinds of operators that torch lets run in TF32: they are priced so.
         plan_dir: Where plans are pinned.
-        share: What the graph may take of a budget that other graphs of the step live in, too; None where it is alone.
         times: Measured times of the graph's operators, for the cost model `profile`.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
-        tightened_bytes: What to plan for instead of the budget, because Inductor's code for a plan needed more than it predicted.
-        is_timed: Whether the clock may stop the planning; not where nobody could compile once more.
-        stopped: What it left of an earlier try, to be taken as it is; nothing that is made with it may be cached.
     """
 
     budget: MemoryBudget
@@ -74,12 +88,8 @@ class Settings:
     tf32: tuple[OpKind, ...] = field(default_factory=tf32_kinds)
     is_given: bool = True
     torch_ratio: float = 1.0
-    tightened_bytes: int | None = None
-    share: Share | None = None
     times: Times = Times()
     time_limit: float | None = None
-    is_timed: bool = True
-    stopped: Stopped | None = None
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -104,7 +114,7 @@ class Planned:
     """A plan with the graph it belongs to.
 
     Attributes:
-        stopped: What the clock left, where it has just stopped the planning.
+        resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
     """
 
     joint: joint_graph.Joint
@@ -112,17 +122,22 @@ class Planned:
     problem: Problem
     plan: Plan
     report: Report
-    stopped: Stopped | None = None
+    resume: Resume | None = None
 
 
 def plan_joint(
     joint_module: fx.GraphModule,
     settings: Settings,
+    request: Request,
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
+    has_deadline: bool = True,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
+
+    Args:
+        has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -147,51 +162,45 @@ def plan_joint(
     reference = joint_graph.torch_choice(joint) if asked.budget.kind == "max" else ()
     cost = settings.cost(joint.module.graph)
     problem = build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace)
-    clock = clock_of(problem, settings.time_limit) if settings.is_timed else None
+    clock = clock_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, clock)
-    budget_bytes = None if settings.share is not None else bytes_of(planner, asked)
-    known = _known(planner, settings, budget_bytes)
-    choice = known or _found(planner, settings, asked)
+    request_now = interrupted_by(request)
+    budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(planner, asked)
+    if isinstance(request, Resume) and request.problem_key != problem.key():
+        request = request_now  # another graph of the compilation
+    choice = _chosen(planner, request, asked, settings, budget_bytes)
     plan = replace(choice.plan, budget_bytes=budget_bytes)
-    stopped = Stopped(problem.key(), choice) if CLOCK in planner.ends else None
-    if known is None and stopped is None and settings.share is None:
+    resume = Resume(request_now, problem.key(), choice) if CLOCK in planner.ends else None
+    if resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
         _store_plan(plan, settings)
     seconds = time.perf_counter() - start
     report = Report(
         plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
     )
     report = replace(report, offers=choice.offers, estimated_ops=problem.estimated)
-    return Planned(joint, cost, problem, plan, report, stopped)
+    return Planned(joint, cost, problem, plan, report, resume)
 
 
-def _known(planner: Planner, settings: Settings, budget_bytes: int | None) -> Choice | None:
-    """A plan that need not be sought: what the clock left of an earlier try, or one that is pinned."""
-    stopped = settings.stopped
-    if stopped is not None and stopped.problem_key == planner.problem.key():
-        return stopped.choice
-    is_pinned = settings.tightened_bytes is None and settings.share is None
-    return _stored_plan(planner, settings, budget_bytes) if is_pinned else None
-
-
-def _found(planner: Planner, settings: Settings, asked: Asked) -> Choice:
-    """The plan that a search finds, with a message where that ended early."""
+def _chosen(
+    planner: Planner, request: Request, asked: Asked, settings: Settings, budget_bytes: int | None
+) -> ChosenPlan:
+    """The plan that a request asks for; one that was searched for has a message where the search ended early."""
     with explaining(planner):
-        if settings.tightened_bytes is not None:
-            choice = _choose_tightened(planner, asked, settings.tightened_bytes)
-        elif settings.share is not None:
-            choice = choose_shared(planner, settings.share, asked)
-        else:
-            choice = choose(planner, asked)
+        match request:
+            case Resume():
+                return request.incumbent
+            case Replay():
+                choice = replayed(planner, request)
+            case SharedOption():
+                choice = choose_shared(planner, request, asked)
+            case FitBelow():
+                choice = choose_below(planner, asked, request.target_bytes)
+            case Fit():
+                pinned = _stored_plan(planner, settings, budget_bytes)
+                if pinned is not None:
+                    return pinned
+                choice = choose(planner, asked)
     return noted(choice, planner)
-
-
-def _choose_tightened(planner: Planner, asked: Asked, tightened_bytes: int) -> Choice:
-    """A plan that leaves room for what Inductor adds; the lowest one where there is none."""
-    budget = MemoryBudget("bytes", max(tightened_bytes, 1))
-    try:
-        return choose(planner, replace(asked, budget=budget, limit_bytes=None, source=""))
-    except BudgetError:
-        return choose(planner, replace(asked, budget=MemoryBudget("min"), limit_bytes=None))
 
 
 # -- plans on disk ----------------------------------------------------------------------------------------------------
@@ -201,7 +210,7 @@ def _plan_path(key: str, settings: Settings) -> Path | None:
     return None if settings.plan_dir is None else Path(settings.plan_dir) / f"{key}.plan.json"
 
 
-def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None) -> Choice | None:
+def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None) -> ChosenPlan | None:
     """The plan that was pinned for this graph; its figures are worked out anew, its choice is obeyed."""
     key = planner.problem.key()
     path = _plan_path(key, settings)
@@ -229,13 +238,13 @@ def _stored_plan(planner: Planner, settings: Settings, budget_bytes: int | None)
         raise PlanMismatchError(f"{path} does not fit this graph: {error}.") from None
     plan = replace(plan, problem_key=key, status=Status.REPLAYED)
     if budget_bytes is None or plan.is_feasible:
-        return Choice(plan)
+        return ChosenPlan(plan)
     message = (
         f"the pinned plan {path} has a predicted peak of {format_bytes(plan.peak_bytes)}, above the budget of "
         f"{format_bytes(budget_bytes)}; delete it to have a new plan written"
     )
     warn(message)
-    return Choice(plan, message=message)
+    return ChosenPlan(plan, message=message)
 
 
 def _store_plan(plan: Plan, settings: Settings) -> None:
@@ -255,15 +264,18 @@ def split(
     joint_module: fx.GraphModule,
     joint_inputs: Any,
     settings: Settings,
+    request: Request,
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
     is_cached: bool = False,
+    has_deadline: bool = True,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
 
     Args:
-        is_cached: Whether torch keeps what is returned.
+        is_cached: Whether torch stores what is returned in its cache.
+        has_deadline: See `plan_joint`.
 
     Raises:
         StoppedByClock: The clock stopped the planning, and torch would keep the plan.
@@ -273,12 +285,14 @@ def split(
         planned = plan_joint(
             joint_module,
             settings,
+            request,
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
+            has_deadline=has_deadline,
         )
         if planned is not None:
-            if is_cached and planned.stopped is not None:
-                raise StoppedByClock(planned.stopped)
+            if is_cached and planned.resume is not None:
+                raise StoppedByClock(planned.resume)
             modules = extract(planned.joint, planned.plan)
     except (RematError, StoppedByClock):
         raise
@@ -391,7 +405,7 @@ def partition(
         warnings.warn(f"{problem}: torch's own partition takes this graph", PlannerWarning, stacklevel=2)
         return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
     try:
-        return split(joint_module, joint_inputs, settings, **keywords)
+        return split(joint_module, joint_inputs, settings, Fit(), **keywords)
     except PlannerFailed as error:
         warn_of_fallback(str(error))
         return split_without_planner(joint_module, joint_inputs, settings, str(error), **keywords)

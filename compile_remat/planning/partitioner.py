@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,33 @@ from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import keep_matmuls_in_place
 from compile_remat.planning.joint_planning import Settings, split, split_without_planner
+from compile_remat.planning.request import Fit, Request
 
 
+@dataclass(frozen=True)
 class RematPartitioner(CustomPartitionerFn):
     """The value that Inductor calls, pickles and hashes: its fields are all that a plan depends on.
 
     Attributes:
+        settings: Constant while a graph is compiled.
+        request: What this attempt asks of the planner.
+        sources_hash: `sources_hash()`.
+        plans_hash: `hash_of_plans` of the folder in the settings.
         fallback: Why the planner failed; with a reason here the planner is left alone.
         sizes: The symbols among a graph's inputs and the sizes that they stood for.  A plan is made for these, and torch's key
             has the symbols alone: without them a plan for a small batch would come out of the cache for a large one.
         guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
+        has_deadline: Whether a deadline may end the planning; not where nobody could compile once more.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        sources_hash: str,
-        fallback: str = "",
-        *,
-        sizes: tuple[tuple[str, int], ...] = (),
-        guarded: bool = False,
-    ) -> None:
-        self.settings = settings
-        self.sources_hash = sources_hash
-        self.plans_hash = _plans_hash(settings.plan_dir)
-        self.fallback = fallback
-        self.sizes = sizes
-        self.guarded = guarded
+    settings: Settings
+    request: Request = Fit()
+    sources_hash: str = ""
+    plans_hash: str = ""
+    fallback: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()
+    guarded: bool = False
+    has_deadline: bool = True
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -60,39 +59,43 @@ class RematPartitioner(CustomPartitionerFn):
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         by_inductor = kwargs.get("compiler") == "inductor"
         is_cached = by_inductor and cache_key_text.partition_is_stored()
-        forward, backward = split(gm, joint_inputs, self.settings, is_cached=is_cached, **keywords)
+        forward, backward = split(
+            gm,
+            joint_inputs,
+            self.settings,
+            self.request,
+            is_cached=is_cached,
+            has_deadline=self.has_deadline,
+            **keywords,
+        )
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)
         return forward, backward
 
-    def tightened(self, planning_bytes: int, *, guarded: bool | None = None) -> RematPartitioner:
-        """One that plans for fewer bytes than the budget."""
-        other = self.under(replace(self.settings, tightened_bytes=planning_bytes, share=None, stopped=None))
-        other.guarded = self.guarded if guarded is None else guarded
-        return other
-
-    def under(self, settings: Settings) -> RematPartitioner:
-        """One with other settings."""
-        other = copy.copy(self)
-        other.settings = settings
-        return other
-
     def uuid(self) -> object:
-        """Changes with our sources, the settings, the device's figures, the pinned plans and the number of threads.
+        """Changes with every field, and with the number of threads as it is now.
 
         The bytes that a CPU's convolutions and attention take for themselves depend on the threads; torch's own key has their
         number only from 2.13 on, and only where Inductor's `cpp.threads` is not set.
         """
-        threads = torch.get_num_threads()
-        return (
-            self.sources_hash,
-            repr(self.settings),
-            self.plans_hash,
-            self.fallback,
-            self.sizes,
-            self.guarded,
-            threads,
-        )
+        text = "\n".join([identity_text(self), f"threads={torch.get_num_threads()}"])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def identity_text(value: object) -> str:
+    """A text that differs between any two different values: every field of a dataclass is in it, shown by `repr` or not.
+
+    Raises:
+        TypeError: There is a value of a type that has no stable text.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = ", ".join(f"{f.name}={identity_text(getattr(value, f.name))}" for f in fields(value))
+        return f"{type(value).__qualname__}({inner})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(identity_text, value))},)"
+    if value is None or isinstance(value, bool | int | float | str):  # enumerations of text among them
+        return repr(value)
+    raise TypeError(f"{type(value).__name__} cannot be part of a cache key")
 
 
 @functools.cache
@@ -112,7 +115,7 @@ def hash_of_sources(folders: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _plans_hash(plan_dir: str | None) -> str:
+def hash_of_plans(plan_dir: str | None) -> str:
     """Hash of the pinned plans as they are now: torch's helper remembers files by their names, and these change."""
     files = sorted(Path(plan_dir).glob("*.plan.json")) if plan_dir else []
     digest = hashlib.sha256()

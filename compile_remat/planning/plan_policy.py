@@ -36,6 +36,7 @@ from compile_remat.passes import (
     relaxations,
 )
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
+from compile_remat.planning.request import ChosenPlan, Replay, SharedOption
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
 REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"
@@ -115,35 +116,6 @@ def _warn_ignored(budget: str, name: str) -> None:
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A plan, the lowest peak where it was worked out, what went otherwise than asked, and what else there was."""
-
-    plan: Plan
-    floor_bytes: int | None = None
-    message: str = ""
-    offers: tuple[Offer, ...] = ()
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a graph may take of a budget that it does not have alone.
-
-    Attributes:
-        saved: The plan to run, by the values that it saves; None where it is to be chosen, with offers for a later choice.
-        others_bytes: What graphs before it in the step hold.
-        instances: How often it runs in a step; 0 where that is not known, and the plan that holds least is taken.
-        gradient_bytes: The parameter gradients that each of these runs makes.
-        may_miss: Whether the others hold more than they will when the step is known, so that nothing is final yet.
-    """
-
-    saved: tuple[str, ...] | None = None
-    others_bytes: int = 0
-    instances: int = 0
-    gradient_bytes: int = 0
-    may_miss: bool = False
-
-
 def bytes_of(planner: Planner, asked: Asked) -> int | None:
     """The bytes that a plan has to fit; None where only speed or only memory counts."""
     if asked.budget.kind == "fraction":
@@ -152,7 +124,7 @@ def bytes_of(planner: Planner, asked: Asked) -> int | None:
     return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None
 
 
-def choose(planner: Planner, asked: Asked) -> Choice:
+def choose(planner: Planner, asked: Asked) -> ChosenPlan:
     """The plan for the budget, with as many of the user's tags obeyed as it allows.
 
     `max` obeys what torch obeys: MUST_SAVE and both ways to ask for a recomputation, so that ``checkpoint`` costs and
@@ -164,7 +136,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
     """
     if asked.budget.kind == "max":
         problem = obeying(planner.problem, LIKE_TORCH)
-        return Choice(_keyed(planner.on(problem).reference(), planner))
+        return ChosenPlan(_keyed(planner.on(problem).reference(), planner))
     if asked.budget.kind == "min":
         return _lowest(planner)
     budget_bytes = bytes_of(planner, asked) or 0
@@ -172,7 +144,7 @@ def choose(planner: Planner, asked: Asked) -> Choice:
     for planned, lapsed in _planners(planner):
         plan = _keyed(planned.within(budget_bytes), planner)
         if plan.is_feasible:
-            return Choice(plan, message=_lapsed_text(lapsed))
+            return ChosenPlan(plan, message=_lapsed_text(lapsed))
         missed.append(plan)
     plan = min(missed, key=lambda p: p.peak_bytes)
     error = _conflict(planner, plan, budget_bytes)
@@ -185,15 +157,15 @@ def choose(planner: Planner, asked: Asked) -> Choice:
     if isinstance(error, TagConflictError):
         message += f", and without MUST_SAVE and MUST_RECOMPUTE it would be {format_bytes(error.free_floor_bytes)}"
     warn(message)
-    return Choice(plan, plan.peak_bytes, message)
+    return ChosenPlan(plan, plan.peak_bytes, message)
 
 
-def _lowest(planner: Planner) -> Choice:
+def _lowest(planner: Planner) -> ChosenPlan:
     """The lowest of all; among plans as good as equal, the one that obeys the most tags."""
     found = [(_keyed(planned.lowest(), planner), lapsed) for planned, lapsed in _planners(planner)]
     near = min(plan.peak_bytes for plan, _ in found) / planner.options.same_peak
     plan, lapsed = next((plan, lapsed) for plan, lapsed in found if plan.peak_bytes <= near)
-    return Choice(plan, plan.peak_bytes, _lapsed_text(lapsed))
+    return ChosenPlan(plan, plan.peak_bytes, _lapsed_text(lapsed))
 
 
 def _planners(planner: Planner) -> Iterator[tuple[Planner, frozenset[str]]]:
@@ -214,22 +186,34 @@ def _lapsed_text(lapsed: frozenset[str]) -> str:
     return f"set aside: {names}{own}; with every tag obeyed the peak would be higher"
 
 
-def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
-    """The plan that a share names, or one for a graph that runs beside others.
+def choose_below(planner: Planner, asked: Asked, target_bytes: int) -> ChosenPlan:
+    """The fastest plan below a target, or the lowest plan where none is."""
+    budget = MemoryBudget("bytes", max(target_bytes, 1))
+    try:
+        return choose(planner, replace(asked, budget=budget, limit_bytes=None, source=""))
+    except BudgetError:
+        return choose(planner, replace(asked, budget=MemoryBudget("min"), limit_bytes=None))
+
+
+def replayed(planner: Planner, request: Replay) -> ChosenPlan:
+    """The plan that a request names; it may set aside what the user's tags prefer."""
+    lenient = planner.on(obeying(planner.problem, MUST))
+    return ChosenPlan(_keyed(lenient.plan_of(lenient.mask_of(request.saved), None, request.again), planner))
+
+
+def choose_shared(planner: Planner, request: SharedOption, asked: Asked) -> ChosenPlan:
+    """A plan option for a region that runs beside others, with the menu of all its options.
 
     Raises:
         SharedBudgetError: Nothing fits beside what the others hold.
     """
-    if share.saved is not None:
-        lenient = planner.on(obeying(planner.problem, MUST))  # the plan may have set aside what the user prefers
-        return Choice(_keyed(lenient.plan_of(lenient.mask_of(share.saved), None), planner))
-    turns = [Turn(0, share.gradient_bytes)] * max(1, share.instances)
-    found: list[tuple[int, Choice]] = []
+    turns = [Turn(0, request.gradient_bytes)] * max(1, request.calls)
+    found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in _planners(planner):
         offered = offers(planned)
         limit_bytes = _limit_of(asked, offered, turns)
-        left_bytes = None if limit_bytes is None else limit_bytes - share.others_bytes
-        if share.instances:
+        left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
+        if request.calls:
             (best,) = divide(turns, [offered], left_bytes).chosen
         else:
             fitting = [
@@ -242,20 +226,20 @@ def choose_shared(planner: Planner, share: Share, asked: Asked) -> Choice:
                 key=lambda k: (offered[k].held_bytes * bool(fitting), offered[k].peak_bytes),
             )
         plan = _keyed(planned.plan_of(planned.mask_of(offered[best].saved), None), planner)
-        peak_bytes = share.others_bytes + step_peak_bytes(turns, [offered[best]])
-        found.append((peak_bytes, Choice(plan, message=_lapsed_text(lapsed), offers=offered)))
+        peak_bytes = request.others_bytes + step_peak_bytes(turns, [offered[best]])
+        found.append((peak_bytes, ChosenPlan(plan, message=_lapsed_text(lapsed), offers=offered)))
         if limit_bytes is None or peak_bytes <= limit_bytes:
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
-    if not asked.source and not share.may_miss:
+    if not asked.source and not request.may_miss:
         largest = choice.plan.largest
-        raise SharedBudgetError(limit_bytes, peak_bytes, largest, share.others_bytes, len(turns))
+        raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(turns))
     text = (
         f"{asked.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
         f"{format_bytes(peak_bytes)}"
     )
-    if share.may_miss:
+    if request.may_miss:
         text += ", because the first ones were planned as if they were alone; from the next step on they are planned together"
     warn(text)
     return replace(choice, message=f"{choice.message}; {text}" if choice.message else text)

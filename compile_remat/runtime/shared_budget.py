@@ -28,7 +28,7 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.errors import SharedBudgetError, warn
 from compile_remat.passes import Offer
 from compile_remat.planning.joint_allocation import Shared, Turn, divide, step_peak_bytes
-from compile_remat.planning.plan_policy import Share
+from compile_remat.planning.request import Fit, Replay, Request, SharedOption
 from compile_remat.report import Report
 
 Compiled = Callable[..., Any]
@@ -107,7 +107,7 @@ class Ledger:
             member.is_to_be_alone = False
             if not member.offers and self.budget.kind == "bytes" and member.changes < CHANGES:
                 if held_bytes + member.peak_bytes > int(self.budget.value or 0):
-                    member.wanted = Share(others_bytes=held_bytes, may_miss=self.is_provisional)
+                    member.wanted = SharedOption(others_bytes=held_bytes, may_miss=self.is_provisional)
         member.adopt_wanted()
         self.step.append(Run(weakref.ref(member), _parameters(args)))
         instance = Instance(member)
@@ -141,7 +141,7 @@ class Ledger:
             return
         for member in members:
             if not member.offers:
-                member.wanted = Share()
+                member.wanted = SharedOption()
         if any(member.wanted is not None for member in members):
             return  # each tells its offers in the next step
         key = [(id(m), p) for m, p in runs], self.budget
@@ -214,7 +214,7 @@ class Member:
     Args:
         compiled: What runs.
         report: Its plan, which is not None; with offers where it was planned for company.
-        again: Compiles it under another share, or alone under the ledger's budget as it is now; None where that fails.
+        again: Compiles it under another request, within the ledger's budget as it is now; None where that fails.
         publish: Takes the report of a plan that runs from now on.
     """
 
@@ -223,7 +223,7 @@ class Member:
         ledger: Ledger,
         compiled: Compiled,
         report: Report,
-        again: Callable[[Share | None], tuple[Compiled, Report] | None],
+        again: Callable[[Request], tuple[Compiled, Report] | None],
         publish: Callable[[Report], None],
     ) -> None:
         self.ledger = ledger
@@ -231,7 +231,7 @@ class Member:
         self.offers: tuple[Offer, ...] = ()
         self.excess_bytes: dict[tuple[str, ...], int] = {}
         self.made: dict[tuple[str, ...], tuple[Compiled, Report]] = {}
-        self.wanted: Share | None = None
+        self.wanted: SharedOption | None = None
         self.is_to_be_alone = False
         self.had_company = False
         self.changes = 0
@@ -256,7 +256,7 @@ class Member:
         """Run under this plan from now on; `publish` it when it is settled."""
         if plan.saved == self.saved:
             return
-        known = self.made.get(plan.saved) or self.again(Share(saved=plan.saved))
+        known = self.made.get(plan.saved) or self.again(Replay(plan.saved))
         if known is not None:
             self._take_up(*known)
 
@@ -265,7 +265,7 @@ class Member:
         wanted, self.wanted = self.wanted, None
         is_wanted, self.is_to_be_alone = wanted is not None or self.is_to_be_alone, False
         self.changes += is_wanted
-        found = self.again(wanted) if is_wanted else None
+        found = self.again(wanted or Fit()) if is_wanted else None
         if found is not None:
             self.offers = ()
             self._take_up(*found)

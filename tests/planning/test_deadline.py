@@ -23,7 +23,7 @@ from compile_remat.passes import Planner
 from compile_remat.planning import deadline
 from compile_remat.planning.deadline import Clock, clock_of, explaining, noted
 from compile_remat.planning.joint_planning import Settings, plan_joint
-from compile_remat.planning.plan_policy import Choice
+from compile_remat.planning.request import ChosenPlan, Request, Resume, target_bytes_of
 from tests.oracles import seeded_problem
 from tests.passes.problem.test_work_budget import LARGE
 from tests.planning.test_joint_planning import Traced, gradients
@@ -126,7 +126,7 @@ def test_the_limit_of_work_is_named_where_another_plan_may_be_better() -> None:
     planner = Planner(problem, 1e-9)
     plan = planner.lowest()
     with pytest.warns(PlannerWarning, match="ended at its limit of work"):
-        found = noted(Choice(plan, plan.peak_bytes, "one thing"), planner)
+        found = noted(ChosenPlan(plan, plan.peak_bytes, "one thing"), planner)
     assert found.message == (
         "one thing; the search for a plan ended at its limit of work (time_limit); a larger one may find a lower plan"
     )
@@ -137,9 +137,9 @@ def test_nothing_is_said_of_a_plan_near_its_bound_or_a_search_that_came_to_its_e
     problem = seeded_problem(4, LARGE)
     limited, free = Planner(problem, 1e-9), Planner(problem)
     limited.lowest()
-    near = Choice(limited.fastest())
+    near = ChosenPlan(limited.fastest())
     assert near.plan.gap == 0 and limited.ends and noted(near, limited) is near
-    low = Choice(free.lowest(), 1)
+    low = ChosenPlan(free.lowest(), 1)
     assert noted(low, free) is low
 
 
@@ -218,21 +218,21 @@ def test_a_stopped_plan_runs_under_every_setting(late: FakeClock, options: dict[
 
 
 def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Settings] = []
+    seen: list[Request] = []
 
-    def planned(joint: Any, settings: Settings, **keywords: Any) -> Any:
-        seen.append(settings)
-        return plan_joint(joint, settings, **keywords)
+    def planned(joint: Any, settings: Settings, request: Request, **keywords: Any) -> Any:
+        seen.append(request)
+        return plan_joint(joint, settings, request, **keywords)
 
     monkeypatch.setattr("compile_remat.planning.joint_planning.plan_joint", planned)
     for options, fresh in (({}, [True, False]), ({"compiler": "eager"}, [True]), ({"check": True}, [True])):
         seen.clear()
         step(mlp(), options={"memory_budget": 0.8, **options})
-        assert [settings.stopped is None for settings in seen] == fresh
+        assert [not isinstance(request, Resume) for request in seen] == fresh
     seen.clear()
     with torch._functorch.config.patch(enable_autograd_cache=False):
         step(mlp(), options={"memory_budget": 0.8})
-    assert [settings.stopped is None for settings in seen] == [True]
+    assert [not isinstance(request, Resume) for request in seen] == [True]
 
 
 def test_any_size_and_regions(late: FakeClock, tmp_path: Path) -> None:
@@ -269,8 +269,8 @@ def test_code_that_needs_more_than_the_budget_is_planned_again(
     """The plan for less is stopped as well, and of neither anything is kept."""
     asked: list[int | None] = []
 
-    def tightened(reports: Any, settings: Settings) -> int | None:
-        asked.append(settings.tightened_bytes)
+    def tightened(reports: Any, request: Request) -> int | None:
+        asked.append(target_bytes_of(request))
         return int(0.95 * reports[0].budget_bytes) if len(asked) == 1 else None
 
     monkeypatch.setattr("compile_remat.compilation.driver.bytes_to_plan_for", tightened)

@@ -127,7 +127,7 @@ def test_without_a_backward_nothing_is_timed(clock: Clock) -> None:
 def test_the_times_are_part_of_the_cache_key() -> None:
     def uuid(times: Times) -> object:
         settings = Settings(MemoryBudget("max"), load_device("cpu"), "profile", times=times)
-        return RematPartitioner(settings, "").uuid()
+        return RematPartitioner(settings).uuid()
 
     assert uuid(Times.of({"mm": 1})) == uuid(Times.of({"mm": 1}))
     assert len({uuid(times) for times in (Times(), Times.of({"mm": 1}), Times.of({"mm": 2}))}) == 3

@@ -437,7 +437,7 @@ def test_the_ratio_is_part_of_the_cache_key() -> None:
     for value in (1.0, 0.5):
         for settings in ({}, {"memory_budget": "auto"}):
             with ratio(value):
-                keys.add(RematPartitioner(settings_for(RematConfig.resolve(settings, {}), inputs()), "").uuid())
+                keys.add(RematPartitioner(settings_for(RematConfig.resolve(settings, {}), inputs())).uuid())
     assert len(keys) == 4
 
 
