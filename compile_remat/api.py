@@ -12,7 +12,6 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat._torch.version import version_problem
-from compile_remat.backend import place_of, priced, settings_for
 from compile_remat.compilation.driver import STRICT_OPTIONS
 from compile_remat.config import RematConfig
 from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
@@ -23,6 +22,7 @@ from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit
+from compile_remat.planning.settings import place_of, priced, settings_for
 from compile_remat.report import Report, write_to
 
 

@@ -13,23 +13,21 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat._torch.step_peers import company
 from compile_remat._torch.version import version_problem
-from compile_remat.budget import MemoryBudget, OptimizerState
+from compile_remat.budget import OptimizerState
 from compile_remat.compilation.driver import Compilation, Later
 from compile_remat.config import RematConfig, split_options
-from compile_remat.cost_models import Device, detect, device_names, load_device
 from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.inductor.entry import (
     PARTITIONER_OPTION,
     compile_plain,
 )
-from compile_remat.planning import op_timing
-from compile_remat.planning.joint_planning import PlannerFailed, Settings, warn_of_fallback
+from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit, Request, SharedOption
+from compile_remat.planning.settings import Settings, auto_budget, place_of, priced, settings_or_failure, sizes_of
 from compile_remat.report import Report
 from compile_remat.runtime.oom_recovery import Retrying
 from compile_remat.runtime.peak_monitor import Watched, reader_of
@@ -76,8 +74,8 @@ def compile_graph(
         no_promise = "plain Inductor compiles this graph and no memory budget holds"
         warnings.warn(f"{problem}: {no_promise}", PlannerWarning, stacklevel=2)
         return compile_plain(gm, example_inputs, patches)
-    sizes = _sizes_of(example_inputs)
-    settings, reason = _settings_or_failure(config, example_inputs)
+    sizes = sizes_of(example_inputs)
+    settings, reason = settings_or_failure(config, example_inputs)
     settings = priced(settings, gm, example_inputs, config, patches)
     make = functools.partial(
         partitioner_type or RematPartitioner,
@@ -115,7 +113,7 @@ def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence
         ledger.budget = settings.budget  # `auto` has looked again
         if settings.from_auto and config.optimizer_state.kind != "none":
             without_state = replace(config, optimizer_state=OptimizerState("none"))
-            ledger.look = functools.partial(_auto, without_state, place_of(example_inputs), 0)
+            ledger.look = functools.partial(auto_budget, without_state, place_of(example_inputs), 0)
     return ledger
 
 
@@ -209,85 +207,6 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
         problem = joint_graph.inductor_option_problem(name, value)
         if problem:
             raise ConfigError(f"{name} = {value!r} (an option of Inductor): {problem}.")
-
-
-def _settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> tuple[Settings, str]:
-    """Settings, and why the machine could not be asked for them; a setting that is off is an error all the same."""
-    try:
-        return settings_for(config, example_inputs), ""
-    except RematError:
-        raise
-    except Exception as error:
-        budget = MemoryBudget("max") if config.memory_budget.kind == "auto" else config.memory_budget
-        return Settings(budget, load_device("cpu")), f"{type(error).__name__}: {error}"
-
-
-def _sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((str(s), joint_graph.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
-
-
-def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings:
-    """Look up what the settings stand for on this machine: the device's figures and the bytes behind `auto`."""
-    place = place_of(example_inputs)
-    device = detect(place) if config.device == "detect" else load_device(config.device)
-    if config.cost_model == "profile":
-        _check_is_here(config.device, device, place)
-    budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
-    if from_auto:
-        budget = _auto(config, place, free_memory.trainable_bytes(example_inputs))
-    return Settings(
-        budget,
-        device,
-        config.cost_model,
-        from_auto,
-        config.plan_dir,
-        is_given=config.memory_budget.is_given,
-        torch_ratio=joint_graph.config_ratio(),
-        time_limit=config.time_limit,
-    )
-
-
-def priced(
-    settings: Settings,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    config: RematConfig,
-    patches: Mapping[str, Any],
-) -> Settings:
-    """The settings with measured times of the graph's operators, where `cost_model` asks for them.
-
-    Args:
-        patches: Inductor's options, which the joint graph depends on.
-    """
-    if config.cost_model != "profile":
-        return settings
-    times = op_timing.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
-    return replace(settings, times=times)
-
-
-def _check_is_here(given: str, device: Device, place: torch.device) -> None:
-    """A file may hold what `calibrate` measured here; a name of the table must be that of this device."""
-    if given in device_names() and device.name != detect(place).name:
-        raise ConfigError(
-            f"cost_model = 'profile' times operators on the device that is here ({detect(place).name}), and "
-            f"device = {given!r} is another one. Leave device out, or take cost_model = 'roofline'."
-        )
-
-
-def _auto(config: RematConfig, place: torch.device, trainable_bytes: int) -> MemoryBudget:
-    free = free_memory.read(place, config.capacity)
-    if free is None:
-        return MemoryBudget("max")
-    budget_bytes = free_memory.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
-    budget_bytes = smallest_of_all_ranks(budget_bytes, place)
-    LOG.info("%s", free_memory.describe(free, budget_bytes))
-    return MemoryBudget("bytes", budget_bytes)
-
-
-def place_of(example_inputs: Sequence[Any]) -> torch.device:
-    """The accelerator among the devices of a graph's inputs, or the CPU."""
-    devices = [t.device for t in example_inputs if isinstance(t, torch.Tensor)]
-    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
 def _raiser(error: RematError) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from compile_remat.errors import RematError as RematError
 from compile_remat.errors import SettingWarning as SettingWarning
 from compile_remat.errors import SharedBudgetError as SharedBudgetError
 from compile_remat.errors import TagConflictError as TagConflictError
-from compile_remat.planning.joint_planning import partition as partition
+from compile_remat.planning.joint_split import partition as partition
 from compile_remat.report import Report as Report
 from compile_remat.report import reports as reports
 from compile_remat.report import reset_reports as reset_reports

@@ -23,8 +23,8 @@ from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
 from compile_remat.planning import joint_planning, partitioner
-from compile_remat.planning.joint_planning import Settings
 from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.settings import Settings
 from tests.correctness.harness import attention_dtype
 
 MIB = 1 << 20

@@ -17,12 +17,11 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat import backend
 from compile_remat.backend import remat
 from compile_remat.errors import ConfigError, DeviceError, PlanMismatchError, PlannerWarning
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import Status
-from compile_remat.planning import joint_planning
+from compile_remat.planning import joint_planning, joint_split, settings
 
 MIB = 1 << 20
 
@@ -274,11 +273,11 @@ class FailingCost:
 
 
 SEAMS = {
-    "cost model": (joint_planning, "make_cost_model", lambda *args, **kwargs: FailingCost()),
+    "cost model": (settings, "make_cost_model", lambda *args, **kwargs: FailingCost()),
     "problem": (joint_planning, "build_problem", broken),
     "search": (joint_planning.Planner, "lowest", broken),
-    "extraction": (joint_planning, "extract", broken),
-    "device": (backend, "detect", broken),
+    "extraction": (joint_split, "extract", broken),
+    "device": (settings, "detect", broken),
 }
 
 

@@ -14,8 +14,8 @@ from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat.passes import Status
-from compile_remat.planning.joint_planning import Settings
 from compile_remat.planning.request import Request, target_bytes_of
+from compile_remat.planning.settings import Settings
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")

@@ -20,8 +20,9 @@ from compile_remat.forecast.fake_trace import Traced, trace, weigh
 from compile_remat.forecast.max_batch import LargestBatch, hopeless, largest_batch
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import Plan, Planner, build_problem
+from compile_remat.planning.budget_source import Asked, bytes_of
 from compile_remat.planning.deadline import explaining, noted
-from compile_remat.planning.plan_policy import Asked, bytes_of, choose
+from compile_remat.planning.plan_policy import choose
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from compile_remat._torch import cache_key_text
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import keep_matmuls_in_place
-from compile_remat.planning.joint_planning import Settings, split, split_without_planner
+from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
+from compile_remat.planning.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import torch
 import compile_remat
 from compile_remat import ConfigError
 from compile_remat._torch.distributed import smallest_of_all_ranks
-from compile_remat.backend import remat, settings_for
+from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig
 from compile_remat.device import free_memory
 from compile_remat.device.free_memory import Free, auto_budget_bytes, trainable_bytes
+from compile_remat.planning.settings import settings_for
 
 GIB = 1 << 30
 FREE = Free(free=50 * GIB, reserved=8 * GIB, allocated=6 * GIB, capacity=64 * GIB, process_limit=64 * GIB)

@@ -22,8 +22,9 @@ from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
 from compile_remat.planning.deadline import Clock, clock_of, explaining, noted
-from compile_remat.planning.joint_planning import Settings, plan_joint
+from compile_remat.planning.joint_planning import plan_joint
 from compile_remat.planning.request import ChosenPlan, Request, Resume, target_bytes_of
+from compile_remat.planning.settings import Settings
 from tests.oracles import seeded_problem
 from tests.passes.problem.test_work_budget import LARGE
 from tests.planning.test_joint_planning import Traced, gradients
@@ -224,7 +225,7 @@ def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkey
         seen.append(request)
         return plan_joint(joint, settings, request, **keywords)
 
-    monkeypatch.setattr("compile_remat.planning.joint_planning.plan_joint", planned)
+    monkeypatch.setattr("compile_remat.planning.joint_split.plan_joint", planned)
     for options, fresh in (({}, [True, False]), ({"compiler": "eager"}, [True]), ({"check": True}, [True])):
         seen.clear()
         step(mlp(), options={"memory_budget": 0.8, **options})

@@ -13,9 +13,9 @@ import torch
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import OpKind, Times, load_device
 from compile_remat.passes import Planner
-from compile_remat.planning.joint_planning import Settings
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources, identity_text
 from compile_remat.planning.request import ChosenPlan, Fit, FitBelow, Replay, Request, Resume, SharedOption
+from compile_remat.planning.settings import Settings
 from tests.oracles import seeded_problem
 
 ROOT = Path(__file__).resolve().parent.parent.parent

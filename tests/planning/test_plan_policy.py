@@ -17,14 +17,15 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import compile_remat
 from compile_remat import partition
 from compile_remat.api import look
-from compile_remat.backend import remat, settings_for
+from compile_remat.backend import remat
 from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
 from compile_remat.passes import Planner, Status
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
-from compile_remat.planning import plan_policy
+from compile_remat.planning import budget_source
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.settings import settings_for
 from tests.planning.test_joint_planning import Traced, gradients
 
 BUDGETS = ("max", 1.0, 0.6, 0.4, "min")
@@ -39,7 +40,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
     torch.compiler.reset()
     compile_remat.reset_reports()
-    plan_policy._warn_ignored.cache_clear()
+    budget_source._warn_ignored.cache_clear()
     yield
     torch.compiler.reset()
 
@@ -456,7 +457,8 @@ def test_the_configuration_knows_whether_the_budget_was_given() -> None:
 def test_auto_still_holds_beside_a_ratio(is_free: bool) -> None:
     from compile_remat.budget import MemoryBudget
     from compile_remat.passes import Planner
-    from compile_remat.planning.plan_policy import Asked, choose
+    from compile_remat.planning.budget_source import Asked
+    from compile_remat.planning.plan_policy import choose
 
     planner = Planner(planned(Blocks(None, 8)).problem)
     peak = planner.fastest().peak_bytes

@@ -1,0 +1,97 @@
+"""Which budget holds for a graph: the user's, or a ratio that torch's own settings ask for."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+
+from compile_remat._torch import joint_graph
+from compile_remat.budget import MemoryBudget
+from compile_remat.errors import (
+    ConfigError,
+    SettingWarning,
+)
+from compile_remat.passes import (
+    Planner,
+)
+
+CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
+
+REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The budget that holds for one graph.
+
+    Attributes:
+        limit_bytes: A bound beside a fraction: what `auto` found to be free.
+        source: In words, where a budget that may be missed comes from; empty where missing it is an error.
+    """
+
+    budget: MemoryBudget
+    limit_bytes: int | None = None
+    source: str = ""
+
+
+def asked_of(joint: joint_graph.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float) -> Asked:
+    """`budget` if the user gave one; else the ratio that the graph's regions or torch's own setting ask for, if any.
+
+    A ratio of torch's becomes a fraction of the peak of the fastest plan, 0 becomes `min` and 1 `max`: torch means
+    bytes that are saved, between those of the inputs and those of its default.  It never makes an error, as
+    in torch: where it lies below the lowest reachable peak there is the lowest plan, and a warning.  `auto` still
+    holds beside it, since it asks for nothing but to fit.
+
+    Raises:
+        ConfigError: The graph's regions do not agree on a ratio, or do not cover its forward.
+    """
+    annotated = joint_graph.annotated_ratios(joint.module, joint)
+    if is_given:
+        if annotated.any or ratio < 1:
+            _warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
+        return Asked(budget, source="the memory that is free" if from_auto else "")
+    source = REGION_NAME if annotated.ratios else CONFIG_NAME
+    ratio = _agreed(annotated, ratio)
+    limit = int(budget.value or 0) if budget.kind == "bytes" else None
+    if ratio == 0:
+        return Asked(MemoryBudget("min"))
+    if ratio < 1:
+        return Asked(MemoryBudget("fraction", ratio), limit, f"{source} = {ratio:g}")
+    return Asked(budget, source="the memory that is free")
+
+
+def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:
+    if not annotated.ratios:
+        return ratio if annotated.legacy is None else annotated.legacy
+    if len(annotated.ratios) > 1:
+        raise ConfigError(
+            f"{REGION_NAME} asks for {', '.join(f'{r:g}' for r in annotated.ratios)} in one graph, but a graph has one "
+            "budget. Put a graph break (torch._dynamo.graph_break()) between the regions, use one ratio, or set "
+            "memory_budget, which overrides them all."
+        )
+    if annotated.bare:
+        raise ConfigError(
+            f"{REGION_NAME} must cover the whole forward of a graph, and {len(annotated.bare)} of its operators lie "
+            f"outside: {', '.join(annotated.bare[:5])}. Wrap the whole forward, put a graph break between the parts, or "
+            "set memory_budget, which overrides it."
+        )
+    return annotated.ratios[0]
+
+
+@functools.cache  # once for each pair, however many graphs a process compiles
+def _warn_ignored(budget: str, name: str) -> None:
+    warnings.warn(
+        f"compile_remat: {name} is set, and so is memory_budget = {budget}, which wins. Leave memory_budget out to "
+        "have the ratio obeyed.",
+        SettingWarning,
+        stacklevel=2,
+    )
+
+
+def bytes_of(planner: Planner, asked: Asked) -> int | None:
+    """The bytes that a plan has to fit; None where only speed or only memory counts."""
+    if asked.budget.kind == "fraction":
+        budget_bytes = int(float(asked.budget.value or 0) * planner.fastest().peak_bytes)
+        return min(budget_bytes, asked.limit_bytes or budget_bytes)
+    return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None

@@ -1,0 +1,202 @@
+"""Joint graph in, forward and backward out, with a plan between them; without the planner where that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from compile_remat._torch import cache_key_text, joint_graph
+from compile_remat._torch.version import version_problem
+from compile_remat._util.units import format_bytes
+from compile_remat.budget import MemoryBudget
+from compile_remat.cost_models import Times, load_device
+from compile_remat.errors import PlannerWarning, RematError, warn
+from compile_remat.passes import (
+    Plan,
+    Planner,
+    Status,
+    extract,
+    must_be_saved,
+    prepared,
+)
+from compile_remat.planning import op_timing
+from compile_remat.planning.budget_source import Asked, bytes_of
+from compile_remat.planning.deadline import StoppedByClock
+from compile_remat.planning.joint_planning import plan_joint, priced_problem
+from compile_remat.planning.request import (
+    Fit,
+    Request,
+)
+from compile_remat.planning.settings import Settings
+from compile_remat.report import Report, record
+
+LOG = logging.getLogger("compile_remat")
+
+
+class PlannerFailed(Exception):
+    """The planner broke on a graph; carries the reason to whoever can enter torch again."""
+
+
+def split(
+    joint_module: fx.GraphModule,
+    joint_inputs: Any,
+    settings: Settings,
+    request: Request,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    is_cached: bool = False,
+    has_deadline: bool = True,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
+
+    Args:
+        is_cached: Whether torch stores what is returned in its cache.
+        has_deadline: See `plan_joint`.
+
+    Raises:
+        StoppedByClock: The clock stopped the planning, and torch would keep the plan.
+    """
+    start = time.perf_counter()
+    try:
+        planned = plan_joint(
+            joint_module,
+            settings,
+            request,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+            has_deadline=has_deadline,
+        )
+        if planned is not None:
+            if is_cached and planned.resume is not None:
+                raise StoppedByClock(planned.resume)
+            modules = extract(planned.joint, planned.plan)
+    except (RematError, StoppedByClock):
+        raise
+    except Exception as error:
+        raise PlannerFailed(f"{type(error).__name__}: {error}") from error
+    if planned is None:
+        return joint_graph.torch_partition(
+            joint_module,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+        )
+    report = replace(planned.report, planning_time_s=time.perf_counter() - start)
+    record(report)
+    LOG.info("%s", report)
+    return modules
+
+
+def split_without_planner(
+    joint_module: fx.GraphModule,
+    joint_inputs: Any,
+    settings: Settings,
+    reason: str,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Our pipeline with the set that torch's chooser takes, plus what must be saved; torch's partition if that fails."""
+    keywords: dict[str, Any] = {
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_indices": static_lifetime_input_indices,
+    }
+    message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
+    try:
+        joint = prepared(joint_module, **keywords)
+        if joint.has_backward:
+            saved = list(
+                dict.fromkeys(
+                    [*joint_graph.torch_choice(joint), *must_be_saved(joint), *joint_graph.forward_only(joint)]
+                )
+            )
+            modules = joint_graph.extract_modules(joint, saved)
+            _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
+            return modules
+    except Exception:
+        LOG.warning("the fallback failed as well (after: %s); torch's own partition takes over", reason, exc_info=True)
+        _record_fallback(joint_module, settings, f"{message}, in torch's own partition")
+    return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
+
+
+def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
+    """What saving these nodes comes to; None where that breaks what broke the planner."""
+    try:
+        planner = Planner(priced_problem(joint, settings, saved)[0])
+        return replace(planner.torchs_own(bytes_of(planner, Asked(settings.budget))), status=Status.FALLBACK)
+    except Exception:
+        LOG.info("the fallback has no predicted peak", exc_info=True)
+        return None
+
+
+def _record_fallback(module: fx.GraphModule, settings: Settings, message: str, plan: Plan | None = None) -> None:
+    budget, budget_bytes = settings.budget, None
+    if plan is not None:
+        key, budget_bytes = plan.problem_key, plan.budget_bytes
+        message += f", with a predicted peak of {format_bytes(plan.peak_bytes)}"
+    else:
+        key = hashlib.sha256("\n".join(cache_key_text.graph_lines(module)).encode()).hexdigest()[:16]
+        budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
+    record(Report(key, str(budget), budget_bytes, plan, message=message))
+
+
+def partition(
+    joint_module: fx.GraphModule,
+    joint_inputs: Any,
+    *,
+    num_fwd_outputs: int,
+    memory_budget: object = None,
+    device: str = "cpu",
+    cost_model: str = "roofline",
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    **_: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split a joint graph inside a memory budget: a ``partition_fn`` for ``functorch.compile.aot_function``.
+
+    Args:
+        joint_module: AOTAutograd's joint graph; rewritten in place (dead code, CSE).
+        memory_budget: Any form but `auto`, which needs a device to look at.  Where it is None, torch's own
+            ``activation_memory_budget`` holds if it is set, as a fraction; else `max`.
+        device: A name of the device table or a JSON file, for the cost model.
+
+    Raises:
+        BudgetError: No plan fits; ConfigError, DeviceError: a setting is off.
+    """
+    budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
+    times = op_timing.times_of(joint_module.graph) if cost_model == "profile" else Times()
+    settings = Settings(
+        MemoryBudget("max") if budget.kind == "auto" else budget,
+        load_device(device),
+        cost_model,
+        is_given=memory_budget is not None,
+        torch_ratio=joint_graph.config_ratio(),
+        times=times,
+    )
+    keywords: dict[str, Any] = {
+        "num_fwd_outputs": num_fwd_outputs,
+        "static_lifetime_input_indices": static_lifetime_input_indices,
+    }
+    if problem := version_problem():
+        warnings.warn(f"{problem}: torch's own partition takes this graph", PlannerWarning, stacklevel=2)
+        return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
+    try:
+        return split(joint_module, joint_inputs, settings, Fit(), **keywords)
+    except PlannerFailed as error:
+        warn_of_fallback(str(error))
+        return split_without_planner(joint_module, joint_inputs, settings, str(error), **keywords)
+
+
+def warn_of_fallback(reason: str) -> None:
+    """Say that the planner failed and that training goes on."""
+    warn(
+        f"the planner failed ({reason}); this graph runs with torch's own choice of saved tensors and no promise about its "
+        "peak. Please report this."
+    )

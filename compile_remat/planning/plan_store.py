@@ -1,0 +1,71 @@
+"""Plans pinned in a folder (`plan_dir`): written where absent, replayed where present."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from compile_remat._util.atomic_write import write_atomically
+from compile_remat._util.units import format_bytes
+from compile_remat.errors import PlanMismatchError, warn
+from compile_remat.passes import (
+    MUST,
+    Plan,
+    Planner,
+    Status,
+    obeying,
+)
+from compile_remat.planning.request import (
+    ChosenPlan,
+)
+
+
+def _plan_path(key: str, plan_dir: str | None) -> Path | None:
+    return None if plan_dir is None else Path(plan_dir) / f"{key}.plan.json"
+
+
+def stored_plan(planner: Planner, plan_dir: str | None, budget_bytes: int | None) -> ChosenPlan | None:
+    """The plan that was pinned for this graph; its figures are worked out anew, its choice is obeyed."""
+    key = planner.problem.key()
+    path = _plan_path(key, plan_dir)
+    if path is None or not path.exists():
+        return None
+    try:
+        stored = Plan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanMismatchError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanMismatchError(
+            f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
+        ) from None
+    if stored.problem_key != key:
+        raise PlanMismatchError(
+            f"{path} holds the plan of graph {stored.problem_key}, but this graph is {key}: the model, its sizes, the "
+            "device's figures or the version changed. Delete it to have a new plan written."
+        )
+    try:
+        lenient = planner.on(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
+        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, stored.again)
+    except KeyError as error:
+        raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
+    except ValueError as error:
+        raise PlanMismatchError(f"{path} does not fit this graph: {error}.") from None
+    plan = replace(plan, problem_key=key, status=Status.REPLAYED)
+    if budget_bytes is None or plan.is_feasible:
+        return ChosenPlan(plan)
+    message = (
+        f"the pinned plan {path} has a predicted peak of {format_bytes(plan.peak_bytes)}, above the budget of "
+        f"{format_bytes(budget_bytes)}; delete it to have a new plan written"
+    )
+    warn(message)
+    return ChosenPlan(plan, message=message)
+
+
+def store_plan(plan: Plan, plan_dir: str | None) -> None:
+    path = _plan_path(plan.problem_key, plan_dir)
+    if path is None:
+        return
+    try:
+        write_atomically(path, plan.to_json() + "\n")
+    except OSError as error:
+        warn(f"plan_dir: {path} cannot be written ({error}); this plan is not pinned")

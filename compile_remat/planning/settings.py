@@ -1,0 +1,153 @@
+"""What planning needs of the configuration, looked up on this machine: the device's figures, the bytes behind `auto`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat._torch.distributed import smallest_of_all_ranks
+from compile_remat.budget import MemoryBudget
+from compile_remat.config import RematConfig
+from compile_remat.cost_models import (
+    CostModel,
+    Device,
+    OpKind,
+    Times,
+    detect,
+    device_names,
+    load_device,
+    make_cost_model,
+    tf32_kinds,
+)
+from compile_remat.device import free_memory
+from compile_remat.errors import ConfigError, RematError
+from compile_remat.inductor.workspace import node_workspace_bytes
+from compile_remat.planning import op_timing
+
+LOG = logging.getLogger("compile_remat")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What planning needs of the configuration, with everything looked up.  Constant while a graph is compiled.
+
+    Attributes:
+        budget: Never `auto`: that has become bytes or `max`.
+        from_auto: Whether it was; then a budget below the floor takes the lowest plan with a warning.
+        is_given: Whether the user set `memory_budget`; else torch's own ratios hold where there are any.
+        torch_ratio: ``torch._functorch.config.activation_memory_budget`` when the settings were looked up.
+        device: Figures that the cost model prices with.
+        tf32: Kinds of operators that torch lets run in TF32: they are priced so.
+        plan_dir: Where plans are pinned.
+        times: Measured times of the graph's operators, for the cost model `profile`.
+        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
+    """
+
+    budget: MemoryBudget
+    device: Device
+    cost_model: str = "roofline"
+    from_auto: bool = False
+    plan_dir: str | None = None
+    tf32: tuple[OpKind, ...] = field(default_factory=tf32_kinds)
+    is_given: bool = True
+    torch_ratio: float = 1.0
+    times: Times = Times()
+    time_limit: float | None = None
+
+    def has_limit(self, graph: fx.GraphModule) -> bool:
+        """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
+        by_ratio = not self.is_given and (self.torch_ratio < 1 or joint_graph.annotated_ratios(graph).any)
+        return self.budget.kind != "max" or by_ratio
+
+    def workspace(self, node: fx.Node) -> int:
+        """Bytes that a node's kernel takes for itself; known for CPUs alone, where they depend on the number of threads."""
+        return node_workspace_bytes(node) if self.device.name == "cpu" else 0
+
+    def cost(self, graph: fx.Graph) -> CostModel:
+        """The cost model for the device, with what was measured of the graph's operators."""
+        return make_cost_model(self.cost_model, self.device, self.tf32, self.times.of_nodes(graph.nodes))
+
+
+def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings:
+    """Look up what the settings stand for on this machine: the device's figures and the bytes behind `auto`."""
+    place = place_of(example_inputs)
+    device = detect(place) if config.device == "detect" else load_device(config.device)
+    if config.cost_model == "profile":
+        _check_is_here(config.device, device, place)
+    budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
+    if from_auto:
+        budget = auto_budget(config, place, free_memory.trainable_bytes(example_inputs))
+    return Settings(
+        budget,
+        device,
+        config.cost_model,
+        from_auto,
+        config.plan_dir,
+        is_given=config.memory_budget.is_given,
+        torch_ratio=joint_graph.config_ratio(),
+        time_limit=config.time_limit,
+    )
+
+
+def settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> tuple[Settings, str]:
+    """Settings, and why the machine could not be asked for them; a setting that is off is an error all the same."""
+    try:
+        return settings_for(config, example_inputs), ""
+    except RematError:
+        raise
+    except Exception as error:
+        budget = MemoryBudget("max") if config.memory_budget.kind == "auto" else config.memory_budget
+        return Settings(budget, load_device("cpu")), f"{type(error).__name__}: {error}"
+
+
+def priced(
+    settings: Settings,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    patches: Mapping[str, Any],
+) -> Settings:
+    """The settings with measured times of the graph's operators, where `cost_model` asks for them.
+
+    Args:
+        patches: Inductor's options, which the joint graph depends on.
+    """
+    if config.cost_model != "profile":
+        return settings
+    times = op_timing.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
+    return replace(settings, times=times)
+
+
+def _check_is_here(given: str, device: Device, place: torch.device) -> None:
+    """A file may hold what `calibrate` measured here; a name of the table must be that of this device."""
+    if given in device_names() and device.name != detect(place).name:
+        raise ConfigError(
+            f"cost_model = 'profile' times operators on the device that is here ({detect(place).name}), and "
+            f"device = {given!r} is another one. Leave device out, or take cost_model = 'roofline'."
+        )
+
+
+def auto_budget(config: RematConfig, place: torch.device, trainable_bytes: int) -> MemoryBudget:
+    free = free_memory.read(place, config.capacity)
+    if free is None:
+        return MemoryBudget("max")
+    budget_bytes = free_memory.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
+    budget_bytes = smallest_of_all_ranks(budget_bytes, place)
+    LOG.info("%s", free_memory.describe(free, budget_bytes))
+    return MemoryBudget("bytes", budget_bytes)
+
+
+def place_of(example_inputs: Sequence[Any]) -> torch.device:
+    """The accelerator among the devices of a graph's inputs, or the CPU."""
+    devices = [t.device for t in example_inputs if isinstance(t, torch.Tensor)]
+    return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
+
+
+def sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    return tuple((str(s), joint_graph.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
