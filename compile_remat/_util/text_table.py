@@ -5,37 +5,52 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-Row = Sequence[str]
+Cells = Sequence[str]
 
 
-def show(title: str, heads: Row, rows: Sequence[Row]) -> None:
-    """Print a table; the first column stands left, the others right."""
+def print_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = "") -> None:
+    """Print a table.
+
+    Args:
+        title: Stands above; may be empty.
+        heads: Names of the columns; where all are empty there is no line for them.
+        align: "l" or "r" for each column; by default the first one stands left, the others right.
+    """
+    align = align or _default(heads)
     if sys.stdout.isatty():
         try:
-            _show_rich(title, heads, rows)
+            _print_rich(title, heads, rows, align)
             return
         except ImportError:
             pass
-    print(plain(title, heads, rows))
+    print(format_table(title, heads, rows, align))
 
 
-def plain(title: str, heads: Row, rows: Sequence[Row]) -> str:
-    """The table as text."""
+def format_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = "") -> str:
+    """The table as text; see `print_table`."""
     table = [heads, *rows] if any(heads) else list(rows)
     widths = [max(len(row[k]) for row in table) for k in range(len(heads))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
+    sides = [str.ljust if side == "l" else str.rjust for side in align or _default(heads)]
+    lines = [
+        "  ".join(pad(cell, width) for pad, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+        for row in table
+    ]
     if any(heads):
         lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([title, *(f"  {line}" for line in lines)])
+    return "\n".join([title, *(f"  {line}" for line in lines)] if title else lines)
 
 
-def _show_rich(title: str, heads: Row, rows: Sequence[Row]) -> None:
+def _default(heads: Cells) -> str:
+    return "l" + "r" * (len(heads) - 1)
+
+
+def _print_rich(title: str, heads: Cells, rows: Sequence[Cells], align: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", show_header=any(heads))
-    for k, head in enumerate(heads):
-        table.add_column(head, justify="right" if k else "left")
+    table = Table(title=title or None, title_justify="left", show_header=any(heads))
+    for head, side in zip(heads, align, strict=True):
+        table.add_column(head, justify="left" if side == "l" else "right")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

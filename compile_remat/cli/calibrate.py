@@ -11,9 +11,11 @@ import argparse
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from compile_remat._util.progress import progress_bar
+from compile_remat._util.text_table import format_table
 
 if TYPE_CHECKING:
     from compile_remat.cost_models import Calibration
@@ -60,10 +62,8 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RematError("there is no CUDA device here.")
     path: Path = arguments.out or Path(f"{device.type}-calibrated.json")
-    say = _Progress()
-    with compiling_alone():
-        found = calibrate(device, arguments.seconds, say, is_toy=arguments.seconds < TOY_SECONDS)
-    say.end()
+    with compiling_alone(), progress_bar("calibrating", None) as advance:
+        found = calibrate(device, arguments.seconds, advance, is_toy=arguments.seconds < TOY_SECONDS)
     found.content["sources"] = sources_of(device, datetime.now(UTC).strftime("%Y-%m-%d"))
     print(table(found))
     write_atomically(path, json.dumps(rounded(found.content), indent=1) + "\n")
@@ -75,14 +75,13 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 def table(found: "Calibration") -> str:
     """Measured and fitted time of every kernel, and how far the fit is off."""
     model = found.model()
-    width = max(len(point.name) for point in found.points)
-    lines = [f"{'kernel':<{width}}  {'measured us':>12}  {'fitted us':>10}  {'error':>7}"]
-    for point in found.points:
-        measured, fitted = point.measured_ns / 1e3, point.fitted_ns(model) / 1e3
-        lines.append(f"{point.name:<{width}}  {measured:>12.1f}  {fitted:>10.1f}  {point.error(model):>+7.1%}")
+    rows = [
+        (p.name, f"{p.measured_ns / 1e3:.1f}", f"{p.fitted_ns(model) / 1e3:.1f}", f"{p.error(model):+.1%}")
+        for p in found.points
+    ]
     errors = sorted(abs(point.error(model)) for point in found.points)
-    lines.append(f"\nmedian error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}, {len(errors)} kernels")
-    return "\n".join(lines)
+    lines = format_table("", ("kernel", "measured us", "fitted us", "error"), rows)
+    return f"{lines}\n\nmedian error {statistics.median(errors):.1%}, largest {errors[-1]:.1%}, {len(errors)} kernels"
 
 
 def rounded(content: dict[str, object]) -> dict[str, object]:
@@ -100,24 +99,3 @@ def _rounded(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 10**9:
         return round(value, 3 - math.floor(math.log10(value)))
     return value
-
-
-class _Progress:
-    """One line on stderr that is written over; a line each where stderr is no terminal, but few of them."""
-
-    def __init__(self) -> None:
-        self.said = ""
-
-    def __call__(self, text: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{text:<78.78}", end="", file=sys.stderr, flush=True)
-            return
-        topic = text.partition(" ")[0]
-        if topic != self.said:
-            print(text, file=sys.stderr, flush=True)
-        self.said = topic
-
-    def end(self) -> None:
-        """Leave the line."""
-        if sys.stderr.isatty():
-            print(file=sys.stderr)

@@ -7,11 +7,12 @@ every measured peak is inside its budget.
 
 import argparse
 import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from compile_remat._util.progress import Advance, progress_bar
+from compile_remat._util.text_table import format_table
 
 if TYPE_CHECKING:
     from compile_remat.cli.demo_job import Compile, JobResult, JobSize, Text
@@ -83,7 +84,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     size = _job_size(arguments)
     text = demo_job.load_text(demo_job.standard_library_files(max_bytes=arguments.max_bytes))
     _introduce(text, size)
-    with _progress(size.steps * (1 + len(arguments.budgets))) as bar:
+    with progress_bar("training", size.steps * (1 + len(arguments.budgets))) as bar:
         plain = DemoRun("plain", None, _train("plain torch.compile", text, size, torch.compile, bar))
         runs = [plain]
         for budget in arguments.budgets:
@@ -119,9 +120,6 @@ def _introduce(text: "Text", size: "JobSize") -> None:
     print(f"torch {torch.__version__}, {size.device}, {torch.get_num_threads()} threads\n", flush=True)
 
 
-Advance = Callable[[str], None]
-
-
 def _train(name: str, text: "Text", size: "JobSize", compile_module: "Compile", advance: Advance) -> "JobResult":
     """One run from a fresh compiler state."""
     import torch
@@ -129,7 +127,7 @@ def _train(name: str, text: "Text", size: "JobSize", compile_module: "Compile", 
     from compile_remat.cli.demo_job import train
 
     torch.compiler.reset()
-    advance(f"{name}: compiling")
+    advance(f"{name}: compiling", 0)
     return train(
         text, size, compile_module, lambda step, loss: advance(f"{name}: step {step}/{size.steps}, loss {loss:.3f}")
     )
@@ -178,10 +176,7 @@ def table(runs: Sequence[DemoRun]) -> str:
     titles = (
         "run", "measured MiB", "predicted MiB", "budget MiB", "step ms", "extra recompute", "train loss", "validation",
     )  # fmt: skip
-    rows = [titles, *map(_cells, runs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(titles))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    return "\n".join(["", lines[0], "  ".join("-" * width for width in widths), *lines[1:], ""])
+    return f"\n{format_table('', titles, [_cells(run) for run in runs])}\n"
 
 
 def _cells(run: DemoRun) -> tuple[str, ...]:
@@ -229,25 +224,3 @@ def _conclude(runs: Sequence[DemoRun]) -> int:
     if not problems:
         print(f"losses agree within {LOSS_TOLERANCE:g} (relative), every peak is inside its budget")
     return int(bool(problems))
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """A bar on a terminal that has rich, else a line now and then. Texts that end in `compiling` do not count."""
-    if not sys.stdout.isatty():
-        yield _line
-        return
-    try:
-        from rich.progress import Progress
-    except ImportError:
-        yield _line
-        return
-    with Progress() as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text: bar.update(task, description=text, advance=0 if text.endswith("compiling") else 1)
-
-
-def _line(text: str) -> None:
-    step = text.partition("step ")[2].partition("/")[0]
-    if not step or int(step) % 10 == 0:
-        print(text, flush=True)

@@ -52,7 +52,6 @@ class JobResult:
 
     peak: Peak
     step_ns: int
-    first_step_s: float
     losses: tuple[float, ...]
     validation_loss: float
 
@@ -183,7 +182,7 @@ def train(text: Text, size: JobSize, compile_module: Compile, on_step: Callable[
         on_step(step + 1, losses[-1])
     steady = sorted(times_ns[2:])
     median_ns = steady[len(steady) // 2]
-    return JobResult(peak, median_ns, times_ns[0] / 1e9, tuple(losses), validation_loss(model, text, size))
+    return JobResult(peak, median_ns, tuple(losses), validation_loss(model, text, size))
 
 
 @torch.no_grad()

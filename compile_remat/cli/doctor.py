@@ -1,14 +1,15 @@
-"""`compile-remat devices` and `compile-remat doctor`: what this installation knows, and what it lacks."""
+"""`compile-remat doctor`: versions, what is missing, and the settings in force."""
 
 import argparse
 import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 
-_GIB = 1 << 30
+from compile_remat._util.text_table import print_table
+
 _PACKAGES = ("compile-remat", "torch", "scipy", "numpy", "rich", "matplotlib")
 _OPTIONAL = ("rich", "matplotlib")
 _ENTRY_POINT_GROUP = "torch_dynamo_backends"
@@ -21,32 +22,6 @@ class Finding:
     what: str
     value: str
     problem: str = ""
-
-
-def run_devices(arguments: argparse.Namespace) -> int:
-    """Print the device table: figures, then the sources of each."""
-    from compile_remat.cost_models import device_names, load_device
-
-    devices = [load_device(name) for name in device_names()]
-    width = max(len(device.name) for device in devices)
-    print(f"{'device':<{width}}  {'memory GiB':>10}  {'GB/s':>7}  {'host GB/s':>9}  {'L2 MiB':>7}  dense TFLOP/s")
-    for device in devices:
-        rates = ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in device.flops_per_s)
-        figures = [
-            f"{_in_units(device.memory_bytes, _GIB, 1):>10}",
-            f"{_in_units(device.bandwidth_bytes_per_s, 10**9, 0):>7}",
-            f"{_in_units(device.host_bandwidth_bytes_per_s, 10**9, 0):>9}",
-            f"{_in_units(device.l2_bytes, 1 << 20, 0):>7}",
-        ]
-        print("  ".join([f"{device.name:<{width}}", *figures, rates]))
-    print("\nsources")
-    for device in devices:
-        print(f"{device.name}:", *(f"  {source}" for source in device.sources), sep="\n")
-    return 0
-
-
-def _in_units(count: int | None, unit: int, digits: int) -> str:
-    return "-" if count is None else f"{count / unit:.{digits}f}"
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
@@ -121,8 +96,5 @@ def settings(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(row.name, f"{getattr(config, row.name)}  ({origin})")
 
 
-def _print_findings(findings: "Iterator[Finding] | list[Finding]") -> None:
-    rows = list(findings)
-    width = max(len(row.what) for row in rows)
-    for row in rows:
-        print(f"{row.what:<{width}}  {row.value}")
+def _print_findings(findings: Iterable[Finding]) -> None:
+    print_table("", ("", ""), [(each.what, each.value) for each in findings], align="ll")

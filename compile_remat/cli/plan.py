@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from compile_remat._util.text_table import show
+from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
          _share(p.bound_time_ns, p.step_time_ns))
         for p in plans
     ]  # fmt: skip
-    show(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
+    print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
     return 0
 
 
@@ -118,7 +118,7 @@ def print_forecast(found: Forecast) -> None:
         ("lower bound of the extra time", _share(plan.bound_time_ns, plan.step_time_ns)),
     ]
     rows += [("largest batch", _largest_text(found))] if found.largest is not None else []
-    show(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
+    print_table(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
     if found.message:
         print(f"note: {found.message}")
     if found.compared:
@@ -134,7 +134,7 @@ def _print_policies(found: Forecast) -> None:
         for c in found.compared
     ]  # fmt: skip
     heads = ("policy", "region peak", "extra time", "ours within it", "lower bound", "ours faster by")
-    show("what people do today, on the same timeline", heads, rows)
+    print_table("what people do today, on the same timeline", heads, rows)
     best = max(found.compared, key=lambda c: c.advantage)
     worst = min(found.compared, key=lambda c: c.advantage)
     print(f"largest advantage {best.advantage:+.2%} ({best.name}), smallest {worst.advantage:+.2%} ({worst.name})")

@@ -6,9 +6,7 @@ import hashlib
 import logging
 import platform
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,13 @@ from torch import fx
 
 from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.distributed import num_ranks
+from compile_remat._util.progress import progress_bar
 from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
 from compile_remat.errors import warn
 from compile_remat.inductor.peek import look_at_joint_graph
 
 LOG = logging.getLogger("compile_remat")
-
-LINE_EVERY = 20
-"""Where there is no bar: a line of progress after so many operators."""
 
 
 def times_for(
@@ -111,7 +107,7 @@ def _measured(
     known = file.times_ns()
     missing = [recipe for recipe in recipes if recipe.signature not in known]
     if missing:
-        with _progress(len(missing), f"timing operators on {file.place}") as advance:
+        with progress_bar(f"timing operators on {file.place}", len(missing)) as advance:
             for recipe in missing:
                 try:
                     known[recipe.signature] = time_ns(recipe, place, _free_bytes(place), clock)
@@ -157,31 +153,3 @@ def _from_rank_zero(make: Callable[[], Times], place: torch.device) -> Times:
     distributed.broadcast_object_list(box, src=0, device=place if distributed.get_backend() == "nccl" else None)
     times: Times = box[0]
     return times
-
-
-# -- progress ---------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _progress(total: int, title: str) -> Iterator[Callable[[], None]]:
-    """To be called after each of `total` operators: a bar on a terminal that has rich, else a line now and then."""
-    if sys.stderr.isatty():
-        try:
-            from rich.console import Console
-            from rich.progress import Progress
-        except ImportError:
-            pass
-        else:
-            with Progress(console=Console(stderr=True)) as bar:
-                task = bar.add_task(title, total=total)
-                yield lambda: bar.update(task, advance=1)
-            return
-    done = 0
-
-    def line() -> None:
-        nonlocal done
-        done += 1
-        if done % LINE_EVERY == 0 or done == total:
-            print(f"{title}: {done} of {total}", file=sys.stderr, flush=True)
-
-    yield line

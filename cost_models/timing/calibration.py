@@ -27,7 +27,7 @@ from compile_remat.cost_models.timing.fitting import Path, Point, Price, fit, mo
 from compile_remat.cost_models.timing.interleaved import TimedCase, prepared, run_rounds
 from compile_remat.cost_models.timing.microbenchmarks import CHAIN, FUNCTIONS, POLYNOMIAL, Case
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _LENGTHS = (0, 1, 2)

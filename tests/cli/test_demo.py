@@ -16,7 +16,7 @@ TOY = ["--layers", "1", "--width", "64", "--context", "64", "--batch", "8", "--s
 
 
 def _result(train_loss: float, validation_loss: float, peak_bytes: int = 100) -> JobResult:
-    return JobResult(Peak(peak_bytes, 0, 1, peak_bytes), 1_000_000, 1.0, (5.0, train_loss), validation_loss)
+    return JobResult(Peak(peak_bytes, 0, 1, peak_bytes), 1_000_000, (5.0, train_loss), validation_loss)
 
 
 def _parsed(*flags: str) -> argparse.Namespace:
@@ -92,7 +92,7 @@ def test_training_lowers_the_loss_and_measures_the_second_step() -> None:
 def _trained_again(text: demo_job.Text, size: JobSize, first: JobResult) -> JobResult:
     """A second run, with the first one's clock readings."""
     result = demo_job.train(text, size, lambda module: module, lambda step, loss: None)
-    return JobResult(result.peak, first.step_ns, first.first_step_s, result.losses, result.validation_loss)
+    return JobResult(result.peak, first.step_ns, result.losses, result.validation_loss)
 
 
 def test_budgets_are_fractions_or_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from compile_remat import cli
-from compile_remat._util import text_table
 from compile_remat.cli import plan
 from compile_remat.passes import Planner, Problem
 
@@ -110,16 +109,3 @@ def test_a_module_of_the_working_folder_is_found(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["explain", "model_of_mine:build", "--device", "a100-40gb"]) == 0
     assert "predicted peak" in capsys.readouterr().out
-
-
-def test_tables_line_up() -> None:
-    text = text_table.plain("title", ("a", "b"), [("one", "1"), ("three", "23")])
-    assert text.splitlines() == ["title", "  a       b", "  -----  --", "  one     1", "  three  23"]
-    assert text_table.plain("t", ("", ""), [("x", "1")]).splitlines() == ["t", "  x  1"]
-
-
-def test_rich_draws_the_table_where_it_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    text_table._show_rich("title", ("a", "b"), [("one", "1")])
-    text = capsys.readouterr().out
-    assert "title" in text and "one" in text and "\u2500" in text

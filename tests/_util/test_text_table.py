@@ -1,0 +1,24 @@
+"""Tables as text, and as rich draws them."""
+
+import pytest
+
+from compile_remat._util import text_table
+from compile_remat._util.text_table import format_table, print_table
+
+
+def test_tables_line_up() -> None:
+    text = format_table("title", ("a", "b"), [("one", "1"), ("three", "23")])
+    assert text.splitlines() == ["title", "  a       b", "  -----  --", "  one     1", "  three  23"]
+    assert format_table("t", ("", ""), [("x", "1")]).splitlines() == ["t", "  x  1"]
+
+
+def test_without_a_title_nothing_is_indented_and_columns_may_stand_left(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table("", ("", ""), [("x", "long"), ("yy", "s")], align="ll")
+    assert capsys.readouterr().out.splitlines() == ["x   long", "yy  s"]
+
+
+def test_rich_draws_the_table_where_it_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    text_table._print_rich("title", ("a", "b"), [("one", "1")], "lr")
+    text = capsys.readouterr().out
+    assert "title" in text and "one" in text and "\u2500" in text
