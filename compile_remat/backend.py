@@ -50,7 +50,8 @@ def remat(
         own, inductor = split_options(_given(options, mode), joint_graph.inductor_option_names())
         _check_inductor(inductor)
         config = RematConfig.resolve(own, modes=joint_graph.mode_names())
-        LOG.setLevel(config.log.upper())
+        if config.log is not None:
+            LOG.setLevel(config.log.upper())
         patches = {**joint_graph.mode_options(config.mode), **inductor, **(config_patches or {})}
         return compile_graph(gm, example_inputs, config, patches)
     except RematError as error:

@@ -1,4 +1,4 @@
-"""Settings: what a user may type, where it came from, and one frozen, hashable value that the rest of the code reads.
+"""Settings: what a user may type, where it comes from, and one frozen, hashable value that the rest of the code reads.
 
 An option of `torch.compile` beats the environment variable `REMAT_<NAME>`, which beats the default. None as an option
 and an empty variable count as not given. Every value passes through the parser of its row, also when `RematConfig` is
@@ -23,9 +23,9 @@ _LOG = logging.getLogger("compile_remat")
 _T = TypeVar("_T")
 
 
-def _row(parse: Callable[[object], _T], default: _T, *, in_key: bool = True) -> _T:
-    """One setting: its parser, its default, and whether its value can change a plan."""
-    return field(default=default, metadata={"parse": parse, "in_key": in_key})
+def _row(parse: Callable[[object], _T], default: _T) -> _T:
+    """One setting: its parser and its default."""
+    return field(default=default, metadata={"parse": parse})
 
 
 def _choice(*names: str) -> Callable[[object], str]:
@@ -68,6 +68,11 @@ def _capacity(raw: object) -> int | None:
             f'{raw!r} is not a size. Allowed: a size with its unit ("64GiB"), an int of at least 1 MiB, or none.'
         )
     return int(budget.value or 0)
+
+
+def _log_level(raw: object) -> str | None:
+    """A level of Python's logging; None or "none" leaves the logger as it is."""
+    return None if raw is None or str(raw).strip().lower() == "none" else _choice("warning", "info", "debug")(raw)
 
 
 def _up_to(most: int) -> Callable[[object], int]:
@@ -137,19 +142,20 @@ class RematConfig:
         capacity: bytes that this process may hold on the device, or None for what the device says; a CPU says nothing.
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
         optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
-        instances: how often a compiled graph runs in a step; None (`learn`, the default) finds out.
+        instances: how many times a compiled graph runs in a step; None (`learn`, the default) counts it in the first step.
         cost_model: `roofline` (default), `profile` (operators are timed on this device before a graph is planned, and kept in
             a file) or `unit` (every operator costs 1).
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
         check: compare the first step of each graph with the plan that recomputes nothing.
         time_limit: work of one search for a plan: seconds of a small server's core, counted (7 million units each, see
-            `passes/effort.py`) and not timed, so that the plan is the same everywhere; None goes by the size of the graph.
-            A clock beside it is a safety net, see `stopped`.
-        oom_retry: how often a graph that runs out of memory is planned again, 0 to 3 (default 1).
+            `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
+            the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
+        oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
         report_dir: a folder for one report per compiled graph, or None.
         plan_dir: a folder of plans, written where absent and replayed where present, or None.
-        log: level of the logger `compile_remat`: `warning` (default), `info` or `debug`.
+        log: level of the logger `compile_remat`: `warning`, `info` or `debug`; None (default) leaves the logger as it is,
+            which is `warning` unless the user set it.
     """
 
     memory_budget: MemoryBudget = _row(MemoryBudget.parse, MemoryBudget("auto", is_given=False))
@@ -161,12 +167,12 @@ class RematConfig:
     cost_model: str = _row(_choice("roofline", "profile", "unit"), "roofline")
     compiler: str = _row(_choice("inductor", "eager"), "inductor")
     mode: str | None = _row(_mode, None)
-    check: bool = _row(_switch, False, in_key=False)
+    check: bool = _row(_switch, False)
     time_limit: float | None = _row(_seconds, None)
-    oom_retry: int = _row(_up_to(3), 1, in_key=False)
-    report_dir: str | None = _row(_folder, None, in_key=False)
+    oom_retry: int = _row(_up_to(3), 1)
+    report_dir: str | None = _row(_folder, None)
     plan_dir: str | None = _row(_folder, None)
-    log: str = _row(_choice("warning", "info", "debug"), "warning", in_key=False)
+    log: str | None = _row(_log_level, None)
 
     def __post_init__(self) -> None:
         for row in fields(self):
@@ -195,15 +201,6 @@ class RematConfig:
             problem = f"no such mode. Allowed: {', '.join(sorted(modes))}.{hint}"
             raise ConfigError(f"mode = {config.mode!r} (from {values['mode'][1]}): {problem}")
         return config
-
-    def key(self) -> str:
-        """Everything that can change a plan, in one stable line; where reports go and what is logged cannot.
-
-        Not in it, because it lives outside of the settings: the bytes behind `auto`, the figures of the device, and
-        the contents of the files in `plan_dir`. The caller adds these.
-        """
-        rows = sorted((row for row in fields(self) if row.metadata["in_key"]), key=lambda row: row.name)
-        return ";".join(f"{row.name}={str(getattr(self, row.name))!r}" for row in rows)
 
 
 def split_options(

@@ -3,6 +3,7 @@
 import copy
 import importlib.metadata
 import json
+import logging
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -561,3 +562,14 @@ def test_a_second_compilation_hits_inductors_cache(own_caches: Path) -> None:
             compile_remat.reset_reports()
             assert_same(train(compiled(memory_budget=budget), model, x), train(lambda m: m, model, x))
             assert [report.from_cache for report in compile_remat.reports()] == [from_cache]
+
+
+@pytest.mark.parametrize(("options", "level"), [({}, logging.CRITICAL), ({"log": "info"}, logging.INFO)])
+def test_the_log_level_is_set_only_where_it_is_given(
+    options: dict[str, str], level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("compile_remat")
+    monkeypatch.delenv("REMAT_LOG", raising=False)
+    monkeypatch.setattr(logger, "level", logging.CRITICAL)  # the user's
+    torch.compile(torch.sin, backend=remat, options={"compiler": "eager", **options})(torch.ones(2))
+    assert logger.level == level
