@@ -22,7 +22,7 @@ class Polisher:
 
     Attributes:
         simulations: Counts the plans tried (deterministic work).
-        seen: Remembers the best of them, where somebody asks for that.
+        archive: Remembers the best of them.
     """
 
     simulator: Simulator
@@ -31,7 +31,7 @@ class Polisher:
     weight: float
     options: SearchOptions = DEFAULT
     simulations: int = 0
-    seen: Seen | None = None
+    archive: Seen | None = None
 
     def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:
         """Time plus weighted excess, in ns; smaller is better."""
@@ -80,8 +80,8 @@ class Polisher:
         found, first = [], 0
         for batch in self.simulator.batches(columns):
             end = first + len(batch.time_ns)
-            if self.seen is not None:
-                self.seen.add(batch, columns[:, first:end])
+            if self.archive is not None:
+                self.archive.add(batch, columns[:, first:end])
             first = end
             found.append(self.score(batch, budget_bytes, weight))
         return np.concatenate(found)

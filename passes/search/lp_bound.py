@@ -41,29 +41,22 @@ class Moment:
 
 
 class Moments:
-    """The programme of one problem; only the budget changes between bounds.
-
-    Attributes:
-        anchors: Where there are any, the programme is solved at these budgets alone.  What its multipliers prove at one holds at
-            every budget, and is little below the best at one that lies near.
-    """
+    """The programme of one problem; only the budget changes between bounds."""
 
     def __init__(self, simulator: Simulator, options: SearchOptions = DEFAULT) -> None:
         self.simulator = simulator
         self.moments = [at_the_begin(simulator), *_in_forward(simulator, options), *_in_backward(simulator, options)]
         self._build()
-        self._known: dict[int, int] = {}
         self._multipliers: dict[int, Floats] = {}
-        self.anchors: Sequence[int] = ()
 
-    def least_time_ns(self, budget_bytes: int) -> int:
-        """Time (recomputed work and the traffic of saving) that no plan within the budget goes below."""
-        if budget_bytes not in self._known:
-            self._known[budget_bytes] = self._solve(budget_bytes)
-        return self._known[budget_bytes]
+    def least_time_ns(self, budget_bytes: int, anchors: Sequence[int] = ()) -> int:
+        """Time (recomputed work and the traffic of saving) that no plan within the budget goes below.
 
-    def _solve(self, budget_bytes: int) -> int:
-        anchor = min(self.anchors, key=lambda b: abs(b - budget_bytes), default=budget_bytes)
+        Args:
+            anchors: Where there are any, the programme is solved at the nearest of these budgets.  What its multipliers prove at
+                one holds at every budget, and is little below the best at one that lies near.
+        """
+        anchor = min(anchors, key=lambda b: abs(b - budget_bytes), default=budget_bytes)
         if anchor not in self._multipliers:
             self._multipliers[anchor] = self._multipliers_at(anchor)
         limits = self._limits(budget_bytes)

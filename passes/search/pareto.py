@@ -20,34 +20,36 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
     They may be a little slower than `Planner.within` for the same budget, which searches for that budget alone.
 
     Args:
-        planner: Of its own: what it tries from now on is remembered.
+        planner: Its limits hold for each of the searches.
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
+    seen = Seen()
+    planner = planner.recording(seen)
     search = planner.search
-    search.seen = seen = Seen()
     fastest, lowest = planner.fastest(), planner.lowest()
     span = fastest.peak_bytes - lowest.peak_bytes
     budgets = [lowest.peak_bytes + span * k // max(1, points - 1) for k in range(points - 2, 0, -1)]
-    search.moments.anchors = [lowest.peak_bytes + int(share * span) for share in planner.options.frontier_anchors]
+    anchors = [lowest.peak_bytes + int(share * span) for share in planner.options.frontier_anchors]
     low = []
     for budget_bytes in budgets:
         with planner.effort.search():
-            _look(search, seen, budget_bytes)
+            _look(search, seen, budget_bytes, anchors)
         if seen.within(budget_bytes) is None:
             low.append(budget_bytes)
     found = [(mask, b) for b in budgets if (mask := seen.within(b)) is not None]
-    return _best([fastest, *(planner.plan_of(*each) for each in found), *(planner.within(b) for b in low), lowest])
+    plans = [planner.plan_of(mask, budget_bytes, anchors=anchors) for mask, budget_bytes in found]
+    return _best([fastest, *plans, *(planner.within(b) for b in low), lowest])
 
 
-def _look(search: Search, seen: Seen, budget_bytes: int) -> None:
+def _look(search: Search, seen: Seen, budget_bytes: int, anchors: Sequence[int]) -> None:
     """Try plans for one budget."""
-    if not _is_open(search, seen, budget_bytes):
+    if not _is_open(search, seen, budget_bytes, anchors):
         return
     options = search.options
     spaced = search.spaced(budget_bytes, options.frontier_segment_rounds)
     if spaced is not None:
         seen.add(search.simulator.one(spaced), spaced[:, None])
-        if not _is_open(search, seen, budget_bytes):
+        if not _is_open(search, seen, budget_bytes, anchors):
             return
     starts = [spaced, seen.within(budget_bytes), seen.above(budget_bytes), search.best_level(budget_bytes)]
     start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
@@ -56,9 +58,9 @@ def _look(search: Search, seen: Seen, budget_bytes: int) -> None:
         search.polish(polished, budget_bytes, options.frontier_rounds, options.strict_factor)
 
 
-def _is_open(search: Search, seen: Seen, budget_bytes: int) -> bool:
+def _is_open(search: Search, seen: Seen, budget_bytes: int, anchors: Sequence[int]) -> bool:
     known = seen.within(budget_bytes)
-    return known is None or search.is_open(known, budget_bytes)
+    return known is None or search.is_open(known, budget_bytes, anchors)
 
 
 def _best(plans: Sequence[Plan]) -> list[Plan]:

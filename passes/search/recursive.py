@@ -26,7 +26,7 @@ from compile_remat.passes.problem.problem import SAVE, Problem, Value
 from compile_remat.passes.problem.work_budget import Effort
 from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
-from compile_remat.passes.search.segment_dp import Option
+from compile_remat.passes.search.segment_dp import Option, SegmentTable
 from compile_remat.passes.search.segments import Spans
 
 
@@ -114,10 +114,11 @@ class Nested:
         self, simulator: Simulator, level: Bools, pinned: Bools, weight: float, options: SearchOptions = DEFAULT
     ) -> None:
         self.simulator, self.level, self.pinned, self.weight, self.options = simulator, level, pinned, weight, options
-        self.spans = Spans(simulator, [level], pinned, options.recursive_segment_cuts, options)
-        self.simulations = self.spans.build(options.recursive_parts) + self.spans.charge_whole_frontiers()
+        cuts, parts = options.recursive_segment_cuts, options.recursive_parts
+        self.spans = Spans(simulator, [level], pinned, cuts, options, parts)
         self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
-        self._add_nested()
+        self.table = self._with_nested(self.spans.charging_whole_frontiers())
+        self.simulations = self.spans.simulations
 
     def within(self, budget_bytes: int) -> Candidate | None:
         """The fastest plan found within the budget; None if there is none."""
@@ -150,9 +151,9 @@ class Nested:
 
     # -- options ------------------------------------------------------------------------------------------------------
 
-    def _add_nested(self) -> None:
-        """For each pair of cuts and number of inner checkpoints, the chain of least peak, where more of them lower it."""
-        options, count, tuning = self.spans.options, len(self.spans.bounds) - 1, self.options
+    def _with_nested(self, table: SegmentTable) -> SegmentTable:
+        """Adds for each pair of cuts and number of inner checkpoints the chain of least peak, where more of them lower it."""
+        options, count, tuning = dict(table), len(self.spans.bounds) - 1, self.options
         spans = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]
         single = {(a, length): options.get((a, a + length, 0)) for a, length in spans}
         full_ns = self.spans.times_until(self.simulator.one(self.pinned))
@@ -172,28 +173,27 @@ class Nested:
                 time_ns = chain.time_ns + int(full_ns[ends[-1]] - full_ns[first])
                 self.inner[first, last, level] = ends
                 options[first, last, level] = Option(first, last, level, end.charge_bytes, time_ns, chain.peak_bytes)
+        return options
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def _spaced(self, budget_bytes: int) -> Candidate | None:
         """What the dynamic programme finds; it may still exceed the budget."""
-        measured = self.spans.options
-        self.spans.options = dict(measured)
+        table = self.table
         best: Candidate | None = None
-        try:
-            for turn in range(self.options.recursive_rounds):
-                if turn and self.simulator.effort.is_spent:
-                    break
-                path = self.spans.shortest(budget_bytes)
-                if path is None:
-                    break
-                found, base = self._candidate(path)
-                if best is None or found.peak_bytes < best.peak_bytes:
-                    best = found
-                if found.peak_bytes <= budget_bytes or not self.spans.correct(found.batch, path, base):
-                    break
-        finally:
-            self.spans.options = measured
+        for turn in range(self.options.recursive_rounds):
+            if turn and self.simulator.effort.is_spent:
+                break
+            path = self.spans.shortest(table, budget_bytes)
+            if path is None:
+                break
+            found, base = self._candidate(path)
+            if best is None or found.peak_bytes < best.peak_bytes:
+                best = found
+            changes = self.spans.corrections(table, found.batch, path, base) if found.peak_bytes > budget_bytes else {}
+            if not changes:
+                break
+            table = {**table, **changes}
         return best
 
     def _candidate(self, path: Sequence[Option]) -> tuple[Candidate, Batch]:

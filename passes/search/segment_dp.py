@@ -23,9 +23,17 @@ class Option:
     time_ns: int
     local_peak_bytes: int
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.first, self.last, self.level
+
+
+SegmentTable = Mapping[tuple[int, int, int], Option]
+"""Options by first bound, last bound and level."""
+
 
 def fastest_row(
-    known: Mapping[tuple[int, int, int], Option],
+    known: SegmentTable,
     last_bound: int,
     budget_bytes: int,
     max_labels: int = DEFAULT.segment_labels,
@@ -33,7 +41,6 @@ def fastest_row(
     """The fastest row of options from bound 0 to the last one whose predicted peak fits; None if there is none.
 
     Args:
-        known: The options by first bound, last bound and level.
         max_labels: Labels (prefix bytes, time) kept per cut, spread evenly over the bytes.
     """
     into: dict[int, list[Option]] = defaultdict(list)

@@ -13,7 +13,7 @@ The DP over segments is that of Rotor and Rockmate (Zhao et al., ICML 2023) with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -23,11 +23,20 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import Seen
-from compile_remat.passes.search.segment_dp import Option, fastest_row
+from compile_remat.passes.search.segment_dp import Option, SegmentTable, fastest_row
 
 
 class Spans:
-    """Cuts, frontiers and options of one problem."""
+    """Cuts, frontiers and options of one problem; nothing of it changes once it is made.
+
+    Args:
+        lengths: Lengths of the spans to simulate, in cuts.
+        archive: Remembers the best of the simulated plans.
+
+    Attributes:
+        table: What a span costs beside equal ones.
+        simulations: How many plans that took.
+    """
 
     def __init__(
         self,
@@ -36,6 +45,8 @@ class Spans:
         pinned: Bools,
         max_cuts: int = DEFAULT.max_segment_cuts,
         tuning: SearchOptions = DEFAULT,
+        lengths: Sequence[int] = DEFAULT.short_segments + DEFAULT.long_segments,
+        archive: Seen | None = None,
     ) -> None:
         self.simulator, self.tuning = simulator, tuning
         self.levels = levels
@@ -46,7 +57,8 @@ class Spans:
         self.cuts = self._choose_cuts(max_cuts)  # positions; cut k separates <= cuts[k] from > cuts[k]
         self.frontiers = [self._frontier(c) for c in self.cuts]
         self.bounds = np.concatenate([[-1], self.cuts, [simulator.num_values]])
-        self.options: dict[tuple[int, int, int], Option] = {}
+        self.simulations = 0
+        self.table: SegmentTable = self._measured(lengths, archive)
 
     # -- where to cut -------------------------------------------------------------------------------------------------
 
@@ -79,16 +91,10 @@ class Spans:
 
     # -- what a span costs --------------------------------------------------------------------------------------------
 
-    def build(
-        self, spans: Sequence[int] = DEFAULT.short_segments + DEFAULT.long_segments, seen: Seen | None = None
-    ) -> int:
-        """Simulate the tilings and read the options off; returns how many plans that took.
-
-        Args:
-            seen: Remembers the best of them.
-        """
+    def _measured(self, lengths: Sequence[int], archive: Seen | None) -> SegmentTable:
+        """Simulate tilings with spans of these lengths and read the options off."""
         tilings, columns = [], []
-        for span in spans:
+        for span in lengths:
             if span > len(self.cuts) + 1:
                 continue
             levels = (
@@ -102,16 +108,21 @@ class Spans:
                 for level in levels:
                     tilings.append((chosen, level))
                     columns.append(fronts | self.levels[level])
+        table: dict[tuple[int, int, int], Option] = {}
+        self.simulations += len(columns)
         if not columns:
-            return 0
+            return table
         masks, first = np.stack(columns, axis=1), 0
         for batch in self.simulator.batches(masks):
             end = first + len(batch.time_ns)
-            if seen is not None:
-                seen.add(batch, masks[:, first:end])
-            self._read(batch, tilings[first:end])
+            if archive is not None:
+                archive.add(batch, masks[:, first:end])
+            for option in self._read(batch, tilings[first:end]):
+                known = table.get(option.key)
+                if known is None or known.local_peak_bytes < option.local_peak_bytes:
+                    table[option.key] = option
             first = end
-        return len(columns)
+        return table
 
     def union(self, chosen: Sequence[int]) -> Bools:
         """What must be saved, and the frontiers of the chosen cuts."""
@@ -120,14 +131,10 @@ class Spans:
             mask |= self.frontiers[k]
         return mask
 
-    def _read(self, batch: Batch, tilings: Sequence[tuple[list[int], int]]) -> None:
+    def _read(self, batch: Batch, tilings: Sequence[tuple[list[int], int]]) -> Iterator[Option]:
         charges, times = self._prefixes(batch)
         for p, (chosen, level) in enumerate(tilings):
-            for option in self._segments(batch, p, chosen, level, charges, times):
-                key = (option.first, option.last, level)
-                known = self.options.get(key)
-                if known is None or known.local_peak_bytes < option.local_peak_bytes:
-                    self.options[key] = option
+            yield from self._segments(batch, p, chosen, level, charges, times)
 
     def _prefixes(self, batch: Batch) -> tuple[Ints, Ints]:
         """Saved bytes and time of all values at or before each bound, [bounds, P]."""
@@ -174,18 +181,11 @@ class Spans:
         Where a span turns out worse beside its real neighbours than in its tiling, its option is corrected and the
         programme runs again.
         """
-        measured = self.options
-        self.options = dict(measured)  # corrections hold beside these neighbours, not beside others
-        try:
-            return self._plan(budget_bytes, rounds)
-        finally:
-            self.options = measured
-
-    def _plan(self, budget_bytes: int, rounds: int) -> Bools | None:
+        table = self.table
         best: Bools | None = None
         best_peak = None
         for _ in range(rounds):
-            path = self.shortest(budget_bytes)
+            path = self.shortest(table, budget_bytes)
             if path is None:
                 return best
             mask = self._mask(path)
@@ -195,8 +195,10 @@ class Spans:
                 best, best_peak = mask, peak
             if peak <= budget_bytes:
                 return mask
-            if not self.correct(batch, path, batch):
+            changes = self.corrections(table, batch, path, batch)
+            if not changes:
                 return best
+            table = {**table, **changes}  # they hold beside these neighbours, not beside others
         return best
 
     def _mask(self, path: Sequence[Option]) -> Bools:
@@ -207,48 +209,51 @@ class Spans:
             mask |= self.levels[option.level] & inside
         return np.asarray(mask)
 
-    def correct(self, batch: Batch, path: Sequence[Option], base: Batch) -> bool:
-        """Raise the sizes of options that were worse beside these neighbours; whether any was.
+    def corrections(self, table: SegmentTable, batch: Batch, path: Sequence[Option], base: Batch) -> SegmentTable:
+        """The options of a path that were worse beside these neighbours than the table says, with their larger sizes.
 
         Args:
             batch: The plan of the path.
             base: What it saves, over the values of this problem.
         """
         charges, _ = self._prefixes(base)
-        changed = False
+        changes = {}
         for o in path:
             peak = self._local_peak(batch, 0, o.first, o.last)
             local = 0 if peak is None else peak - int(charges[o.first, 0])
             charge = int(charges[o.last, 0] - charges[o.first, 0])
             if local > o.local_peak_bytes or charge > o.charge_bytes:
                 local, charge = max(local, o.local_peak_bytes), max(charge, o.charge_bytes)
-                self.options[o.first, o.last, o.level] = replace(o, local_peak_bytes=local, charge_bytes=charge)
-                changed = True
-        return changed
+                changes[o.key] = replace(o, local_peak_bytes=local, charge_bytes=charge)
+        return changes
 
-    def charge_whole_frontiers(self) -> int:
-        """Charge each span for its exit as if all behind it ran again; returns how many plans that took.
+    def charging_whole_frontiers(self) -> SegmentTable:
+        """The table in which each span is charged for its exit as if all behind it ran again.
 
         How much of a frontier is needed depends on what follows, and a programme that minimises finds each place where
         too little was charged.
         """
         if not len(self.cuts):
-            return 0
+            return self.table
         columns = np.stack([self.union([k]) for k in range(len(self.cuts))], axis=1)
+        self.simulations += len(self.cuts)
         charges = np.concatenate([self._prefixes(batch)[0] for batch in self.simulator.batches(columns)], axis=1)
-        for key, o in self.options.items():
-            if o.last <= len(self.cuts):
-                whole = int(charges[o.last, o.last - 1] - charges[o.first, o.last - 1])
-                self.options[key] = replace(o, charge_bytes=max(o.charge_bytes, whole))
-        return len(self.cuts)
+        return {
+            key: replace(
+                o, charge_bytes=max(o.charge_bytes, int(charges[o.last, o.last - 1] - charges[o.first, o.last - 1]))
+            )
+            if o.last <= len(self.cuts)
+            else o
+            for key, o in self.table.items()
+        }
 
     def times_until(self, batch: Batch) -> Ints:
         """Time that the batch's first plan spends on the values at or before each bound, ns."""
         return np.asarray(self._prefixes(batch)[1][:, 0])
 
-    def shortest(self, budget_bytes: int) -> list[Option] | None:
+    def shortest(self, table: SegmentTable, budget_bytes: int) -> list[Option] | None:
         """The fastest row of options whose predicted peak fits; None if there is none."""
-        return fastest_row(self.options, len(self.bounds) - 1, budget_bytes, self.tuning.segment_labels)
+        return fastest_row(table, len(self.bounds) - 1, budget_bytes, self.tuning.segment_labels)
 
 
 def _reach(problem: Problem) -> Ints:

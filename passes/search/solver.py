@@ -17,6 +17,7 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import Effort, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import Floors
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
+from compile_remat.passes.search.pareto_archive import Seen
 from compile_remat.passes.search.plan_timeline import timeline_of
 from compile_remat.passes.search.recursive import Candidate, Nested, candidate
 from compile_remat.passes.search.strategy import Search
@@ -35,6 +36,7 @@ class Planner:
             plan found so far stands.  None is a limit by the size of the problem.  The lowest peak is a search of its own.
         is_over: Whether to stop at once, whatever work is left; see `Effort`.
         options: What tunes the search.
+        archive: Remembers the best of all plans that are tried.
 
     Attributes:
         ends: What ended any of its searches before it was done, as in `Effort`; planners made by `on` share it.
@@ -46,11 +48,12 @@ class Planner:
         work_seconds: float | None = None,
         is_over: Callable[[], bool] | None = None,
         options: SearchOptions = DEFAULT,
+        archive: Seen | None = None,
     ) -> None:
         self.problem, self.work_seconds, self.options = problem, work_seconds, options
         nodes = len(problem.values) + len(problem.steps)
         self.effort = Effort(units_of(limit_seconds(nodes, work_seconds)), is_over)
-        self.search = search = Search(problem, self.effort, options)
+        self.search = search = Search(problem, self.effort, options, archive)
         self.floors = Floors(search)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
@@ -62,7 +65,14 @@ class Planner:
         """A planner of another problem under the same limits; this one where it is the very same problem."""
         if problem is self.problem:
             return self
-        other = Planner(problem, self.work_seconds, self.effort.is_over, self.options)
+        return self._twin(problem, None)
+
+    def recording(self, archive: Seen) -> Planner:
+        """A planner of the same problem under the same limits that remembers the best of all plans that it tries."""
+        return self._twin(self.problem, archive)
+
+    def _twin(self, problem: Problem, archive: Seen | None) -> Planner:
+        other = Planner(problem, self.work_seconds, self.effort.is_over, self.options, archive)
         other.effort.ends = self.effort.ends
         return other
 
@@ -140,22 +150,28 @@ class Planner:
         nested = self._lowest_nested if self.options.uses_recursion and not once else None
         return self.plan_of(self.floors.found[0], None) if nested is None else self._plan_of(nested, None)
 
-    def plan_of(self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = ()) -> Plan:
-        """Describe the plan that saves the values in `mask` and computes those in `again` twice in the backward."""
+    def plan_of(
+        self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = (), anchors: Sequence[int] = ()
+    ) -> Plan:
+        """Describe the plan that saves the values in `mask` and computes those in `again` twice in the backward.
+
+        Args:
+            anchors: Budgets at which its lower bound may be worked out, see `Moments.least_time_ns`.
+        """
         if again:
             return self._plan_of(candidate(self.problem, mask, again, self.effort), budget_bytes)
-        return self._plan_of(self._once(mask), budget_bytes)
+        return self._plan_of(self._once(mask), budget_bytes, anchors)
 
     def _once(self, mask: Bools) -> Candidate:
         return Candidate(mask, (), self.simulator, self.simulator.one(mask))
 
-    def _plan_of(self, found: Candidate, budget_bytes: int | None) -> Plan:
+    def _plan_of(self, found: Candidate, budget_bytes: int | None, anchors: Sequence[int] = ()) -> Plan:
         simulator, batch = found.simulator, found.batch
         names = [original(v.name, found.again) for v in simulator.problem.values]
         seen = timeline_of(simulator, found.saved)
         extra = int(batch.time_ns[0]) - self.fastest_time_ns
         limit_bytes = seen.peak_bytes if budget_bytes is None else budget_bytes
-        bound = self.search.bound(limit_bytes, extra, once=not found.again)
+        bound = self.search.bound(limit_bytes, extra, once=not found.again, anchors=anchors)
         if budget_bytes is not None and seen.peak_bytes > budget_bytes:
             status = Status.INFEASIBLE
         else:

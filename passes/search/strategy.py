@@ -6,7 +6,7 @@ count plans tried, not seconds, so that the same problem gives the same plan in 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -29,24 +29,26 @@ class Search:
 
     Args:
         effort: Counts the work, and says when to stop.
+        options: What tunes it.
+        archive: Remembers the best of all plans that are tried.
 
     Attributes:
         hull: The cuts on the lower convex hull of time against saved bytes, from the fastest.
         levels: Some of them, as masks.
         pinned: What must be saved.
         fastest_time_ns: Recomputation of the fastest plan of any size.
-        seen: To be set before anything is sought: remembers the best of all plans that are tried.
     """
 
-    def __init__(self, problem: Problem, effort: Effort, options: SearchOptions = DEFAULT) -> None:
-        self.problem, self.effort, self.options = problem, effort, options
+    def __init__(
+        self, problem: Problem, effort: Effort, options: SearchOptions = DEFAULT, archive: Seen | None = None
+    ) -> None:
+        self.problem, self.effort, self.options, self.archive = problem, effort, options, archive
         self.simulator = Simulator(problem, effort)
         self.cuts = CutSolver(problem)
         self.hull: list[Cut] = hull(self.cuts, options.hull_cuts)
         self.pinned = self.mask(pinned_indices(problem))
         self.levels = [self.mask(c.saved) | self.pinned for c in _spread(self.hull, options.max_levels)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
-        self.seen: Seen | None = None
         self._in_spans = 0
         self._has_polished: Polisher | None = None
 
@@ -76,11 +78,15 @@ class Search:
         batch = self.simulator.one(mask)
         return float(self.polisher.score(batch, budget_bytes, self.polisher.weight)[0])
 
-    def bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True) -> int:
+    def bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True, anchors: Sequence[int] = ()) -> int:
         """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
 
         The cut asks what has to be recomputed for the begin of the backward.  Where that is not close to the plan's own
         time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
+
+        Args:
+            otherwise_ns: The plan's extra time.
+            anchors: See `Moments.least_time_ns`.
         """
         fixed_bytes = at_the_begin(self.simulator).fixed_bytes
         before = self.cuts.num_cuts
@@ -92,14 +98,17 @@ class Search:
         if not once or otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns:
             return bound
         self.effort.charge(len(self.moments.rows))
-        return max(bound, self.moments.least_time_ns(budget_bytes) - self.fastest_time_ns)
+        return max(bound, self.moments.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
 
-    def is_open(self, mask: Bools, budget_bytes: int) -> bool:
+    def is_open(self, mask: Bools, budget_bytes: int, anchors: Sequence[int] = ()) -> bool:
         """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
         if self.effort.is_spent:
             return False
         extra = self.time(mask) - self.fastest_time_ns
-        return extra - self.bound(budget_bytes, extra) > self.options.close_gap * self.problem.step_time_ns
+        return (
+            extra - self.bound(budget_bytes, extra, anchors=anchors)
+            > self.options.close_gap * self.problem.step_time_ns
+        )
 
     def faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
         """The other plan if it fits and is faster than the one that fits."""
@@ -164,8 +173,12 @@ class Search:
         return self.effort.shared("spans", self._build_spans)
 
     def _build_spans(self) -> Spans:
-        built = Spans(self.simulator, self.levels, self.pinned, self.options.max_segment_cuts, self.options)
-        self._in_spans = built.build(self.options.short_segments + self.options.long_segments, self.seen)
+        options = self.options
+        lengths = options.short_segments + options.long_segments
+        built = Spans(
+            self.simulator, self.levels, self.pinned, options.max_segment_cuts, options, lengths, self.archive
+        )
+        self._in_spans = built.simulations
         return built
 
     @property
@@ -177,7 +190,7 @@ class Search:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
         weight = self.options.excess_weight * max(1, forward_ns) / max(1, self.peak(self.levels[0]))
         pool = search_pool(self.simulator, self.pinned, self.options.pool_share)
-        self._has_polished = Polisher(self.simulator, pool, self.pinned, weight, self.options, seen=self.seen)
+        self._has_polished = Polisher(self.simulator, pool, self.pinned, weight, self.options, archive=self.archive)
         return self._has_polished
 
     @property

@@ -28,9 +28,7 @@ def spans_of(problem: Problem) -> Spans:
         level = pinned.copy()
         level[list(cut.saved)] = True
         levels.append(level)
-    spans = Spans(simulator, levels, pinned)
-    spans.build()
-    return spans
+    return Spans(simulator, levels, pinned)
 
 
 def peak(spans: Spans, mask: np.ndarray) -> int:
@@ -90,7 +88,7 @@ def test_options_predict_what_the_simulator_finds(seed: int) -> None:
     spans = spans_of(problem)
     last = len(spans.bounds) - 1
     for level, mask in enumerate(spans.levels):
-        whole = spans.options.get((0, last, level))
+        whole = spans.table.get((0, last, level))
         if whole is None:
             continue
         batch = spans.simulator.run((mask | spans.pinned)[:, None])
@@ -131,7 +129,7 @@ def test_no_plan_below_what_any_option_needs() -> None:
 def test_repeated_calls_agree(seed: int) -> None:
     problem = seeded_problem(seed, LARGE)
     first, second = spans_of(problem), spans_of(problem)
-    assert first.options == second.options
+    assert first.table == second.table
     budget_bytes = int(0.8 * peak(first, first.levels[0]))
     ours, theirs = first.plan(budget_bytes), second.plan(budget_bytes)
     assert (ours is None and theirs is None) or (ours == theirs).all()
