@@ -27,8 +27,10 @@ from compile_remat.passes.problem.problem import (
     REDUCTION,
     SAVE,
     Origin,
+    Pin,
     Problem,
     Step,
+    Tag,
     Value,
 )
 
@@ -85,8 +87,8 @@ class _Draft(Draft):
 
     node: fx.Node = field(kw_only=True)
     joint_index: int = field(kw_only=True)
-    pin: str = FREE
-    tag: str = ""
+    pin: Pin = FREE
+    tag: Tag = Tag.NONE
     is_output: bool = False
     late_step: int = -1
     gathered: frozenset[str] = frozenset()
@@ -159,7 +161,7 @@ class _Builder:
             if joint_graph.must_be_in_forward(node):  # `extract` hands it over, and with it the memory of its root
                 for root in sources:
                     if root in self.drafts:
-                        self.drafts[root].pin, self.drafts[root].tag = SAVE, ""
+                        self.drafts[root].pin, self.drafts[root].tag = SAVE, Tag.NONE
             return
         in_backward = node in self.joint.info.tangents_closure
         draft = _Draft(

@@ -7,7 +7,7 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat._torch.operators import is_mutable, namespace_of
 from compile_remat.cost_models import Op, OpKind, describe
-from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
+from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
 """Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
@@ -25,34 +25,34 @@ class Pins:
     def __init__(self, joint: joint_graph.Joint) -> None:
         self._joint = joint
         self._overwritten = joint_graph.mutated_inputs(joint)  # and what shares their memory
-        self._kernels: dict[fx.Node, tuple[str, str]] = {}
+        self._kernels: dict[fx.Node, tuple[Pin, Tag]] = {}
 
-    def read(self, node: fx.Node, op: Op) -> tuple[str, str]:
+    def read(self, node: fx.Node, op: Op) -> tuple[Pin, Tag]:
         """FREE, SAVE or RECOMPUTE, and the user's tag behind it; all nodes before this one have been read."""
         if op.kind is OpKind.SYMBOL:
-            return FREE, ""
+            return FREE, Tag.NONE
         reads_overwritten = not self._overwritten.isdisjoint(node.all_input_nodes)
         if op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and node.all_input_nodes[0] not in self._kernels):
             if reads_overwritten:
                 self._overwritten.add(node)
-            return FREE, ""
+            return FREE, Tag.NONE
         pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
         if reads_overwritten and (op.kind is OpKind.ITEM or joint_graph.may_take_over(node, self._overwritten)):
             self._overwritten.add(node)
         return pin
 
-    def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[str, str]:
+    def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[Pin, Tag]:
         if joint_graph.must_save(self._joint, node) or is_mutable(node.target) or reads_overwritten:
-            return SAVE, ""
+            return SAVE, Tag.NONE
         parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
-        tag = self._joint.user_tags.get(node, "")
-        if parent is not None and (not tag or parent == (SAVE, "")):
+        tag = Tag(self._joint.user_tags.get(node, ""))
+        if parent is not None and (not tag or parent == (SAVE, Tag.NONE)):
             return parent
         if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
             return RECOMPUTE, tag
         if may_differ(node, op):
-            return SAVE, ""
-        return (SAVE, tag) if tag else (FREE, "")
+            return SAVE, Tag.NONE
+        return (SAVE, tag) if tag else (FREE, Tag.NONE)
 
 
 def may_differ(node: fx.Node, op: Op) -> bool:

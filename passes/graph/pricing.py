@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compile_remat.cost_models import CostModel, Op
-from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION
+from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, Kernel
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Draft:
     """
 
     op: Op
-    kernel: str
+    kernel: Kernel
     nbytes: int
     sources: tuple[Draft, ...]
     input_reads: tuple[tuple[str, int], ...]

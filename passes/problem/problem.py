@@ -10,23 +10,54 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT = "extern", "reduction", "pointwise", "item", "constant"
-"""How a node reaches memory: a kernel of its own; a fused kernel's reduction; fused, alive in registers unless
-something needs it in memory; a part of a node with several outputs; computed from nothing."""
 
-FREE, SAVE, RECOMPUTE = "free", "save", "recompute"
-"""Pins: the planner chooses; must be saved when the backward needs it; must not be saved."""
+class Kernel(StrEnum):
+    """How a node reaches memory."""
 
-MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = (
-    "must_save",
-    "prefer_save",
-    "must_recompute",
-    "prefer_recompute",
-)
-"""Tags: what the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
+    EXTERN = "extern"
+    """A kernel of its own."""
+    REDUCTION = "reduction"
+    """The reduction of a fused kernel."""
+    POINTWISE = "pointwise"
+    """Part of a fused kernel: in registers, unless something needs it in memory."""
+    ITEM = "item"
+    """One output of a node with several."""
+    CONSTANT = "constant"
+    """Computed from nothing."""
+
+
+EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT = Kernel
+
+
+class Pin(StrEnum):
+    """What a plan may do with a value."""
+
+    FREE = "free"
+    """The planner chooses."""
+    SAVE = "save"
+    """Must be saved where the backward needs it."""
+    RECOMPUTE = "recompute"
+    """Must not be saved."""
+
+
+FREE, SAVE, RECOMPUTE = Pin
+
+
+class Tag(StrEnum):
+    """What the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
+
+    NONE = ""
+    MUST_SAVE = "must_save"
+    PREFER_SAVE = "prefer_save"
+    MUST_RECOMPUTE = "must_recompute"
+    PREFER_RECOMPUTE = "prefer_recompute"
+
+
+_, MUST_SAVE, PREFER_SAVE, MUST_RECOMPUTE, PREFER_RECOMPUTE = Tag
 
 KERNELS_OWN = frozenset(
     {
@@ -44,6 +75,8 @@ KERNELS_OWN = frozenset(
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
 
 NOT_IN_KEY = KERNELS_OWN | {"origin"}
+
+_ENUMS: dict[str, type[StrEnum]] = {"kernel": Kernel, "pin": Pin, "tag": Tag}
 
 SCHEMA = 1
 """Version of the JSON forms of `Problem` and `Plan`."""
@@ -71,12 +104,12 @@ class Value:
     Attributes:
         name: The node's name in the joint graph.
         nbytes: Bytes of its buffer; 0 for tuples and for what takes no memory.
-        kernel: One of EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT.
+        kernel: How it reaches memory.
         reads: Indices of the values that it reads, ascending and each below its own.
         time_ns: Time to compute it once more: its share of a fused kernel, or a kernel of its own.
         save_time_ns: Time that saving it costs: traffic which recomputing it would not cause.
-        pin: FREE, SAVE or RECOMPUTE.
-        tag: The user's tag that the pin comes from; empty where it has another reason, which no budget can set aside.
+        pin: What a plan may do with it.
+        tag: The user's tag that the pin comes from; NONE where it has another reason, which no budget can set aside.
         in_forward: Whether the forward computes it even if the backward does not need it.
         is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
@@ -102,12 +135,12 @@ class Value:
 
     name: str
     nbytes: int
-    kernel: str
+    kernel: Kernel
     reads: tuple[int, ...]
     time_ns: int
     save_time_ns: int = 0
-    pin: str = FREE
-    tag: str = ""
+    pin: Pin = FREE
+    tag: Tag = Tag.NONE
     in_forward: bool = True
     is_output: bool = False
     realised: bool = False
@@ -145,7 +178,7 @@ class Step:
 
     name: str
     nbytes: int
-    kernel: str
+    kernel: Kernel
     reads: tuple[int, ...]
     gradients: tuple[int, ...]
     time_ns: int = 0
@@ -217,4 +250,5 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     origin = data.pop("origin")
     origin["shape"] = tuple(origin["shape"])
     plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-    return {**plain, "origin": Origin(**origin)}
+    enums = {name: enum(data[name]) for name, enum in _ENUMS.items() if name in data}
+    return {**plain, **enums, "origin": Origin(**origin)}
