@@ -101,7 +101,7 @@ def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
         config.capacity,
         config.time_limit,
     )
-    return forecast(Builder(name, **sizes), target, with_largest=False).plan
+    return forecast(Builder(name, **sizes), target, with_max_batch=False).plan
 
 
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:

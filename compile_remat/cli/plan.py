@@ -59,8 +59,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     found = forecast(
         builder,
         target,
-        with_policies=arguments.compare,
-        with_largest=not arguments.no_largest_batch,
+        with_baselines=arguments.compare,
+        with_max_batch=not arguments.no_largest_batch,
         in_parallel=(os.cpu_count() or 1) > 1 and _can_spawn(),
     )
     print(found.to_json()) if arguments.json else print_forecast(found)
@@ -71,7 +71,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     """Print the plan with the largest tensors at its peak."""
     from compile_remat.forecast.forecasting import forecast
 
-    found = forecast(*_asked(arguments), with_largest=False)
+    found = forecast(*_asked(arguments), with_max_batch=False)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
         print(f"  lowest reachable peak {format_bytes(found.floor_bytes)}")
@@ -117,30 +117,30 @@ def print_forecast(found: Forecast) -> None:
         ("step, as planned", f"{format_time(found.planned_time_ns)} ({_share(plan.extra_time_ns, plan.step_time_ns)})"),
         ("lower bound of the extra time", _share(plan.bound_time_ns, plan.step_time_ns)),
     ]
-    rows += [("largest batch", _largest_text(found))] if found.largest is not None else []
+    rows += [("largest batch", _max_batch_text(found))] if found.largest is not None else []
     print_table(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
     if found.message:
         print(f"note: {found.message}")
     if found.compared:
-        _print_policies(found)
+        _print_baselines(found)
     print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
 
 
-def _print_policies(found: Forecast) -> None:
+def _print_baselines(found: Forecast) -> None:
     step_ns = found.plan.step_time_ns
     rows = [
         (c.name, format_bytes(c.peak_bytes), _share(c.extra_time_ns, step_ns), _share(c.ours.extra_time_ns, step_ns),
          _share(c.ours.bound_time_ns, step_ns), f"{c.advantage:+.2%}")
         for c in found.compared
     ]  # fmt: skip
-    heads = ("policy", "region peak", "extra time", "ours within it", "lower bound", "ours faster by")
+    heads = ("baseline", "region peak", "extra time", "ours within it", "lower bound", "ours faster by")
     print_table("what people do today, on the same timeline", heads, rows)
     best = max(found.compared, key=lambda c: c.advantage)
     worst = min(found.compared, key=lambda c: c.advantage)
     print(f"largest advantage {best.advantage:+.2%} ({best.name}), smallest {worst.advantage:+.2%} ({worst.name})")
 
 
-def _largest_text(found: Forecast) -> str:
+def _max_batch_text(found: Forecast) -> str:
     largest = found.largest
     if largest is None or largest.batch is None:
         return f"not known: {largest.why}" if largest is not None else ""

@@ -1,4 +1,4 @@
-"""What people do today, as saved sets of one planning problem: beside them stands what a plan gains.
+"""Baselines: what people do today, as saved sets of one planning problem, each compared with the plan at its peak.
 
 Nothing recomputed; ``torch.utils.checkpoint`` around every layer, or every eighth one; selective checkpointing of every layer
 that saves products; torch's own chooser (``activation_memory_budget``) at five budgets.  All run on the same timeline under the
@@ -25,7 +25,7 @@ TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
 """Budgets of torch's chooser; the first one is its default."""
 
 EVERY = 8
-"""Which layers are checkpointed where not all are: the first of so many."""
+"""Every how many layers one is checkpointed, where not all are."""
 
 HEAVY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
 LEAST_HEAVY = 2
@@ -34,11 +34,11 @@ _ENTRY = re.compile(r"^(.*?)\.?(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One policy beside the plan at its peak.
+class Baseline:
+    """One baseline and the plan at its peak.
 
     Attributes:
-        name: The policy.
+        name: What is saved, in words.
         peak_bytes: Its region peak.
         extra_time_ns: Its time beyond the fastest plan of any size.
         ours: The plan within that peak.
@@ -51,34 +51,34 @@ class Compared:
 
     @property
     def advantage_ns(self) -> int:
-        """How much faster ours is; negative where it is slower."""
+        """Nanoseconds by which the plan is faster; negative where it is slower."""
         return self.extra_time_ns - self.ours.extra_time_ns
 
     @property
     def advantage(self) -> float:
-        """The same as a part of the policy's step."""
+        """The same as a fraction of the baseline's step."""
         return self.advantage_ns / max(1, self.ours.step_time_ns + self.extra_time_ns)
 
 
-def compare(planner: Planner, policies: Mapping[str, Bools]) -> list[Compared]:
-    """Every policy with the plan at its peak, from the highest peak to the lowest.
+def compare(planner: Planner, baselines: Mapping[str, Bools]) -> list[Baseline]:
+    """Every baseline with the plan at its peak, from the highest peak to the lowest.
 
-    The planner stops within 1.5 % of the bound; where the policy's own saved set is faster than that, it is the plan.
+    The planner stops within 1.5 % of the bound; where the baseline's own saved set is faster than that, it is the plan.
     """
-    masks = np.stack([mask | planner.pinned for mask in policies.values()], axis=1)
+    masks = np.stack([mask | planner.pinned for mask in baselines.values()], axis=1)
     batch = planner.simulator.run(masks)
     found = []
-    for k, name in enumerate(policies):
+    for k, name in enumerate(baselines):
         peak_bytes, extra_ns = int(batch.peak[k]), int(batch.time_ns[k]) - planner.fastest_time_ns
         ours = planner.within(peak_bytes)
         if ours.extra_time_ns > extra_ns:
             ours = planner.plan_of(masks[:, k], peak_bytes)
-        found.append(Compared(name, peak_bytes, extra_ns, ours))
+        found.append(Baseline(name, peak_bytes, extra_ns, ours))
     return sorted(found, key=lambda c: -c.peak_bytes)
 
 
-def by_hand(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
-    """The policies that people write into their models; those of layers only where the model has layers."""
+def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
+    """The checkpointing that people write into their models; that of layers only where the model has layers."""
     kinds = {node.name: _kind(node) for node in graph.nodes if node.op == "call_function"}
     layers = layers_of(problem, kinds)
     keepable = np.array([v.is_saveable and v.in_forward for v in problem.values], dtype=bool)
@@ -99,8 +99,8 @@ def by_hand(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
     return found
 
 
-def by_torch(joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
-    """What torch's chooser saves; to be asked while the tensors are on a CPU, because it runs operators on them."""
+def chosen_by_torch(joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
+    """What torch's chooser saves.  Call it while the tensors are on a CPU: it runs operators on them."""
     names = ["torch's chooser, default" if b == 1 else f"torch's chooser, budget {b:g}" for b in TORCH_BUDGETS]
     return {name: joint_graph.torch_choice(joint, b) for name, b in zip(names, TORCH_BUDGETS, strict=True)}
 

@@ -1,7 +1,7 @@
-"""How a planning problem grows with the batch: two traces give it at every batch.
+"""Batch scaling: a planning problem at every batch size, from traces at two.
 
-The batch is one factor of a tensor's size or none, so bytes are a constant plus a multiple of the batch, exactly.  A time is the
-longer of two such sums (`roofline`), so between and beyond the two batches it is an approximation.
+The batch is a factor of a tensor's size or it is not, so bytes are exactly affine in the batch.  A time is the longer of two
+such sums (`roofline`), so times at other batches are approximations.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from compile_remat.passes import Problem, Value
-from compile_remat.passes import Step as BackwardStep
+from compile_remat.passes import Problem, Step, Value
 
 BYTES = ("nbytes", "transient_bytes", "workspace_bytes", "held_bytes")
-Node = TypeVar("Node", Value, BackwardStep)
+Node = TypeVar("Node", Value, Step)
 
 TIMES = ("time_ns", "save_time_ns")
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedStep:
     """A traced step as a planning problem, and the bytes of the model's inputs."""
 
     problem: Problem
@@ -27,24 +26,24 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Growth:
-    """One model's step at two batches.
+class BatchScaling:
+    """One model's traced step at two batches, scaled to any other.
 
     Attributes:
         batches: The two, the first one below the second.
-        steps: The step at each; alike but for sizes and prices.
+        steps: The step at each; equal but for sizes and prices.
     """
 
     batches: tuple[int, int]
-    steps: tuple[Step, Step]
+    steps: tuple[TracedStep, TracedStep]
 
     @property
     def is_one_graph(self) -> bool:
-        """Whether the two are the same graph; else nothing below holds."""
+        """Whether both batches gave the same graph; the methods below require it."""
         return are_alike(self.steps[0].problem, self.steps[1].problem)
 
     def at(self, batch: int) -> Problem:
-        """The step at any batch."""
+        """The planning problem at `batch`."""
         first, second = (step.problem for step in self.steps)
         values = [self._between(a, b, batch) for a, b in zip(first.values, second.values, strict=True)]
         steps = [self._between(a, b, batch) for a, b in zip(first.steps, second.steps, strict=True)]
@@ -52,7 +51,7 @@ class Growth:
         return replace(first, values=tuple(values), steps=tuple(steps), step_time_ns=time_ns)
 
     def input_bytes_at(self, batch: int) -> int:
-        """Bytes of the inputs."""
+        """Bytes of the model's inputs at `batch`."""
         return self._line(self.steps[0].input_bytes, self.steps[1].input_bytes, batch)
 
     def _between(self, first: Node, second: Node, batch: int) -> Node:

@@ -80,7 +80,7 @@ def trace(builder: Builder, device: Device) -> Traced:
     return Traced(joint, *_bytes_of(model, inputs))
 
 
-def weigh(builder: Builder) -> tuple[int, int, int]:
+def bytes_of_model(builder: Builder) -> tuple[int, int, int]:
     """Bytes of a model's parameters and buffers, of the trainable ones, and of its inputs."""
     return _bytes_of(*built(builder))
 

@@ -1,4 +1,4 @@
-"""What training a model on a device would come to, worked out without the device: memory, time, and the largest batch."""
+"""Forecast of training on a device that is not there: memory, time, plan, and the largest batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import Device, load_device, make_cost_model
-from compile_remat.forecast.baselines import Compared, by_hand, by_torch, compare, mask_of
-from compile_remat.forecast.batch_scaling import Step
+from compile_remat.forecast.baselines import Baseline, chosen_by_torch, compare, hand_written, mask_of
+from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import Traced, trace, weigh
-from compile_remat.forecast.max_batch import LargestBatch, hopeless, largest_batch
+from compile_remat.forecast.fake_trace import Traced, bytes_of_model, trace
+from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import Plan, Planner, build_problem
 from compile_remat.planning.budget_source import Asked, bytes_of
@@ -64,9 +64,9 @@ class Forecast:
         limit_bytes: Capacity less the reserve; None where the device has no known capacity.
         plan: The plan within the budget.
         floor_bytes: The lowest reachable region peak.
-        message: What went otherwise than asked.
-        compared: Policies of today beside it, where asked for.
-        seconds: What working all this out took.
+        message: How the plan differs from what was asked.
+        compared: Baselines, where asked for.
+        seconds: Wall time of the forecast.
     """
 
     model: str
@@ -82,13 +82,13 @@ class Forecast:
     plan: Plan
     floor_bytes: int
     message: str = ""
-    largest: LargestBatch | None = None
-    compared: tuple[Compared, ...] = ()
+    largest: MaxBatch | None = None
+    compared: tuple[Baseline, ...] = ()
     seconds: float = 0.0
 
     @property
     def total_bytes(self) -> int:
-        """What lies on the device at the step's peak; gradients are in the region peak."""
+        """Bytes on the device at the step's peak; gradients are part of the region peak."""
         return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.plan.peak_bytes
 
     @property
@@ -102,7 +102,7 @@ class Forecast:
         return self.plan.step_time_ns + self.plan.extra_time_ns
 
     def to_json(self) -> str:
-        """All figures, with the plan and the policies."""
+        """All figures, with the plan and the baselines."""
         data = asdict(self)
         data["plan"] = json.loads(self.plan.to_json())
         data["compared"] = [{**asdict(c), "ours": json.loads(c.ours.to_json())} for c in self.compared]
@@ -116,16 +116,16 @@ def forecast(
     builder: Builder,
     target: Target,
     *,
-    with_policies: bool = False,
-    with_largest: bool = True,
+    with_baselines: bool = False,
+    with_max_batch: bool = True,
     in_parallel: bool = False,
 ) -> Forecast:
     """Trace, plan and, where asked, compare and look for the largest batch.  Allocates nothing, runs nothing.
 
     Args:
-        with_policies: Also evaluate what people do today, see `policies`.
-        with_largest: Also look for the largest batch that fits; needs a second trace.
-        in_parallel: Make that in a second process; the builder must then be a name, and the main module importable.
+        with_baselines: Also evaluate what people do today, see `baselines`.
+        with_max_batch: Also look for the largest batch that fits; needs a second trace.
+        in_parallel: Trace it in a second process; the builder must then be a name, and the main module importable.
 
     Raises:
         BudgetError: The budget was given, and no plan fits it.
@@ -134,35 +134,37 @@ def forecast(
     start = time.perf_counter()
     device, batch = target.figures(), builder.sizes().get("batch")
     limit = target.limit_bytes
-    parameter_bytes, trainable_bytes, input_bytes = weigh(builder)
+    parameter_bytes, trainable_bytes, input_bytes = bytes_of_model(builder)
     state_bytes = target.optimizer.of(trainable_bytes)
     fixed_bytes = parameter_bytes + state_bytes
-    search = with_largest and batch is not None and limit is not None
-    largest = hopeless(fixed_bytes + trainable_bytes, limit) if search else None
+    search = with_max_batch and batch is not None and limit is not None
+    largest = nothing_fits(fixed_bytes + trainable_bytes, limit) if search else None
     with ExitStack() as stack:
-        later = _later(stack, in_parallel)
-        grown = later(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
+        submit = _executor(stack, in_parallel)
+        grown = (
+            submit(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
+        )
         traced = trace(builder, device)
-        chosen_by_torch = by_torch(traced.joint) if with_policies or target.budget.kind == "max" else {}
+        torch_sets = chosen_by_torch(traced.joint) if with_baselines or target.budget.kind == "max" else {}
         step = _step(traced, target)
-        references = {name: _indices(traced, target, nodes) for name, nodes in chosen_by_torch.items()}
+        references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
         problem = replace(step.problem, reference=next(iter(references.values()), ()))
         planner = Planner(problem, target.time_limit)
         asked = _asked(target, limit, fixed_bytes + input_bytes)
         with explaining(planner):
             choice = noted(choose(planner, asked), planner)
         lowest = planner.lowest()
-        compared: list[Compared] = []
-        if with_policies:
-            masks = by_hand(problem, traced.joint.module.graph)
+        compared: list[Baseline] = []
+        if with_baselines:
+            masks = hand_written(problem, traced.joint.module.graph)
             masks |= {name: mask_of(problem, indices) for name, indices in references.items()}
             compared = compare(planner, masks)
         if grown is not None and batch is not None and limit is not None:
 
-            def again(b: int) -> Step:
+            def again(b: int) -> TracedStep:
                 return step_of(replace(builder, batch=b), target)
 
-            largest = largest_batch(batch, (step, grown.result()), again, planner, fixed_bytes, limit)
+            largest = find_max_batch(batch, (step, grown.result()), again, planner, fixed_bytes, limit)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
@@ -183,17 +185,17 @@ def forecast(
     )
 
 
-def step_of(builder: Builder, target: Target) -> Step:
+def step_of(builder: Builder, target: Target) -> TracedStep:
     """Trace a step and make it a planning problem."""
     return _step(trace(builder, target.figures()), target)
 
 
-def _step(traced: Traced, target: Target) -> Step:
+def _step(traced: Traced, target: Target) -> TracedStep:
     device = target.figures()
     traced.place(device)
     workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
     problem = build_problem(traced.joint, cost=make_cost_model(target.cost_model, device), workspace=workspace)
-    return Step(problem, traced.input_bytes)
+    return TracedStep(problem, traced.input_bytes)
 
 
 def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...]:
@@ -220,16 +222,16 @@ def _asked(target: Target, limit_bytes: int | None, others_bytes: int) -> Asked:
 # -- a second process -----------------------------------------------------------------------------------------------------
 
 
-def _later(stack: ExitStack, in_parallel: bool) -> Callable[..., Future[Step]]:
-    """Runs a function in another process, or at once."""
+def _executor(stack: ExitStack, in_parallel: bool) -> Callable[..., Future[TracedStep]]:
+    """Submit a function to another process, or run it now."""
     if in_parallel:
         executor: Executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
         stack.callback(executor.shutdown, wait=False, cancel_futures=True)
         return executor.submit
-    return _at_once
+    return _run_now
 
 
-def _at_once(function: Callable[..., Step], *args: Any) -> Future[Step]:
-    done: Future[Step] = Future()
+def _run_now(function: Callable[..., TracedStep], *args: Any) -> Future[TracedStep]:
+    done: Future[TracedStep] = Future()
     done.set_result(function(*args))
     return done

@@ -13,8 +13,8 @@ from compile_remat import api
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import load_device
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
-from compile_remat.forecast.baselines import _entry_of, by_hand, layers_of
-from compile_remat.forecast.batch_scaling import Growth, are_alike
+from compile_remat.forecast.baselines import _entry_of, hand_written, layers_of
+from compile_remat.forecast.batch_scaling import BatchScaling, are_alike
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import trace
 from compile_remat.forecast.forecasting import Forecast, Target, forecast, step_of
@@ -32,7 +32,7 @@ def llama(batch: int = 2) -> Builder:
 
 @pytest.fixture(scope="module")
 def found() -> Forecast:
-    return forecast(llama(), replace(H100, budget=MemoryBudget.parse(0.7)), with_policies=True)
+    return forecast(llama(), replace(H100, budget=MemoryBudget.parse(0.7)), with_baselines=True)
 
 
 def test_the_sum_is_what_lies_on_the_device(found: Forecast) -> None:
@@ -53,7 +53,7 @@ def test_the_plan_is_within_the_budget_and_above_the_floor(found: Forecast) -> N
 def test_a_search_that_ended_at_its_limit_of_work_is_said() -> None:
     target = replace(H100, budget=MemoryBudget.parse(0.6), time_limit=1e-9)
     with pytest.warns(PlannerWarning, match="ended at its limit of work"):
-        limited = forecast(llama(), target, with_largest=False)
+        limited = forecast(llama(), target, with_max_batch=False)
     assert "a larger one may find a faster plan" in limited.message and limited.plan.gap > 0.015
 
 
@@ -95,20 +95,20 @@ def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
 
 def test_a_problem_at_another_batch_is_what_a_trace_gives() -> None:
     steps = [step_of(llama(b), H100) for b in (2, 4, 7)]
-    growth = Growth((2, 4), (steps[0], steps[1]))
-    grown, real = growth.at(7), steps[2].problem
+    scaling = BatchScaling((2, 4), (steps[0], steps[1]))
+    grown, real = scaling.at(7), steps[2].problem
     assert are_alike(grown, real) and not are_alike(replace(real, values=real.values[1:]), real)
     for name in ("nbytes", "transient_bytes", "workspace_bytes"):
         assert [getattr(v, name) for v in grown.values] == [getattr(v, name) for v in real.values]
         assert [getattr(s, name) for s in grown.steps] == [getattr(s, name) for s in real.steps]
-    assert growth.input_bytes_at(7) == steps[2].input_bytes
+    assert scaling.input_bytes_at(7) == steps[2].input_bytes
     assert grown.step_time_ns == pytest.approx(real.step_time_ns, rel=0.05)
 
 
-# -- policies -----------------------------------------------------------------------------------------------------------
+# -- baselines ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_policy_has_a_plan_at_its_peak(found: Forecast) -> None:
+def test_every_baseline_has_a_plan_at_its_peak(found: Forecast) -> None:
     assert found.message == ""
     names = {c.name for c in found.compared}
     assert {"nothing recomputed", "every layer checkpointed", "selective checkpoint, products saved"} <= names
@@ -139,7 +139,7 @@ def test_a_checkpointed_layer_keeps_what_others_read() -> None:
     traced = trace(llama(), load_device("h100-sxm"))
     problem = step_of(llama(), H100).problem
     graph = traced.joint.module.graph
-    masks = by_hand(problem, graph)
+    masks = hand_written(problem, graph)
     every, saved = masks["every layer checkpointed"], masks["nothing recomputed"]
     layers = layers_of(problem, {v.name: "matmul" for v in problem.values if v.kernel == "extern"})  # type: ignore[misc]
     assert {layer for layer in layers if layer} == {"layers.0", "layers.1"}
@@ -170,7 +170,7 @@ def test_the_call_for_people_takes_names(found: Forecast) -> None:
 
 def test_a_budget_below_the_floor_is_an_error() -> None:
     with pytest.raises(BudgetError):
-        forecast(llama(), replace(H100, budget=MemoryBudget("bytes", 100_000)), with_largest=False)
+        forecast(llama(), replace(H100, budget=MemoryBudget("bytes", 100_000)), with_max_batch=False)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_without_a_capacity_the_fastest_plan_is_taken() -> None:
 @pytest.mark.parametrize("name", ["llama", "llama_with_dropout", "attention_of_odd_heads", "convolution"])
 def test_saved_bytes_are_those_of_a_trace_on_a_gpu(name: str) -> None:
     builder = Builder(f"{OURS}:{name}", dtype="bf16")
-    planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_largest=False).plan
+    planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_max_batch=False).plan
     torch.set_default_dtype(torch.bfloat16)
     try:
         model, inputs = builder.build()
