@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compile_remat.public import *  # noqa: F403
+    from compile_remat.api import *  # noqa: F403
 
 # In a checkout, `passes` and `cost_models` lie beside this folder: let `compile_remat.passes` find them there.
 _ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +23,6 @@ if not TYPE_CHECKING:  # a type checker would let any name pass
         """Import the public names when one is first used: `compile-remat --help` need not wait for torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from compile_remat import public
+        from compile_remat import api
 
-        return getattr(public, name)
+        return getattr(api, name)

@@ -1,4 +1,7 @@
-"""Calls for people: look at a plan before training with it, and give Inductor itself our partitioner."""
+"""The public interface: look at a plan before training with it, or give Inductor itself our partitioner.
+
+`compile_remat` takes all its public names from here when one is first used, so that `import compile_remat` is instant.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,31 @@ from compile_remat._torch import joint_graph
 from compile_remat._torch.version import version_problem
 from compile_remat.compilation.driver import STRICT_OPTIONS
 from compile_remat.config import RematConfig
-from compile_remat.errors import CheckWarning, ConfigError, PlannerWarning, RematError, find_error
+from compile_remat.errors import (
+    BudgetError,
+    CheckError,
+    CheckWarning,
+    ConfigError,
+    DeviceError,
+    PlanMismatchError,
+    PlannerWarning,
+    RematError,
+    SettingWarning,
+    SharedBudgetError,
+    TagConflictError,
+    find_error,
+)
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan, Planner, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
+from compile_remat.planning.joint_split import partition
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import place_of, priced, settings_for
-from compile_remat.report import Report, write_to
+from compile_remat.report import Report, reports, reset_reports, write_to
+from compile_remat.runtime.peak_monitor import MeasuredStep, measured_step
 
 
 def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
@@ -164,4 +182,28 @@ def uninstall() -> None:
     write_to(None)
 
 
-__all__ = ["explain", "frontier", "install", "pareto", "plan", "uninstall"]
+__all__ = [
+    "BudgetError",
+    "CheckError",
+    "CheckWarning",
+    "ConfigError",
+    "DeviceError",
+    "MeasuredStep",
+    "PlanMismatchError",
+    "PlannerWarning",
+    "RematConfig",
+    "RematError",
+    "Report",
+    "SettingWarning",
+    "SharedBudgetError",
+    "TagConflictError",
+    "explain",
+    "install",
+    "measured_step",
+    "pareto",
+    "partition",
+    "plan",
+    "reports",
+    "reset_reports",
+    "uninstall",
+]
