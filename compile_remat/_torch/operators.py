@@ -21,3 +21,14 @@ def namespace_of(node: fx.Node) -> str | None:
     """The library of the node's operator, such as ``aten``; None for a Python function."""
     target: Any = node.target
     return str(target.namespace) if isinstance(target, OpOverload) else None
+
+
+_TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")
+"""Parts of the names of libraries whose operators wait for other processes."""
+
+
+def can_run_alone(target: object) -> bool:
+    """Whether a node's target is an operator that writes into nothing and waits for no other process."""
+    if not isinstance(target, OpOverload):
+        return False
+    return not is_mutable(target) and not any(part in target.namespace for part in _TALKS)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -74,24 +73,3 @@ def guards_of(inputs: Sequence[Any]) -> int:
     """How many facts about symbolic sizes were assumed so far; what is assumed later, Dynamo does not check."""
     mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
     return 0 if mode is None or mode.shape_env is None else len(mode.shape_env.guards)
-
-
-@dataclass(frozen=True)
-class Ambient:
-    """The state of torch that a graph is traced under, beside what is in the graph: autocast, by kind of device."""
-
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
-
-    @classmethod
-    def now(cls) -> Ambient:
-        """As it is in this thread."""
-        kinds = ("cpu", "cuda")
-        return cls(tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds))
-
-    def enter(self, stack: ExitStack) -> None:
-        """Make it so until `stack` ends; gradients are on, and no compilation is under way."""
-        for kind, enabled, dtype in self.autocast:
-            if enabled != torch.is_autocast_enabled(kind) or enabled:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(tracing(None))

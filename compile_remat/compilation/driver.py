@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import fx
 
 from compile_remat._torch import inductor_options
+from compile_remat._torch.ambient import Ambient
 from compile_remat._torch.autograd_node import written_inputs
-from compile_remat._torch.tensor_arguments import Ambient, guards_of, traced_inputs
+from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
 from compile_remat._util.units import format_bytes
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak

@@ -1,1 +1,1 @@
-"""What this machine's memory says: free bytes, measured peaks and step times.  Plans nothing and compiles nothing."""
+"""What this machine says: free bytes, measured peaks, and the ranks that train together.  Plans and compiles nothing."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from compile_remat._torch.distributed import num_ranks
+from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import CLOCK, WORK, Planner, Problem, limit_seconds
 from compile_remat.planning.request import ChosenPlan, Resume

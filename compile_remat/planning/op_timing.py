@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from compile_remat._torch import cache_key_text, joint_graph
-from compile_remat._torch.distributed import num_ranks
 from compile_remat._util.progress import progress_bar
 from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
+from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import warn
 from compile_remat.inductor.peek import look_at_joint_graph
 

@@ -11,7 +11,6 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import (
@@ -26,6 +25,7 @@ from compile_remat.cost_models import (
     tf32_kinds,
 )
 from compile_remat.device import free_memory
+from compile_remat.device.ranks import smallest_of_all_ranks
 from compile_remat.errors import ConfigError, RematError
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.planning import op_timing

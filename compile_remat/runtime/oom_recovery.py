@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from compile_remat._torch.ambient import read_random_state, write_random_state
 from compile_remat._torch.autograd_node import (
     Backward,
     can_be_differentiated,
@@ -28,7 +29,6 @@ from compile_remat._torch.autograd_node import (
     sequence_number,
     written_by,
 )
-from compile_remat._torch.random_state import read_random_state, write_random_state
 from compile_remat._torch.tensor_arguments import is_plain_tensor
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from compile_remat._torch import sizes, tensor_arguments
-from compile_remat._torch.random_state import read_random_state
+from compile_remat._torch.ambient import read_random_state
 
 Key = tuple[str, int | str]
 Observed = dict[Key, Any]

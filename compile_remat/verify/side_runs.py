@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch.random_state import read_random_state, write_random_state
+from compile_remat._torch.ambient import read_random_state, write_random_state
 from compile_remat._util.units import format_bytes
 from compile_remat.device import free_memory
 from compile_remat.verify.no_recompute import NoRecomputePartitioner

@@ -11,12 +11,12 @@ import torch
 
 import compile_remat
 from compile_remat import ConfigError
-from compile_remat._torch.distributed import smallest_of_all_ranks
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig
 from compile_remat.device import free_memory
 from compile_remat.device.free_memory import Free, auto_budget_bytes, trainable_bytes
+from compile_remat.device.ranks import smallest_of_all_ranks
 from compile_remat.planning.settings import settings_for
 
 GIB = 1 << 30
@@ -146,7 +146,7 @@ def test_what_is_no_capacity(raw: object) -> None:
 
 RANK = """
 import sys, torch
-from compile_remat._torch.distributed import smallest_of_all_ranks
+from compile_remat.device.ranks import smallest_of_all_ranks
 torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 print(smallest_of_all_ranks([700, 500][int(sys.argv[2])], torch.device("cpu")))
 torch.distributed.destroy_process_group()

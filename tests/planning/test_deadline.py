@@ -16,8 +16,8 @@ from torch._dynamo.utils import counters
 
 import compile_remat
 from compile_remat import api
-from compile_remat._torch.distributed import num_ranks
 from compile_remat.backend import remat
+from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline

@@ -1,0 +1,63 @@
+"""The state of torch around a call: random generators, autocast, dispatch modes and the tracing context.
+
+Private names of torch, 2.11 to 2.15: ``torch._guards.tracing`` and ``torch.utils._python_dispatch._disable_current_modes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch._guards import tracing
+
+from compile_remat._torch.version import private_name
+
+disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_current_modes")
+
+
+@dataclass(frozen=True)
+class Ambient:
+    """The state of torch that a graph is traced under, beside what is in the graph: autocast, by kind of device."""
+
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+
+    @classmethod
+    def now(cls) -> Ambient:
+        """As it is in this thread."""
+        kinds = ("cpu", "cuda")
+        return cls(tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds))
+
+    def enter(self, stack: ExitStack) -> None:
+        """Make it so until `stack` ends; gradients are on, and no compilation is under way."""
+        for kind, enabled, dtype in self.autocast:
+            if enabled != torch.is_autocast_enabled(kind) or enabled:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(tracing(None))
+
+
+@contextmanager
+def plainly(device: torch.device) -> Iterator[None]:
+    """Run without gradients, without autocast, and outside of the dispatch modes of a trace or compilation under way."""
+    with ExitStack() as stack:
+        stack.enter_context(disable_current_modes())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.autocast(device.type, enabled=False))
+        yield
+
+
+def read_random_state(devices: Sequence[torch.device]) -> dict[str, torch.Tensor]:
+    """The state of the CPU's generator and of each device's."""
+    states = {"cpu": torch.get_rng_state()}
+    return states | {str(d): torch.get_device_module(d).get_rng_state(d) for d in devices}
+
+
+def write_random_state(states: dict[str, torch.Tensor]) -> None:
+    """Put back what `read_random_state` gave."""
+    for place, state in states.items():
+        if place == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(torch.device(place)).set_rng_state(state, torch.device(place))
