@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
 from compile_remat.compilation.driver import STRICT_OPTIONS
 from compile_remat.config import RematConfig
@@ -45,7 +46,10 @@ from compile_remat.runtime.peak_monitor import MeasuredStep, measured_step
 
 
 def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
-    """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled."""
+    """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled.
+
+    What `torch.compile` keeps for the user stays: compiled graphs, counts of recompilations, sizes seen.
+    """
     config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
     if problem := version_problem():
         raise RematError(f"{problem}: nothing can be planned with this torch.")
@@ -68,11 +72,7 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
             failed.append(ours)
         return gm.forward
 
-    torch.compiler.reset()
-    try:
-        torch.compile(model, backend=backend)(*inputs)
-    finally:
-        torch.compiler.reset()
+    trace_isolated(model, backend, inputs)
     if failed:
         raise failed[0]
     return seen

@@ -1,0 +1,101 @@
+"""Trace one call with Dynamo and leave what it keeps for the user as it was.  Private names, same in 2.11, 2.13 and 2.15.
+
+Dynamo keeps compiled graphs with the code object that it traced, counts them against ``recompile_limit``, and remembers the sizes
+that it saw there (``torch._dynamo.pgo``).  So the outermost frame is traced on a copy of its code object, whose graphs are dropped
+afterwards, and the sizes are put back.  Frames below it are traced on their own only after a graph break: from torch 2.13 on these
+count apart (``isolate_recompiles``); in 2.11 and 2.12 they count as compilations of the functions that break.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from compile_remat._torch.version import private_name
+
+get_code_state = private_name("torch._dynamo.pgo", "get_code_state")
+reset_code = private_name("torch._dynamo.eval_frame", "reset_code")
+trace_rules_check = private_name("torch._dynamo.trace_rules", "check")
+
+
+def trace_isolated(function: Callable[..., Any], backend: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """What ``torch.compile(function, backend=backend)(*inputs)`` returns, as if nothing had been compiled before or after it."""
+    keywords: dict[str, Any] = {}
+    if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
+        keywords["isolate_recompiles"] = True
+    twin, code = _twin(function)
+    try:
+        with _own_sizes():
+            return torch.compile(twin, backend=backend, **keywords)(*inputs)
+    finally:
+        if code is not None:  # with its graphs it is a cycle that no garbage collection sees
+            reset_code(code)
+
+
+@contextmanager
+def _own_sizes() -> Iterator[None]:
+    """No sizes are known inside, and none seen inside are known afterwards: they make Dynamo take a size as dynamic."""
+    state = get_code_state()
+    saved = dict(state)
+    state.clear()
+    try:
+        yield
+    finally:
+        state.clear()
+        state.update(saved)
+
+
+def _twin(function: Callable[..., Any]) -> tuple[Callable[..., Any], CodeType | None]:
+    """The same function, or module with the same tensors, whose outermost code object no one else has; and that code object.
+
+    The code object is None where `function` has none in Python: it is returned as it is.
+    """
+    if isinstance(function, nn.Module):
+        return _twin_of_module(function)
+    if isinstance(function, MethodType) and isinstance(function.__func__, FunctionType):
+        fresh = _fresh(function.__func__)
+        return MethodType(fresh, function.__self__), fresh.__code__
+    if isinstance(function, FunctionType):
+        fresh = _fresh(function)
+        return fresh, fresh.__code__
+    return function, None
+
+
+def _twin_of_module(module: nn.Module) -> tuple[Callable[..., Any], CodeType | None]:
+    """Hooks run outside of the traced frame, which is that of `forward`, as under ``torch.compile(module)``.
+
+    Dynamo traces no frame of torch's own modules: there, as in ``torch.compile``, a function that calls the module is traced.
+    """
+    forward = module.forward
+    if not isinstance(forward, MethodType) or not isinstance(forward.__func__, FunctionType):
+        return module, None
+    if trace_rules_check(forward):
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return module(*args, **kwargs)
+
+        return _twin(call)
+    twin, fresh = object.__new__(type(module)), _fresh(forward.__func__)
+    twin.__dict__.update(module.__dict__)  # parameters, buffers, submodules and hooks are the module's own
+    twin.__dict__["forward"] = MethodType(fresh, twin)
+    return twin, fresh.__code__
+
+
+def _fresh(function: FunctionType) -> FunctionType:
+    copy = FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__dict__.update(function.__dict__)
+    copy.__qualname__, copy.__module__ = function.__qualname__, function.__module__
+    return copy
