@@ -168,6 +168,11 @@ def reset_reports() -> None:
     _REPORTS.clear()
 
 
+def joined(*messages: str) -> str:
+    """Messages of a report as one; empty ones are left out."""
+    return "; ".join(filter(None, messages))
+
+
 def record(report: Report) -> None:
     """Keep a report: under `recording` with the others of the compilation, else at once."""
     recorded = _RECORDED.get()

@@ -28,7 +28,7 @@ from compile_remat.inductor.entry import (
 )
 from compile_remat.inductor.observe import Observer
 from compile_remat.passes import Status
-from compile_remat.planning.deadline import StoppedByClock
+from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.request import FitBelow, Resume
 from compile_remat.report import Report, record, recording, write
 from compile_remat.runtime.oom_recovery import CannotRetry, Lower
@@ -108,7 +108,7 @@ class Compilation:
             with recording():  # what a try that ends early recorded is dropped
                 return enter(partitioner, observer), partitioner
         except Exception as error:
-            found = find_error(error, StoppedByClock)
+            found = find_error(error, DeadlineReached)
             if found is None:
                 raise
             resume = found.resume

@@ -16,7 +16,7 @@ from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_ru
 from compile_remat.passes import Status
 from compile_remat.planning.request import Request, target_bytes_of
 from compile_remat.planning.settings import Settings
-from compile_remat.report import Report
+from compile_remat.report import Report, joined
 
 LOG = logging.getLogger("compile_remat")
 
@@ -138,7 +138,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         if target_bytes is None:
             return list(reports)
         text = f"planned for {format_bytes(target_bytes)}, as Inductor's code for the budget needed more than it"
-        return [_noted(report, text) for report in reports]
+        return [replace(report, message=joined(report.message, text)) for report in reports]
     report = reports[0]
     assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
     if _is_lowest(report) and settings.is_given and not settings.from_auto:
@@ -146,7 +146,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest)
     text = f"Inductor's code needs {format_bytes(report.scheduled_peak_bytes)}, which is {format_bytes(excess_bytes)} too much"
     warn(text)
-    return [_noted(report, text)]
+    return [replace(report, message=joined(report.message, text))]
 
 
 def _excess_bytes(reports: Sequence[Report]) -> int:
@@ -159,7 +159,3 @@ def _excess_bytes(reports: Sequence[Report]) -> int:
 
 def _is_lowest(report: Report) -> bool:
     return report.plan is not None and report.floor_bytes is not None and report.plan.peak_bytes <= report.floor_bytes
-
-
-def _noted(report: Report, text: str) -> Report:
-    return replace(report, message=f"{report.message}; {text}" if report.message else text)

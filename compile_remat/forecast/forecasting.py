@@ -20,8 +20,8 @@ from compile_remat.forecast.fake_trace import Traced, bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.passes import Plan, Planner, build_problem
-from compile_remat.planning.budget_source import Asked, bytes_of
-from compile_remat.planning.deadline import explaining, noted
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
+from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.plan_policy import choose
 
 
@@ -150,9 +150,9 @@ def forecast(
         references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
         problem = replace(step.problem, reference=next(iter(references.values()), ()))
         planner = Planner(problem, target.time_limit)
-        asked = _asked(target, limit, fixed_bytes + input_bytes)
-        with explaining(planner):
-            choice = noted(choose(planner, asked), planner)
+        effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
+        with noting_early_end(planner):
+            choice = with_search_message(choose(planner, effective), planner)
         lowest = planner.lowest()
         compared: list[Baseline] = []
         if with_baselines:
@@ -176,7 +176,7 @@ def forecast(
         optimizer_bytes=state_bytes,
         input_bytes=input_bytes,
         limit_bytes=limit,
-        plan=replace(choice.plan, budget_bytes=bytes_of(planner, asked)),
+        plan=replace(choice.plan, budget_bytes=bytes_of(planner, effective)),
         floor_bytes=lowest.peak_bytes,
         message=choice.message,
         largest=largest,
@@ -207,14 +207,14 @@ def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...
 # -- what fits ----------------------------------------------------------------------------------------------------------
 
 
-def _asked(target: Target, limit_bytes: int | None, others_bytes: int) -> Asked:
+def _effective_budget(target: Target, limit_bytes: int | None, others_bytes: int) -> EffectiveBudget:
     """The budget in a form that the planner knows: `auto` is what is left beside everything else."""
     if target.budget.kind != "auto":
-        return Asked(target.budget)
+        return EffectiveBudget(target.budget)
     if limit_bytes is None:
-        return Asked(MemoryBudget("fraction", 1.0))
+        return EffectiveBudget(MemoryBudget("fraction", 1.0))
     left = max(1, limit_bytes - others_bytes)
-    return Asked(
+    return EffectiveBudget(
         MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"
     )
 

@@ -22,7 +22,7 @@ REGION_NAME = "torch.autograd.graph.region_activation_memory_budget"
 
 
 @dataclass(frozen=True)
-class Asked:
+class EffectiveBudget:
     """The budget that holds for one graph.
 
     Attributes:
@@ -35,7 +35,9 @@ class Asked:
     source: str = ""
 
 
-def asked_of(joint: joint_graph.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float) -> Asked:
+def effective_budget(
+    joint: joint_graph.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float
+) -> EffectiveBudget:
     """`budget` if the user gave one; else the ratio that the graph's regions or torch's own setting ask for, if any.
 
     A ratio of torch's becomes a fraction of the peak of the fastest plan, 0 becomes `min` and 1 `max`: torch means
@@ -50,15 +52,15 @@ def asked_of(joint: joint_graph.Joint, budget: MemoryBudget, *, is_given: bool, 
     if is_given:
         if annotated.any or ratio < 1:
             _warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
-        return Asked(budget, source="the memory that is free" if from_auto else "")
+        return EffectiveBudget(budget, source="the memory that is free" if from_auto else "")
     source = REGION_NAME if annotated.ratios else CONFIG_NAME
     ratio = _agreed(annotated, ratio)
     limit = int(budget.value or 0) if budget.kind == "bytes" else None
     if ratio == 0:
-        return Asked(MemoryBudget("min"))
+        return EffectiveBudget(MemoryBudget("min"))
     if ratio < 1:
-        return Asked(MemoryBudget("fraction", ratio), limit, f"{source} = {ratio:g}")
-    return Asked(budget, source="the memory that is free")
+        return EffectiveBudget(MemoryBudget("fraction", ratio), limit, f"{source} = {ratio:g}")
+    return EffectiveBudget(budget, source="the memory that is free")
 
 
 def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:
@@ -89,9 +91,9 @@ def _warn_ignored(budget: str, name: str) -> None:
     )
 
 
-def bytes_of(planner: Planner, asked: Asked) -> int | None:
+def bytes_of(planner: Planner, effective: EffectiveBudget) -> int | None:
     """The bytes that a plan has to fit; None where only speed or only memory counts."""
-    if asked.budget.kind == "fraction":
-        budget_bytes = int(float(asked.budget.value or 0) * planner.fastest().peak_bytes)
-        return min(budget_bytes, asked.limit_bytes or budget_bytes)
-    return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None
+    if effective.budget.kind == "fraction":
+        budget_bytes = int(float(effective.budget.value or 0) * planner.fastest().peak_bytes)
+        return min(budget_bytes, effective.limit_bytes or budget_bytes)
+    return int(effective.budget.value or 0) if effective.budget.kind == "bytes" else None

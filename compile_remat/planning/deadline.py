@@ -1,10 +1,10 @@
-"""Searches that ended before they were done: what is said of them, and what becomes of a plan that the clock cut short.
+"""The deadline of a search: when planning has taken too long, what is said then, and why such a plan is cached nowhere.
 
-The limit of a search is counted work, so that its plan is the same everywhere.  The clock is a safety net beside it, for a
-machine that does this work far too slowly.  What it leaves depends on the hour: such a plan runs, but is kept nowhere.  Torch's
-cache is asked before the partitioner runs, under a key that knows nothing of the clock; so where a plan would end up there, the
-partitioner raises `StoppedByClock`, and the graph is compiled once more, past the cache, with the plan that the exception carries.
-The commands have no clock: they keep nothing, and who waits for them can end them.
+A search is limited by counted work, so that its plan is the same on every machine.  The deadline is a safety net for a machine
+that does this work far too slowly.  The incumbent that it leaves depends on the load of the machine, so it must not be cached.
+But torch computes its cache key before it calls the partitioner, and offers no way to withdraw an entry afterwards: where the
+plan would be stored, the partitioner raises `DeadlineReached`, and the graph is compiled once more past the cache, under
+`Resume`.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import CLOCK, WORK, Planner, Problem, limit_seconds
 from compile_remat.planning.request import ChosenPlan, Resume
+from compile_remat.report import joined
 
 LEAST_SECONDS = 60.0
-"""No plan is cut short earlier: what the limit of a small graph comes to must not make its plan a matter of chance."""
+"""The earliest deadline: on a small graph a few seconds of load on the machine must not decide the plan."""
 
-TIMES = 10
-"""Several searches make a plan, each with its limit, and a busy machine does their work a few times slower; beyond that, something
-is wrong."""
+LIMITS = 10
+"""Work limits of one search until the deadline: a plan takes several searches, and a busy machine is a few times slower."""
 
 
 @dataclass(frozen=True)
-class Clock:
-    """Says when planning has taken too long.
+class Deadline:
+    """Whether planning has taken too long: called, it says so.
 
     Attributes:
-        begin_s: When it began.
-        limit_s: How long it may take.
+        begin_s: When planning began, in seconds of `time.monotonic`.
+        limit_s: How many seconds it may take.
     """
 
     begin_s: float
@@ -48,35 +48,35 @@ class Clock:
         return self.elapsed_s >= self.limit_s
 
 
-def clock_of(problem: Problem, work_seconds: float | None) -> Clock | None:
-    """The clock for a planner with this limit, made now; None where several ranks plan, which must come to the same plan."""
+def deadline_of(problem: Problem, work_seconds: float | None) -> Deadline | None:
+    """The deadline of a planner that begins now; None where several ranks plan, which must come to the same plan."""
     if num_ranks() > 1:
         return None
     nodes = len(problem.values) + len(problem.steps)
-    return Clock(monotonic(), max(LEAST_SECONDS, TIMES * limit_seconds(nodes, work_seconds)))
+    return Deadline(monotonic(), max(LEAST_SECONDS, LIMITS * limit_seconds(nodes, work_seconds)))
 
 
-class StoppedByClock(Exception):
-    """Carries the request to resume with out of torch, to whoever can compile without the cache."""
+class DeadlineReached(Exception):
+    """Carries the request to resume with through torch to the caller that compiles past the cache."""
 
     def __init__(self, resume: Resume) -> None:
         super().__init__(resume)
         self.resume = resume
 
 
-def noted(choice: ChosenPlan, planner: Planner) -> ChosenPlan:
+def with_search_message(choice: ChosenPlan, planner: Planner) -> ChosenPlan:
     """The choice with a message, and a warning, where a search for it ended early and another plan may be better."""
     text = _text(choice, planner)
     if not text:
         return choice
     warn(text)
-    return replace(choice, message=f"{choice.message}; {text}" if choice.message else text)
+    return replace(choice, message=joined(choice.message, text))
 
 
 def _text(choice: ChosenPlan, planner: Planner) -> str:
     is_over = planner.effort.is_over
     if CLOCK in planner.ends:
-        after = f" after {is_over.elapsed_s:.0f} s" if isinstance(is_over, Clock) else ""
+        after = f" after {is_over.elapsed_s:.0f} s" if isinstance(is_over, Deadline) else ""
         return f"planning was stopped by the clock{after}: the best plan so far runs, and is not cached"
     is_lowest = choice.floor_bytes is not None
     if WORK in planner.ends and (is_lowest or choice.plan.gap > planner.options.close_gap):
@@ -86,7 +86,7 @@ def _text(choice: ChosenPlan, planner: Planner) -> str:
 
 
 @contextmanager
-def explaining(planner: Planner) -> Iterator[None]:
+def noting_early_end(planner: Planner) -> Iterator[None]:
     """A `BudgetError` from inside gets a note where a search ended early: a plan that fits may exist after all."""
     try:
         yield

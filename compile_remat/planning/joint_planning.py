@@ -19,8 +19,8 @@ from compile_remat.passes import (
     build_problem,
     prepared,
 )
-from compile_remat.planning.budget_source import Asked, asked_of, bytes_of
-from compile_remat.planning.deadline import clock_of, explaining, noted
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
+from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
 from compile_remat.planning.plan_store import store_plan, stored_plan
 from compile_remat.planning.request import (
@@ -81,31 +81,31 @@ def plan_joint(
     )
     if not joint.has_backward:
         return None
-    asked = asked_of(
+    effective = effective_budget(
         joint,
         settings.budget,
         is_given=settings.is_given,
         from_auto=settings.from_auto,
         ratio=settings.torch_ratio,
     )
-    reference = joint_graph.torch_choice(joint) if asked.budget.kind == "max" else ()
+    reference = joint_graph.torch_choice(joint) if effective.budget.kind == "max" else ()
     problem, cost = priced_problem(joint, settings, reference)
-    clock = clock_of(problem, settings.time_limit) if has_deadline else None
-    planner = Planner(problem, settings.time_limit, clock)
+    deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
+    planner = Planner(problem, settings.time_limit, deadline)
     request_now = interrupted_by(request)
-    budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(planner, asked)
+    budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(planner, effective)
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
-    choice = _chosen(planner, request, asked, settings, budget_bytes)
-    plan = replace(choice.plan, budget_bytes=budget_bytes)
-    resume = Resume(request_now, problem.key(), choice) if CLOCK in planner.ends else None
+    chosen = _chosen(planner, request, effective, settings, budget_bytes)
+    plan = replace(chosen.plan, budget_bytes=budget_bytes)
+    resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
     if resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
         store_plan(plan, settings.plan_dir)
     seconds = time.perf_counter() - start
     report = Report(
-        plan.problem_key, str(asked.budget), plan.budget_bytes, plan, choice.floor_bytes, seconds, choice.message
+        plan.problem_key, str(effective.budget), plan.budget_bytes, plan, chosen.floor_bytes, seconds, chosen.message
     )
-    report = replace(report, offers=choice.offers, estimated_ops=problem.estimated)
+    report = replace(report, offers=chosen.offers, estimated_ops=problem.estimated)
     return Planned(joint, cost, problem, plan, report, resume)
 
 
@@ -122,22 +122,22 @@ def priced_problem(
 
 
 def _chosen(
-    planner: Planner, request: Request, asked: Asked, settings: Settings, budget_bytes: int | None
+    planner: Planner, request: Request, effective: EffectiveBudget, settings: Settings, budget_bytes: int | None
 ) -> ChosenPlan:
     """The plan that a request asks for; one that was searched for has a message where the search ended early."""
-    with explaining(planner):
+    with noting_early_end(planner):
         match request:
             case Resume():
                 return request.incumbent
             case Replay():
-                choice = replayed(planner, request)
+                chosen = replayed(planner, request)
             case SharedOption():
-                choice = choose_shared(planner, request, asked)
+                chosen = choose_shared(planner, request, effective)
             case FitBelow():
-                choice = choose_below(planner, asked, request.target_bytes)
+                chosen = choose_below(planner, effective, request.target_bytes)
             case Fit():
                 pinned = stored_plan(planner, settings.plan_dir, budget_bytes)
                 if pinned is not None:
                     return pinned
-                choice = choose(planner, asked)
-    return noted(choice, planner)
+                chosen = choose(planner, effective)
+    return with_search_message(chosen, planner)

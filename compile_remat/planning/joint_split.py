@@ -27,8 +27,8 @@ from compile_remat.passes import (
     prepared,
 )
 from compile_remat.planning import op_timing
-from compile_remat.planning.budget_source import Asked, bytes_of
-from compile_remat.planning.deadline import StoppedByClock
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
+from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.joint_planning import plan_joint, priced_problem
 from compile_remat.planning.request import (
     Fit,
@@ -62,7 +62,7 @@ def split(
         has_deadline: See `plan_joint`.
 
     Raises:
-        StoppedByClock: The clock stopped the planning, and torch would keep the plan.
+        DeadlineReached: The clock stopped the planning, and torch would keep the plan.
     """
     start = time.perf_counter()
     try:
@@ -76,9 +76,9 @@ def split(
         )
         if planned is not None:
             if is_cached and planned.resume is not None:
-                raise StoppedByClock(planned.resume)
+                raise DeadlineReached(planned.resume)
             modules = extract(planned.joint, planned.plan)
-    except (RematError, StoppedByClock):
+    except (RematError, DeadlineReached):
         raise
     except Exception as error:
         raise PlannerFailed(f"{type(error).__name__}: {error}") from error
@@ -131,7 +131,7 @@ def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Sett
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
         planner = Planner(priced_problem(joint, settings, saved)[0])
-        return replace(planner.torchs_own(bytes_of(planner, Asked(settings.budget))), status=Status.FALLBACK)
+        return replace(planner.torchs_own(bytes_of(planner, EffectiveBudget(settings.budget))), status=Status.FALLBACK)
     except Exception:
         LOG.info("the fallback has no predicted peak", exc_info=True)
         return None

@@ -27,11 +27,11 @@ from compile_remat.passes import (
     obeying,
     relaxations,
 )
-from compile_remat.planning.budget_source import Asked, bytes_of
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.request import ChosenPlan, Replay
 
 
-def choose(planner: Planner, asked: Asked) -> ChosenPlan:
+def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
     """The plan for the budget, with as many of the user's tags obeyed as it allows.
 
     `max` obeys what torch obeys: MUST_SAVE and both ways to ask for a recomputation, so that ``checkpoint`` costs and
@@ -41,12 +41,12 @@ def choose(planner: Planner, asked: Asked) -> ChosenPlan:
     Raises:
         BudgetError: No plan fits; a `TagConflictError` if one could without MUST_SAVE and MUST_RECOMPUTE.
     """
-    if asked.budget.kind == "max":
+    if effective.budget.kind == "max":
         problem = obeying(planner.problem, LIKE_TORCH)
         return ChosenPlan(keyed(planner.on(problem).reference(), planner))
-    if asked.budget.kind == "min":
+    if effective.budget.kind == "min":
         return _lowest(planner)
-    budget_bytes = bytes_of(planner, asked) or 0
+    budget_bytes = bytes_of(planner, effective) or 0
     missed: list[Plan] = []
     for planned, lapsed in planners(planner):
         plan = keyed(planned.within(budget_bytes), planner)
@@ -55,10 +55,10 @@ def choose(planner: Planner, asked: Asked) -> ChosenPlan:
         missed.append(plan)
     plan = min(missed, key=lambda p: p.peak_bytes)
     error = _conflict(planner, plan, budget_bytes)
-    if not asked.source:
+    if not effective.source:
         raise error
     message = (
-        f"{asked.source} allows {format_bytes(budget_bytes)}, which is less than the lowest reachable peak "
+        f"{effective.source} allows {format_bytes(budget_bytes)}, which is less than the lowest reachable peak "
         f"({format_bytes(plan.peak_bytes)}); this is the lowest plan"
     )
     if isinstance(error, TagConflictError):
@@ -75,13 +75,13 @@ def _lowest(planner: Planner) -> ChosenPlan:
     return ChosenPlan(plan, plan.peak_bytes, lapsed_text(lapsed))
 
 
-def choose_below(planner: Planner, asked: Asked, target_bytes: int) -> ChosenPlan:
+def choose_below(planner: Planner, effective: EffectiveBudget, target_bytes: int) -> ChosenPlan:
     """The fastest plan below a target, or the lowest plan where none is."""
     budget = MemoryBudget("bytes", max(target_bytes, 1))
     try:
-        return choose(planner, replace(asked, budget=budget, limit_bytes=None, source=""))
+        return choose(planner, replace(effective, budget=budget, limit_bytes=None, source=""))
     except BudgetError:
-        return choose(planner, replace(asked, budget=MemoryBudget("min"), limit_bytes=None))
+        return choose(planner, replace(effective, budget=MemoryBudget("min"), limit_bytes=None))
 
 
 def replayed(planner: Planner, request: Replay) -> ChosenPlan:

@@ -17,7 +17,7 @@ class ChosenPlan:
 
     Attributes:
         floor_bytes: The lowest reachable peak, where it was worked out.
-        message: What went otherwise than asked.
+        message: What went otherwise than effective.
         offers: The menu of other plans of this graph, for a later joint allocation.
     """
 

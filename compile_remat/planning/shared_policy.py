@@ -15,13 +15,14 @@ from compile_remat.passes import (
     Planner,
     offers,
 )
-from compile_remat.planning.budget_source import Asked
+from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 from compile_remat.planning.plan_policy import keyed, lapsed_text, planners
 from compile_remat.planning.request import ChosenPlan, SharedOption
+from compile_remat.report import joined
 
 
-def choose_shared(planner: Planner, request: SharedOption, asked: Asked) -> ChosenPlan:
+def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveBudget) -> ChosenPlan:
     """A plan option for a region that runs beside others, with the menu of all its options.
 
     Raises:
@@ -31,7 +32,7 @@ def choose_shared(planner: Planner, request: SharedOption, asked: Asked) -> Chos
     found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in planners(planner):
         offered = offers(planned)
-        limit_bytes = _limit_of(asked, offered, turns)
+        limit_bytes = _limit_of(effective, offered, turns)
         left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
         if request.calls:
             (best,) = divide(turns, [offered], left_bytes).chosen
@@ -52,21 +53,21 @@ def choose_shared(planner: Planner, request: SharedOption, asked: Asked) -> Chos
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
-    if not asked.source and not request.may_miss:
+    if not effective.source and not request.may_miss:
         largest = choice.plan.largest
         raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(turns))
     text = (
-        f"{asked.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
+        f"{effective.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
         f"{format_bytes(peak_bytes)}"
     )
     if request.may_miss:
         text += ", because the first ones were planned as if they were alone; from the next step on they are planned together"
     warn(text)
-    return replace(choice, message=f"{choice.message}; {text}" if choice.message else text)
+    return replace(choice, message=joined(choice.message, text))
 
 
-def _limit_of(asked: Asked, offered: Sequence[Offer], turns: Sequence[Turn]) -> int | None:
+def _limit_of(effective: EffectiveBudget, offered: Sequence[Offer], turns: Sequence[Turn]) -> int | None:
     """The budget of a step in bytes; a fraction of one is known only with the number of runs."""
-    if asked.budget.kind == "fraction" and len(turns) > 1:
-        return int(float(asked.budget.value or 0) * step_peak_bytes(turns, [min(offered, key=lambda o: o.time_ns)]))
-    return int(asked.budget.value or 0) if asked.budget.kind == "bytes" else None
+    if effective.budget.kind == "fraction" and len(turns) > 1:
+        return int(float(effective.budget.value or 0) * step_peak_bytes(turns, [min(offered, key=lambda o: o.time_ns)]))
+    return int(effective.budget.value or 0) if effective.budget.kind == "bytes" else None

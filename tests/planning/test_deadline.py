@@ -21,7 +21,7 @@ from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
-from compile_remat.planning.deadline import Clock, clock_of, explaining, noted
+from compile_remat.planning.deadline import Deadline, deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.joint_planning import plan_joint
 from compile_remat.planning.request import ChosenPlan, Request, Resume, target_bytes_of
 from compile_remat.planning.settings import Settings
@@ -96,7 +96,7 @@ def test_how_long_planning_may_take() -> None:
     problem = seeded_problem(4, LARGE)
     nodes = len(problem.values) + len(problem.steps)
     for work_seconds, limit_s in ((0.01, 60.0), (6.0, 60.0), (20.0, 200.0), (None, 10 * (8 + nodes / 20_000))):
-        clock = clock_of(problem, work_seconds)
+        clock = deadline_of(problem, work_seconds)
         assert clock is not None and clock.limit_s == pytest.approx(limit_s)
 
 
@@ -104,7 +104,7 @@ def test_the_clock_runs_from_when_it_was_made(monkeypatch: pytest.MonkeyPatch) -
     now = FakeClock(0.0)
     monkeypatch.setattr(deadline, "monotonic", now)
     now.now_s = 500.0
-    clock = clock_of(seeded_problem(4, LARGE), 1.0)
+    clock = deadline_of(seeded_problem(4, LARGE), 1.0)
     assert clock is not None and not clock()
     now.now_s = 559.0
     assert not clock() and clock.elapsed_s == 59.0
@@ -116,7 +116,7 @@ def test_several_ranks_have_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = seeded_problem(4, LARGE)
     assert num_ranks() == 1
     monkeypatch.setattr(deadline, "num_ranks", lambda: 2)
-    assert clock_of(problem, 1.0) is None
+    assert deadline_of(problem, 1.0) is None
 
 
 # -- what is said -------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_the_limit_of_work_is_named_where_another_plan_may_be_better() -> None:
     planner = Planner(problem, 1e-9)
     plan = planner.lowest()
     with pytest.warns(PlannerWarning, match="ended at its limit of work"):
-        found = noted(ChosenPlan(plan, plan.peak_bytes, "one thing"), planner)
+        found = with_search_message(ChosenPlan(plan, plan.peak_bytes, "one thing"), planner)
     assert found.message == (
         "one thing; the search for a plan ended at its limit of work (time_limit); a larger one may find a lower plan"
     )
@@ -139,22 +139,22 @@ def test_nothing_is_said_of_a_plan_near_its_bound_or_a_search_that_came_to_its_e
     limited, free = Planner(problem, 1e-9), Planner(problem)
     limited.lowest()
     near = ChosenPlan(limited.fastest())
-    assert near.plan.gap == 0 and limited.ends and noted(near, limited) is near
+    assert near.plan.gap == 0 and limited.ends and with_search_message(near, limited) is near
     low = ChosenPlan(free.lowest(), 1)
-    assert noted(low, free) is low
+    assert with_search_message(low, free) is low
 
 
 def test_an_error_says_that_the_search_ended_early() -> None:
     problem = seeded_problem(4, LARGE)
     for planner, text in (
         (Planner(problem, 1e-9), "limit of work"),
-        (Planner(problem, None, Clock(0.0, 0.0)), "the clock"),
+        (Planner(problem, None, Deadline(0.0, 0.0)), "the clock"),
     ):
-        with pytest.raises(BudgetError) as caught, explaining(planner):
+        with pytest.raises(BudgetError) as caught, noting_early_end(planner):
             planner.lowest()
             raise BudgetError(1, 2)
         assert text in caught.value.__notes__[0]
-    with pytest.raises(BudgetError) as caught, explaining(Planner(problem)):
+    with pytest.raises(BudgetError) as caught, noting_early_end(Planner(problem)):
         raise BudgetError(1, 2)
     assert not hasattr(caught.value, "__notes__")
 

@@ -457,13 +457,13 @@ def test_the_configuration_knows_whether_the_budget_was_given() -> None:
 def test_auto_still_holds_beside_a_ratio(is_free: bool) -> None:
     from compile_remat.budget import MemoryBudget
     from compile_remat.passes import Planner
-    from compile_remat.planning.budget_source import Asked
+    from compile_remat.planning.budget_source import EffectiveBudget
     from compile_remat.planning.plan_policy import choose
 
     planner = Planner(planned(Blocks(None, 8)).problem)
     peak = planner.fastest().peak_bytes
     limit = peak if is_free else int(0.5 * peak)
-    plan = choose(planner, Asked(MemoryBudget("fraction", 0.8), limit, "a test")).plan
+    plan = choose(planner, EffectiveBudget(MemoryBudget("fraction", 0.8), limit, "a test")).plan
     assert plan.budget_bytes == min(limit, int(0.8 * peak)) and plan.is_feasible
 
 
