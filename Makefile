@@ -24,7 +24,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers demo test test-full durations test-versions fuzz bench dev lint types wheel-test clean distclean
+.PHONY: help layers docs demo test test-full durations test-versions fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
@@ -52,7 +52,7 @@ test-versions:  ## what may differ between versions of torch, on each of VERSION
 	  $(MAKE) --no-print-directory test TORCH=$$torch PYTEST_ARGS="$(or $(PYTEST_ARGS),$(VERSION_TESTS))"; \
 	done
 
-bench: $(VENV)/.installed  ## measure the figures of the README
+bench: $(VENV)/.installed  ## measure the figures of docs/results.md
 	$(PY) -m benchmarks $(BENCH_ARGS)
 
 dev: $(VENV)/.dev  ## add the tools for working on the code to .venv
@@ -82,6 +82,9 @@ wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it 
 	PYTHONPATH=build/wheel $(PY) -P -c 'import compile_remat as c; assert "build/wheel" in c.__file__, c.__file__'
 	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
 
+docs: $(VENV)/.docs  ## build the manual of docs/ into build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
+
 clean:  ## remove what builds and tools left behind
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -exec rm -rf {} +
@@ -109,4 +112,8 @@ $(VENV)/.installed: $(PINS) pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[docs]'
 	@touch $@

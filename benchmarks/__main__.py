@@ -38,13 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--toy", action="store_true", help="small models: is everything in its place?")
     parser.add_argument("--json", type=Path, metavar="FOLDER", help="where to write what was measured, a file each")
     parser.add_argument(
-        "--markdown", action="store_true", help="run nothing, print docs/results.md from the stored results"
+        "--markdown",
+        nargs="?",
+        const="results",
+        choices=("results", "readme"),
+        help="run nothing, print docs/results.md (or the table of README.md) from the stored results",
     )
     arguments = parser.parse_args(argv)
     if arguments.markdown:
-        from benchmarks.markdown import page
+        from benchmarks import markdown
 
-        print(page(), end="")
+        print(markdown.page().rstrip() if arguments.markdown == "results" else markdown.readme_table())
         return 0
     unknown = sorted(set(arguments.names) - set(NAMES))
     if unknown:

@@ -110,7 +110,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "compile-remat", "font.size": 10, "svg.fonttype": "none"})
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     for curve, colour in zip(curves, COLOURS, strict=False):
         share = [100 * (place + 0.5) / len(curve.level_bytes) for place in range(len(curve.level_bytes))]
         axes.step(share, [nbytes / MIB for nbytes in curve.level_bytes], where="mid", color=colour, label=curve.label)
@@ -119,7 +119,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     axes.set(xlabel="training step, % of its duration (forward, then backward)", ylabel="live MiB", xlim=(0, 100))
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(loc="upper left", fontsize=8)
+    figure.legend(loc="outside upper left", fontsize=9, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

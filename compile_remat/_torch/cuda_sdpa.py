@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 FLASH_TYPES = (torch.float16, torch.bfloat16)
 FLASH_MAX_HEAD = 256
-"""``sdp_utils.cpp``, `check_head_dim_size_flash`."""
+"""``sdp_utils.cpp``, ``check_head_dim_size_flash``."""
 
 HEAD_MULTIPLE = 8
 """Flash attention gets heads padded to it (``attention.cpp``, `pad_last_dim<8>`)."""

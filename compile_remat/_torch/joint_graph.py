@@ -221,12 +221,12 @@ def torch_partition(
 
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:
-    """Inputs that the forward mutates; see `_torch_mutation`."""
+    """Inputs that the forward mutates; see `input_mutation`."""
     return input_mutation.mutated_inputs(joint.module)
 
 
 def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
-    """Whether a value may lie in the memory of an overwritten input; see `_torch_mutation`."""
+    """Whether a value may lie in the memory of an overwritten input; see `input_mutation`."""
     return input_mutation.may_take_over(node, overwritten)
 
 

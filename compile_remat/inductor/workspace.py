@@ -1,6 +1,6 @@
 """What a convolution or an attention takes beside its outputs while it runs on a CPU.
 
-Imports nothing of ours but `_torch_version`.  oneDNN copies weights, and inputs of other than its own layout, into blocks of 16
+Imports nothing of ours but `version`.  oneDNN copies weights, and inputs of other than its own layout, into blocks of 16
 channels, sums gradients for each group of threads by itself, and takes scratch memory that depends on the processor and the
 number of threads; flash attention takes blocks of scores for each thread.  There is no rule to copy: the kernel is run once
 on tensors of the real sizes, and the allocator's events are read.

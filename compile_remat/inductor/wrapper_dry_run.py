@@ -1,10 +1,10 @@
 """What a compiled graph will ask the allocator for: a dry run of the code that Inductor emitted.
 
-Imports nothing of ours but `_torch_workspace`.  Inductor's output is a Python function, the wrapper, that allocates every
+Imports nothing of ours but `workspace`.  Inductor's output is a Python function, the wrapper, that allocates every
 buffer, calls kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its
 statements are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
 fusion, in-place reuse, buffer reuse, reordering and the outputs of multi-output kernels are all seen as they will be;
-what a convolution takes inside itself on a CPU is measured (`_torch_workspace`), other workspaces (cuDNN, cuBLAS) are not.
+what a convolution takes inside itself on a CPU is measured (`workspace`), other workspaces (cuDNN, cuBLAS) are not.
 """
 
 from __future__ import annotations

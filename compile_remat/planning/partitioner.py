@@ -77,7 +77,7 @@ class RematPartitioner(CustomPartitionerFn):
         """Changes with every field, and with the number of threads as it is now.
 
         The bytes that a CPU's convolutions and attention take for themselves depend on the threads; torch's own key has their
-        number only from 2.13 on, and only where Inductor's `cpp.threads` is not set.
+        number only from 2.13 on, and only where Inductor's ``cpp.threads`` is not set.
         """
         text = "\n".join([identity_text(self), f"threads={torch.get_num_threads()}"])
         return hashlib.sha256(text.encode()).hexdigest()

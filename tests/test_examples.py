@@ -1,0 +1,120 @@
+"""The scripts of `examples/` run at toy size, and the pass of `own_policy` on a graph that can be read."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import Tensor
+
+import compile_remat
+from tests.passes.joint import check_rewrite, joint_of
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@contextmanager
+def example(name: str) -> Iterator[Any]:
+    """The script as a module, importable by its own name while it runs, as `plan` needs it."""
+    module_name = f"example_{name}"
+    spec = importlib.util.spec_from_file_location(module_name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules[module_name]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    yield
+    compile_remat.reset_reports()
+
+
+def test_every_example_is_run_here() -> None:
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == ["own_policy", "plan", "train"]
+
+
+def test_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("train") as script:
+        losses = script.main(["--device", "cpu", "--toy", "--compiler", "eager", "--budget", "1MiB", "--steps", "3"])
+    assert len(losses) == 3
+    (report,) = compile_remat.reports()
+    assert report.predicted_peak_bytes is not None
+    assert report.predicted_peak_bytes <= 1 << 20
+    assert "predicted peak" in capsys.readouterr().out
+
+
+def test_training_loop_goes_on_at_the_lowest_peak() -> None:
+    """A budget below the lowest reachable peak: the script takes the error's figure."""
+    with example("train") as script:
+        arguments = ["--device", "cpu", "--toy", "--compiler", "eager", "--budget", "0.01", "--steps", "2"]
+        assert len(script.main(arguments)) == 2
+    assert compile_remat.reports()[-1].plan is not None
+
+
+def test_plans_for_a_device_that_is_not_there() -> None:
+    with example("plan") as script:
+        plans = script.main(["--batch", "8192"])
+    peaks = [plan.peak_bytes for plan in plans]
+    times = [plan.extra_time_ns for plan in plans]
+    assert peaks == sorted(peaks, reverse=True)
+    assert times == sorted(times)
+
+
+def test_own_pass_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    with example("own_policy") as script:
+        script.main()
+    out = capsys.readouterr().out
+    assert "squares rewritten: 2" in out
+    assert "own policy: saves mm, mm_1;" in out
+    assert "gradients equal those of eager mode" in out
+
+
+def test_squares_become_products() -> None:
+    """The derivative of `pow` reads `x` too, so nothing else changes."""
+
+    def square(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).pow(2)
+
+    x, w = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
+    with example("own_policy") as script:
+        done = check_rewrite(joint_of(square, x, w), script.squares_as_products)
+    assert done.result == 1
+    assert_expected_inline(
+        done.before,
+        """\
+mm: f32[4, 2] = aten.mm(primals_1, primals_2)
+pow_1: f32[4, 2] = aten.pow(mm, 2)
+pow_2: f32[4, 2] = aten.pow(mm, 1.0)
+mul: f32[4, 2] = aten.mul(pow_2, 2.0)
+mul_1: f32[4, 2] = aten.mul(tangents_1, mul)
+permute: f32[3, 4] = aten.permute(primals_1, [1, 0])
+mm_1: f32[3, 2] = aten.mm(permute, mul_1)
+return pow_1, None, mm_1""",
+    )
+    assert_expected_inline(
+        done.after,
+        """\
+mm: f32[4, 2] = aten.mm(primals_1, primals_2)
+mul_tensor: f32[4, 2] = aten.mul(mm, mm)
+pow_2: f32[4, 2] = aten.pow(mm, 1.0)
+mul: f32[4, 2] = aten.mul(pow_2, 2.0)
+mul_1: f32[4, 2] = aten.mul(tangents_1, mul)
+permute: f32[3, 4] = aten.permute(primals_1, [1, 0])
+mm_1: f32[3, 2] = aten.mm(permute, mul_1)
+return mul_tensor, None, mm_1""",
+    )
