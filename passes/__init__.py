@@ -2,10 +2,10 @@
 
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat.passes.graph.build import build_problem as build_problem
-from compile_remat.passes.graph.build import origin_of as origin_of
-from compile_remat.passes.graph.build import plain_path as plain_path
 from compile_remat.passes.graph.extraction import extract as extract
 from compile_remat.passes.graph.normalise import prepared as prepared
+from compile_remat.passes.graph.origins import origin_of as origin_of
+from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.memory.simulator import Bools as Bools

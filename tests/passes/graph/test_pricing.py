@@ -5,11 +5,14 @@ The model of these tests takes 1 ns for a byte, 1 ns for a flop, 1000 ns for a l
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from torch import fx
 
 from compile_remat.cost_models import CostModel, Op, OpKind, UnitCost
-from compile_remat.passes.graph.pricing import Draft, price
+from compile_remat.passes.graph.node_drafts import Draft
+from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
 
 LAUNCH_NS = 1000
@@ -45,35 +48,15 @@ class Plain:
 COST: CostModel = Plain()
 
 
-def value(
-    kernel: str,
-    nbytes: int,
-    *sources: Draft,
-    flops: int = 1,
-    reads: tuple[tuple[str, int], ...] = (),
-    depth: int = 0,
-    is_output: bool = False,
-    realised: bool = False,
-) -> Draft:
+def value(kernel: str, nbytes: int, *sources: Draft, flops: int = 1, **fields: Any) -> Draft:
+    """A node of the forward; `fields` are those of a draft."""
     op = Op("n", "t", KINDS[kernel], "float32", flops, 0, nbytes, False, False)
-    return Draft(op, kernel, nbytes, sources, reads, True, False, depth, realised, is_output)
+    return Draft(fx.Graph().placeholder("n"), op, kernel, nbytes, sources, **fields)
 
 
-def step(
-    kernel: str,
-    nbytes: int,
-    *sources: Draft,
-    flops: int = 1,
-    reads: tuple[tuple[str, int], ...] = (),
-    depth: int = 0,
-    is_output: bool = False,
-    realised: bool = False,
-) -> Draft:
-    draft = value(
-        kernel, nbytes, *sources, flops=flops, reads=reads, depth=depth, is_output=is_output, realised=realised
-    )
-    draft.in_forward, draft.in_backward = False, True
-    return draft
+def step(kernel: str, nbytes: int, *sources: Draft, flops: int = 1, **fields: Any) -> Draft:
+    """A node of the backward."""
+    return value(kernel, nbytes, *sources, flops=flops, in_forward=False, in_backward=True, **fields)
 
 
 def times(drafts: Sequence[Draft]) -> list[int]:
@@ -84,7 +67,7 @@ def times(drafts: Sequence[Draft]) -> list[int]:
 
 
 def test_a_shared_input_is_paid_by_its_first_reader() -> None:
-    steps = [step(POINTWISE, 10, reads=(X,), is_output=True) for _ in range(3)]
+    steps = [step(POINTWISE, 10, input_reads=(X,), is_output=True) for _ in range(3)]
     assert price([], steps, COST) == 3 * LAUNCH_NS + 100 + 3 * 10
     assert times(steps) == [LAUNCH_NS + 110, LAUNCH_NS + 10, LAUNCH_NS + 10]
 
@@ -99,13 +82,16 @@ def test_a_shared_buffer_is_paid_by_its_first_reader() -> None:
 def test_groups_that_do_not_fuse_share_nothing() -> None:
     """A kernel stands between the two: both read x and the buffer from memory."""
     buffer = value(EXTERN, 40)
-    steps = [step(POINTWISE, 10, buffer, reads=(X,), depth=d, is_output=True) for d in (1, 2)]
+    steps = [step(POINTWISE, 10, buffer, input_reads=(X,), depth=d, is_output=True) for d in (1, 2)]
     price([buffer], steps, COST)
     assert times(steps) == [LAUNCH_NS + 150] * 2
 
 
 def test_an_input_that_is_read_twice_at_one_depth_is_not_another_input() -> None:
-    steps = [step(POINTWISE, 10, reads=(X, ("y", 7)), is_output=True), step(POINTWISE, 10, reads=(("z", 3), X))]
+    steps = [
+        step(POINTWISE, 10, input_reads=(X, ("y", 7)), is_output=True),
+        step(POINTWISE, 10, input_reads=(("z", 3), X)),
+    ]
     price([], steps, COST)
     assert times(steps) == [LAUNCH_NS + 117, 3]
 
@@ -115,7 +101,7 @@ def test_an_input_that_is_read_twice_at_one_depth_is_not_another_input() -> None
 
 def test_what_stays_in_registers_pays_arithmetic_only() -> None:
     """first reads x, middle reads and writes registers, last hands its result to a kernel of its own."""
-    first = value(POINTWISE, 50, reads=(X,), flops=3)
+    first = value(POINTWISE, 50, input_reads=(X,), flops=3)
     middle = value(POINTWISE, 50, first, flops=5)
     last = value(POINTWISE, 50, middle, flops=9)
     product = value(EXTERN, 10, last, flops=77)
@@ -125,14 +111,14 @@ def test_what_stays_in_registers_pays_arithmetic_only() -> None:
 
 
 def test_arithmetic_counts_where_it_exceeds_the_traffic() -> None:
-    steps = [step(POINTWISE, 10, reads=(X,), flops=flops, is_output=True) for flops in (500, 9)]
+    steps = [step(POINTWISE, 10, input_reads=(X,), flops=flops, is_output=True) for flops in (500, 9)]
     price([], steps, COST)
     assert times(steps) == [LAUNCH_NS + 500, LAUNCH_NS + 10]
 
 
 def test_the_write_for_a_kernel_of_the_forward_is_not_paid_again() -> None:
     """The step's time has the write and the launch; once more, the value stays in registers."""
-    p = value(POINTWISE, 50, reads=(X,))
+    p = value(POINTWISE, 50, input_reads=(X,))
     product = value(EXTERN, 10, p, flops=7)
     gradient = step(POINTWISE, 20, p, is_output=True)
     total = price([p, product], [gradient], COST)
@@ -141,13 +127,13 @@ def test_the_write_for_a_kernel_of_the_forward_is_not_paid_again() -> None:
 
 
 def test_the_write_for_a_kernel_of_the_backward_is_paid_again() -> None:
-    p = value(POINTWISE, 50, reads=(X,), realised=True)
+    p = value(POINTWISE, 50, input_reads=(X,), is_materialised=True)
     assert price([p], [], COST) == p.time_ns == LAUNCH_NS + 150
 
 
 @pytest.mark.parametrize("kernel", [ITEM, CONSTANT])
 def test_parts_and_constants_cost_nothing(kernel: str) -> None:
-    node = value(kernel, 50, reads=(X,), flops=9)
+    node = value(kernel, 50, input_reads=(X,), flops=9)
     assert price([node], [], COST) == 0
     assert (node.time_ns, node.save_time_ns) == (0, 0)
 
@@ -156,7 +142,7 @@ def test_parts_and_constants_cost_nothing(kernel: str) -> None:
 
 
 def test_saving_a_value_of_registers_costs_its_write_and_its_read() -> None:
-    p = value(POINTWISE, 50, reads=(X,))
+    p = value(POINTWISE, 50, input_reads=(X,))
     price([p], [step(POINTWISE, 20, p, is_output=True)], COST)
     assert p.save_time_ns == 50 + 50
 
@@ -176,7 +162,7 @@ def test_saving_what_the_backward_reads_from_memory_costs_its_write() -> None:
 
 
 def test_saving_a_buffer_of_both_costs_nothing() -> None:
-    p, q = value(POINTWISE, 50, realised=True), value(POINTWISE, 50)
+    p, q = value(POINTWISE, 50, is_materialised=True), value(POINTWISE, 50)
     price([p, q, value(EXTERN, 10, q)], [step(EXTERN, 20, q)], COST)
     assert (p.save_time_ns, q.save_time_ns) == (0, 0)
 
@@ -213,7 +199,7 @@ def test_what_other_kernels_move_pushes_a_result_out_of_the_cache() -> None:
 
 
 def test_inputs_come_from_memory() -> None:
-    reader = step(POINTWISE, 10, reads=(X,), is_output=True)
+    reader = step(POINTWISE, 10, input_reads=(X,), is_output=True)
     price([], [reader], Plain(cache_bytes=10**9))
     assert reader.time_ns == LAUNCH_NS + 110
 
@@ -245,7 +231,7 @@ def test_unit_cost_counts_the_kernels() -> None:
 
 
 def test_a_saved_mask_costs_its_slow_loads_and_stores() -> None:
-    p = value(POINTWISE, 50, reads=(X,))
+    p = value(POINTWISE, 50, input_reads=(X,))
     p.mask_factor = 8
     price([p], [step(POINTWISE, 20, p, is_output=True)], COST)
     assert p.save_time_ns == 8 * (50 + 50)

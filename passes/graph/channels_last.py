@@ -1,0 +1,67 @@
+"""Which buffers have their channels innermost, and what convolutions get copies of because it has not."""
+
+from __future__ import annotations
+
+from compile_remat._torch import conv_layout, joint_graph
+from compile_remat.cost_models import OpKind
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
+from compile_remat.passes.graph.views import is_reshape, is_reshaped, shape
+from compile_remat.passes.problem.problem import ITEM, POINTWISE
+
+
+def mark_channels_last(graph: DraftGraph) -> None:
+    """A convolution's outputs have their channels innermost, and so has what is computed from such elementwise.
+
+    What is read in another shape as well is made in the order of its dimensions.
+    """
+    for draft in graph.by_node.values():
+        if conv_layout.is_channels_last(draft.node.meta.get("val"), graph.rules):
+            draft.is_channels_last = _is_channels_last(draft)
+
+
+def _is_channels_last(draft: Draft) -> bool:
+    if draft.kernel == ITEM:
+        return any(s.op.kind is OpKind.CONV for s in draft.sources)
+    if draft.op.kind is OpKind.CONV:
+        return True
+    if draft.kernel != POINTWISE or is_reshaped(draft.node):
+        return False
+    if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
+        return any(s.is_channels_last and (s.kernel != POINTWISE or s.concatenates) for s in draft.sources)
+    return any(s.is_channels_last and shape(s.node) == shape(draft.node) for s in draft.sources)
+
+
+def mark_layout_copies(graph: DraftGraph) -> None:
+    """What convolutions read in another layout than their own is copied; the backward gets the forward's copies of inputs."""
+    last: dict[str, tuple[object, Draft]] = {}
+    for draft in graph.by_node.values():
+        if draft.op.kind is OpKind.CONV:
+            _mark_copied_operands(draft, graph)
+            for node in draft.node.all_input_nodes if draft.in_backward else ():
+                if node.op == "placeholder" and node not in graph.joint.info.tangents_closure:
+                    last[node.name] = node.meta.get("val"), draft
+    for value, draft in last.values():
+        if conv_layout.is_copied(value, graph.rules):
+            draft.copied_input_bytes += joint_graph.storage_nbytes(value)
+
+
+def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:
+    """A pointwise operand in another layout is copied by a kernel that stands before the convolution.
+
+    Then the two lie side by side; when the convolution runs, its outputs lie in the place of one of them.
+    """
+    value = convolution.node.meta.get("val")
+    outputs = value if isinstance(value, list | tuple) else (value,)
+    output_bytes = sum(joint_graph.storage_nbytes(v) for v in outputs)
+    for node in convolution.node.all_input_nodes:
+        if not conv_layout.is_channels_last(node.meta.get("val"), graph.rules):
+            continue
+        for draft in graph.drafts_of(node):
+            if draft.kernel != POINTWISE or draft.is_channels_last:
+                continue
+            if draft.concatenates:
+                draft.copied_bytes = draft.nbytes
+                draft.ordered_by = [s for s in draft.sources if s.is_channels_last]
+                convolution.copies.append(draft)
+            elif is_reshape(draft.node, node):
+                convolution.copied_bytes = max(convolution.copied_bytes, draft.nbytes - output_bytes)

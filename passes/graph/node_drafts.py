@@ -1,0 +1,103 @@
+"""A node of the joint graph while the problem is built: what was read of it, and what the passes of `build` find out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat._torch.inductor_rules import InductorRules, RulesOf
+from compile_remat.cost_models import Op
+from compile_remat.passes.problem.problem import FREE, Kernel, Pin, Tag
+
+
+@dataclass(eq=False)
+class Draft:
+    """A node on its way to become a `Value` or a `Step`; two are equal only where they are one.
+
+    Attributes:
+        sources: The drafts that it reads, views seen through.
+        input_reads: Names and bytes of the graph inputs that it reads.
+        depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
+        mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
+        epilogue_step: The field `late_step` of a `Value`.
+        expression_reads: Names of the buffers and graph inputs that the fused expression reads; of a buffer, its own name.
+        has_heavy: Whether the expression has one of `InductorRules.heavy_ops`.
+        concatenates: Whether it is a buffer that its parts are written into.
+        is_materialised: Whether it has a buffer though it is pointwise and no output.
+        copied_bytes: Bytes of the copies, in another layout, that live while it runs.
+        copied_input_bytes: Bytes of graph inputs that are copied into another layout and last read here.
+        copies: Concatenations among its reads that it gets a copy of.
+        ordered_by: Sources of a concatenation that have their channels innermost.
+        parts: Sources of a concatenation that are written into it.
+    """
+
+    node: fx.Node
+    op: Op
+    kernel: Kernel
+    nbytes: int
+    sources: tuple[Draft, ...] = ()
+    input_reads: tuple[tuple[str, int], ...] = ()
+    in_forward: bool = True
+    in_backward: bool = False
+    depth: int = 0
+    mask_factor: int = 1
+    pin: Pin = FREE
+    tag: Tag = Tag.NONE
+    epilogue_step: int = -1
+    expression_reads: frozenset[str] = frozenset()
+    has_heavy: bool = False
+    is_drawn: bool = False
+    concatenates: bool = False
+    is_materialised: bool = False
+    is_output: bool = False
+    is_channels_last: bool = False
+    copied_bytes: int = 0
+    copied_input_bytes: int = 0
+    copies: list[Draft] = field(default_factory=list)
+    ordered_by: list[Draft] = field(default_factory=list)
+    parts: list[Draft] = field(default_factory=list)
+    time_ns: int = 0
+    save_time_ns: int = 0
+
+
+@dataclass
+class DraftGraph:
+    """All drafts of a joint graph.
+
+    Attributes:
+        rules: Of Inductor, for a type of device.
+        values: Drafts of what needs no tangent, in the graph's order.
+        steps: Drafts of what depends on a tangent, in the graph's order.
+        by_node: All drafts, in the graph's order.
+        roots: For each node that was read, the nodes whose memory it stands for: itself, what it is a view of, graph inputs.
+    """
+
+    joint: joint_graph.Joint
+    rules: RulesOf
+    values: list[Draft] = field(default_factory=list)
+    steps: list[Draft] = field(default_factory=list)
+    by_node: dict[fx.Node, Draft] = field(default_factory=dict)
+    roots: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+
+    def add(self, draft: Draft) -> None:
+        """Append a draft to its list."""
+        self.by_node[draft.node] = draft
+        self.roots[draft.node] = (draft.node,)
+        (self.steps if draft.in_backward else self.values).append(draft)
+
+    def roots_of(self, *nodes: fx.Node) -> tuple[fx.Node, ...]:
+        """The nodes whose memory these stand for, graph inputs among them, each once."""
+        return tuple(dict.fromkeys(root for node in nodes for root in self.roots.get(node, ())))
+
+    def drafts_of(self, *nodes: fx.Node) -> Iterator[Draft]:
+        """The drafts whose memory these nodes stand for."""
+        return (self.by_node[root] for root in self.roots_of(*nodes) if root in self.by_node)
+
+    def rules_of(self, node: fx.Node) -> InductorRules:
+        """Those for the device that the node's value is on."""
+        value = node.meta.get("val")
+        return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")

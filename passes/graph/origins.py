@@ -1,0 +1,44 @@
+"""Where nodes of a joint graph come from in the user's program."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat.passes.problem.problem import Origin
+
+NO_REGIONS: Mapping[int | None, int] = {}
+
+_SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def numbers_of_regions(graph: fx.Graph) -> dict[int | None, int]:
+    """The checkpointed regions of a graph, numbered from 1 in its order."""
+    regions = dict.fromkeys(joint_graph.region_of(node) for node in graph.nodes)
+    return {region: k for k, region in enumerate((r for r in regions if r is not None), start=1)}
+
+
+def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> Origin:
+    """Where a node comes from in the user's program; `regions` numbers the checkpointed regions."""
+    value = node.meta.get("val")
+    shape: tuple[int, ...] = ()
+    dtype = ""
+    if isinstance(value, torch.Tensor):
+        shape, dtype = joint_graph.hint_shape(value), str(value.dtype).removeprefix("torch.")
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    path = str(list(stack.values())[-1][0]) if stack else ""
+    lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
+    line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+    return Origin(shape, dtype, plain_path(path), line, regions.get(joint_graph.region_of(node), 0))
+
+
+def plain_path(path: str) -> str:
+    """``L['self']._modules['0'].attn._parameters['weight']`` as a user writes it: ``0.attn.weight``."""
+    path = re.sub(r"^L\['(fn|self)'\]|^L__self__|^[LG](?=\[)", "", path)
+    names = r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\['([^']*)'\]"
+    path = re.sub(names, lambda m: "." + (m.group(1) or m.group(2) or ""), path)
+    return path.strip("._")
