@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from compile_remat._torch import sizes
-from compile_remat._torch.inductor_rules import RulesOf, inductor_rules
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 
 
 def is_copied(value: object, rules: RulesOf = inductor_rules) -> bool:

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.inductor_rules import RulesOf, inductor_rules
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.materialisation import (

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.inductor_rules import InductorRules, RulesOf
+from compile_remat._torch.codegen_rules import InductorRules, RulesOf
 from compile_remat.cost_models import Op
 from compile_remat.passes.problem.problem import FREE, Kernel, Pin, Tag
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch.inductor_rules import RulesOf, inductor_rules
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 
 aten = torch.ops.aten
 

@@ -20,8 +20,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from compile_remat._torch.codegen_rules import UNARY_OPS, inductor_rules
 from compile_remat._torch.fake import say_device
-from compile_remat._torch.inductor_rules import UNARY_OPS, inductor_rules
 from compile_remat._torch.version import torch_version
 
 DEVICES = ("cpu", "cuda")

@@ -2,7 +2,7 @@
 
 Imports nothing of ours.  `inductor_rules` asks for the values at the moment of the call, so that what the user sets counts, as
 ``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.config``: torch's cache keys hold these options, and a
-partitioner runs while they are in force.  ``tests/_torch/test_inductor_rules.py`` has a test for each rule that fails when Inductor
+partitioner runs while they are in force.  ``tests/_torch/test_codegen_rules.py`` has a test for each rule that fails when Inductor
 changes it.
 
 Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``, ``realize_opcount_threshold = 30``)
