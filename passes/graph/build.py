@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
@@ -156,7 +156,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
 
 
 def _nbytes(node: fx.Node) -> int:
-    return joint_graph.storage_nbytes(node.meta.get("val"))
+    return sizes.storage_nbytes(node.meta.get("val"))
 
 
 def _is_mask(node: fx.Node) -> bool:
@@ -255,4 +255,4 @@ def _unread_bytes(node: fx.Node) -> int:
     if not isinstance(value, list | tuple):
         return 0
     read = {u.args[1] for u in node.users if describe(u).kind is OpKind.ITEM}
-    return sum(joint_graph.storage_nbytes(v) for i, v in enumerate(value) if i not in read)
+    return sum(sizes.storage_nbytes(v) for i, v in enumerate(value) if i not in read)

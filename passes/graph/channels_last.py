@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compile_remat._torch import conv_layout, joint_graph
+from compile_remat._torch import conv_layout, sizes
 from compile_remat.cost_models import OpKind
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.views import is_reshape, is_reshaped, shape
@@ -42,7 +42,7 @@ def mark_layout_copies(graph: DraftGraph) -> None:
                     last[node.name] = node.meta.get("val"), draft
     for value, draft in last.values():
         if conv_layout.is_copied(value, graph.rules):
-            draft.copied_input_bytes += joint_graph.storage_nbytes(value)
+            draft.copied_input_bytes += sizes.storage_nbytes(value)
 
 
 def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:
@@ -52,7 +52,7 @@ def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:
     """
     value = convolution.node.meta.get("val")
     outputs = value if isinstance(value, list | tuple) else (value,)
-    output_bytes = sum(joint_graph.storage_nbytes(v) for v in outputs)
+    output_bytes = sum(sizes.storage_nbytes(v) for v in outputs)
     for node in convolution.node.all_input_nodes:
         if not conv_layout.is_channels_last(node.meta.get("val"), graph.rules):
             continue

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import joint_graph, sizes
 from compile_remat.passes.problem.problem import Origin
 
 NO_REGIONS: Mapping[int | None, int] = {}
@@ -28,7 +28,7 @@ def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> 
     shape: tuple[int, ...] = ()
     dtype = ""
     if isinstance(value, torch.Tensor):
-        shape, dtype = joint_graph.hint_shape(value), str(value.dtype).removeprefix("torch.")
+        shape, dtype = sizes.hint_shape(value), str(value.dtype).removeprefix("torch.")
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
     lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")

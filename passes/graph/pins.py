@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.operators import is_mutable, namespace_of
 from compile_remat.cost_models import Op, OpKind, describe
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
@@ -79,7 +79,7 @@ def writes_into_input(node: fx.Node) -> bool:
 
 
 def _can_be_saved(node: fx.Node, op: Op) -> bool:
-    has_bytes = joint_graph.storage_nbytes(node.meta.get("val")) > 0
+    has_bytes = sizes.storage_nbytes(node.meta.get("val")) > 0
     return has_bytes and op.kind is not OpKind.CONSTANT and not writes_into_input(node)
 
 

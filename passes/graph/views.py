@@ -7,7 +7,7 @@ import math
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import sizes
 from compile_remat.cost_models import OpKind, describe
 
 
@@ -30,7 +30,7 @@ def is_reshape(node: fx.Node, view: fx.Node) -> bool:
 def shape(node: fx.Node) -> tuple[int, ...]:
     """The sizes of what the node gives; () for what is no tensor."""
     value = node.meta.get("val")
-    return joint_graph.hint_shape(value) if isinstance(value, torch.Tensor) else ()
+    return sizes.hint_shape(value) if isinstance(value, torch.Tensor) else ()
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
