@@ -13,7 +13,7 @@ from torch import fx
 from compile_remat.cost_models import CostModel, Op, OpKind, UnitCost
 from compile_remat.passes.graph.node_drafts import Draft
 from compile_remat.passes.graph.pricing import price
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION, Kernel
 
 LAUNCH_NS = 1000
 X = ("x", 100)
@@ -48,13 +48,13 @@ class Plain:
 COST: CostModel = Plain()
 
 
-def value(kernel: str, nbytes: int, *sources: Draft, flops: int = 1, **fields: Any) -> Draft:
+def value(kernel: Kernel, nbytes: int, *sources: Draft, flops: int = 1, **fields: Any) -> Draft:
     """A node of the forward; `fields` are those of a draft."""
     op = Op("n", "t", KINDS[kernel], "float32", flops, 0, nbytes, False, False)
     return Draft(fx.Graph().placeholder("n"), op, kernel, nbytes, sources, **fields)
 
 
-def step(kernel: str, nbytes: int, *sources: Draft, flops: int = 1, **fields: Any) -> Draft:
+def step(kernel: Kernel, nbytes: int, *sources: Draft, flops: int = 1, **fields: Any) -> Draft:
     """A node of the backward."""
     return value(kernel, nbytes, *sources, flops=flops, in_forward=False, in_backward=True, **fields)
 
