@@ -38,6 +38,20 @@ def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     torch.compiler.reset()
 
 
+@pytest.fixture
+def empty_kernels(own_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For peaks, not numbers: Inductor generates all code, which allocates and calls the library, but no C++ is compiled.
+
+    The kernels are called and do nothing. A folder of its own keeps that code from tests that run it.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    def do_nothing(*args: object) -> None:
+        pass
+
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: do_nothing)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="the full product of cases, compilers and budgets (slow)")
     parser.addoption("--write-durations", action="store_true", help=f"write CPU seconds to {cpu_time.FILE.name}")

@@ -195,6 +195,7 @@ def test_install_leaves_inductor_as_it_was() -> None:
     assert inductor_config.get_config_copy() == before
 
 
+@pytest.mark.full
 def test_regions_that_are_compiled_once_have_right_gradients_under_install() -> None:
     """Plain torch 2.13 reuses the memory of what a region hands back to its backward."""
 

@@ -121,7 +121,7 @@ def small(layers: int = 2) -> tuple[nn.Module, torch.Tensor]:
 # -- gradients --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["mlp", "attention", pytest.param("convolutions", marks=pytest.mark.full)])
 def test_gradients_equal_eager_at_every_budget(name: str) -> None:
     make, layers, tight, _, shape = MODELS[name]
     torch.manual_seed(0)
@@ -137,7 +137,7 @@ def test_gradients_equal_eager_at_every_budget(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("budget", ["max", "min"])
+@pytest.mark.parametrize("budget", [pytest.param("max", marks=pytest.mark.full), "min"])
 def test_gradients_equal_eager_under_inductor(name: str, budget: str) -> None:
     make, _, _, layers, shape = MODELS[name]
     torch.manual_seed(0)
@@ -149,6 +149,7 @@ def test_gradients_equal_eager_under_inductor(name: str, budget: str) -> None:
     assert report.num_recomputed > 0 or budget == "max"
 
 
+@pytest.mark.full
 def test_dropout_equals_plain_inductor_under_the_same_seed() -> None:
     model, x = Dropped(2, 8), torch.randn(256, 8)
     expected = train(lambda m: torch.compile(m), model, x, seed=7)

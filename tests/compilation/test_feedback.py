@@ -62,6 +62,7 @@ def measured_bytes(step: Callable[[], None]) -> int:
     return peak_bytes(step, "cpu").peak_bytes
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_an_output_that_the_backward_reads_and_its_gradient_fit_as_well() -> None:
     """The loss's gradient is a tensor of the output's size, made while the backward still needs the output."""
     torch.manual_seed(0)
@@ -79,6 +80,7 @@ def test_an_output_that_the_backward_reads_and_its_gradient_fit_as_well() -> Non
     assert abs(report.predicted_peak_bytes - measured) <= X.nbytes
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("budget", ["min", 0.6])
 def test_the_scheduled_peak_is_what_the_allocator_sees(budget: object) -> None:
     _, step = train(budget)
@@ -89,6 +91,7 @@ def test_the_scheduled_peak_is_what_the_allocator_sees(budget: object) -> None:
     assert f"scheduled peak  {format_bytes(report.scheduled_peak_bytes)}" in str(report)
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_nothing_is_scheduled_without_a_limit_or_without_inductor() -> None:
     train("max")[1]()
     torch.compiler.reset()

@@ -276,7 +276,10 @@ CHANGING: dict[str, tuple[bool | None, Callable[[], nn.Module], Callable[[], lis
 }
 
 
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize(
+    "name",
+    ["branch", "python_numbers", *(pytest.param(n, marks=pytest.mark.full) for n in ("found", "numbers", "edges"))],
+)
 def test_planning_adds_no_guard(name: str) -> None:
     """A size that our planner compared would be one more condition, and one more recompile."""
     dynamic, build, batches = CHANGING[name]

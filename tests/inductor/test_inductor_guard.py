@@ -119,7 +119,13 @@ def peak_of(case: str, partitioner_type: type[RematPartitioner]) -> tuple[int, l
     return peak_bytes(run.step, "cpu").peak_bytes, gradients
 
 
-@pytest.mark.parametrize(("case", "saved_bytes"), [("positions", 3 * MIB), ("heads", MIB), ("tied", MIB // 2)])
+@pytest.mark.parametrize(
+    ("case", "saved_bytes"),
+    [
+        ("tied", MIB // 2),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("positions", 3 * MIB), ("heads", MIB))),
+    ],
+)
 def test_what_plain_inductor_makes_of_the_same_plan_needs_more(case: str, saved_bytes: int) -> None:
     guarded, actual = peak_of(case, Guarded)
     (report,) = compile_remat.reports()

@@ -144,7 +144,14 @@ class Scalar(nn.Module):
         return self.inner(x).square().mean()
 
 
-@pytest.mark.parametrize(("name", "share"), [("batch norm", 200), ("group norm", 200), ("skip", 40), ("dropout", 20)])
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [
+        ("batch norm", 200),
+        ("group norm", 200),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in (("skip", 40), ("dropout", 20))),
+    ],
+)
 def test_the_prediction_is_what_the_allocator_sees(name: str, share: int) -> None:
     """Of the code that Inductor emits to one part in `share`, and of the allocator's peak to 2 % or that part."""
     torch.manual_seed(0)

@@ -157,6 +157,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.full
 def test_all_ranks_take_the_times_of_rank_zero(tmp_path: Path) -> None:
     assert op_timing._from_rank_zero(lambda: Times.of({"mm": 5}), CPU) == Times.of({"mm": 5})  # alone
     environ = {**os.environ, "PYTHONPATH": str(Path(compile_remat.__file__).resolve().parent.parent)}

@@ -124,7 +124,9 @@ class Steps:
 
 @pytest.mark.company
 @pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.full), 0.4])
-@pytest.mark.parametrize("case", ["by block", "three graph breaks", pytest.param("apart", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "case", ["three graph breaks", *(pytest.param(case, marks=pytest.mark.full) for case in ("by block", "apart"))]
+)
 def test_the_whole_step_stays_inside_from_the_first_on(case: str, share: float) -> None:
     plain = Steps(case)
     plain.step()
