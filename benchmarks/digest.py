@@ -22,10 +22,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._inductor import async_compile
-from torch._inductor import config as inductor_config
 
 from benchmarks import models, synthetic
+from benchmarks.code_only import without_compiler
 from benchmarks.harness import ascii_table
 from compile_remat.api import look
 from compile_remat.passes import Planner, Problem
@@ -151,11 +150,6 @@ def _problems(every: int) -> Rows:
 # -- code as Inductor emits it ------------------------------------------------------------------------------------------
 
 
-class _Kernel:
-    def __call__(self, *args: object) -> None:
-        raise AssertionError("no kernel was compiled")
-
-
 def emitted(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object) -> Iterator[str]:
     """Code of forward and backward, kernel sources inside; no compiler runs."""
     from torch._functorch import config as functorch_config
@@ -178,10 +172,9 @@ def emitted(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: ob
     torch.compiler.reset()
     with (
         warnings.catch_warnings(action="ignore"),  # torch says that its caches are off
-        mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: _Kernel()),
+        without_compiler(),
         mock.patch.object(compile_fx, "compile_fx_inner", compile_one),
-        functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
-        inductor_config.patch(force_disable_caches=True),
+        functorch_config.patch(force_non_lazy_backward_lowering=True),
     ):
         torch.compile(module, backend=backend)(*inputs)
     torch.compiler.reset()
