@@ -37,7 +37,7 @@ CODE_MODELS = {"gpt": 0.3, "llama": 0.3, "resnet": 0.3, "unet": 1.0, "densenet":
 SMALL_SCALE = 0.3
 PARTS = ("plans", "problems", "code")
 QUICK = 3
-"""`--quick` takes each so many-th row."""
+"""`--quick` takes one row of this many."""
 
 Rows = dict[str, dict[str, Any]]
 

@@ -30,7 +30,7 @@ class Point:
     """One way to train the model, measured. None stands for what it does not have, or what failed.
 
     Attributes:
-        kind: plain (torch.compile as it comes), eager, checkpoint (every block, compiled), torch (its activation_memory_budget)
+        kind: plain (torch.compile), eager, checkpoint (every block, compiled), torch (its activation_memory_budget)
             or remat.
         level_bytes: In use before the step: parameters, inputs, and what libraries keep.
         peak_bytes: The most in use during a step, above that level.

@@ -2,7 +2,7 @@
 
     python -m benchmarks.guard [--device cuda] [--case heads] [--model bert] [--pairs 12] [--toy] [--json OUT]
 
-Both copies of a model run the same plan; one is compiled by Inductor as it comes, the other without fusions and moves that
+Both copies of a model run the same plan; one is compiled by plain Inductor, the other without fusions and moves that
 raise the peak. Part one trains four small models at their lowest plan, where fusions and moves do most harm. Part two
 times the models of `max_speed` at `max`, in interleaved pairs: there the guard is not in force, and is put in force for
 this. ok: the guarded peak is at most 1.03 of the predicted one and not above the unguarded one; the 95 % interval of the
@@ -39,7 +39,7 @@ class Guarded(RematPartitioner):
 
 
 class Unguarded(RematPartitioner):
-    """The same plans, and Inductor as it comes."""
+    """The same plans, compiled by plain Inductor."""
 
     def __init__(self, *args: Any, guarded: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, guarded=False)

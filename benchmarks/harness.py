@@ -77,7 +77,7 @@ def training(case: Case, **compile_arguments: Any) -> Training:
 
 
 def plain(case: Case) -> Training:
-    """The case under torch.compile as it comes."""
+    """The case under torch.compile with default options."""
     return training(case)
 
 

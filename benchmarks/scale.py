@@ -5,7 +5,7 @@
 The problems are rows of transformer layers made without a model (`benchmarks.synthetic`): `equal` ones, and ones of which hardly
 two are equal.  Each row of the table has a process of its own, so that its memory is its own: the most that was resident, less
 what was before planning.  `gap` is the time between the plan and its proven bound, as a part of the step's estimated time.  With
-`--points`, so many budgets between the lowest peak and that of the fastest plan are planned for as well, by `pareto`'s code, and
+`--points N`, N budgets between the lowest peak and that of the fastest plan are planned for as well, by `pareto`'s code, and
 the lowest peak is looked for beside the one plan, as `compile-remat plan` does.
 """
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def problem_of(kind: str, nodes: int, seed: int) -> Problem:
-    """About so many forward nodes."""
+    """About `nodes` forward nodes."""
     return KINDS[kind](max(1, nodes // synthetic.VALUES_PER_LAYER), seed)
 
 

@@ -33,12 +33,12 @@ class Layer:
 
 
 def equal_layers(count: int) -> Problem:
-    """So many equal layers."""
+    """A row of `count` equal layers."""
     return row_of([Layer()] * count)
 
 
 def unequal_layers(count: int, seed: int = 0) -> Problem:
-    """So many layers, hardly two of them equal."""
+    """A row of `count` layers whose sizes are drawn at random."""
     drawn = random.Random(seed)
     return row_of([Layer(attention=drawn.randint(2048, 8192), inner=drawn.randint(4096, 16384)) for _ in range(count)])
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.table_a [--device cuda] [--model gpt] [--toy] [--json OUT]
 
-`plain` is torch.compile as it comes, `torch B` is `torch._functorch.config.activation_memory_budget = B`, the rest is
+`plain` is torch.compile with default options, `torch B` is `torch._functorch.config.activation_memory_budget = B`, the rest is
 `backend="remat"`: `max`, fractions of plain's measured peak handed over in bytes, and `min`. Every row is compiled
 afresh, with the graph caches off. Planning time is everything between receiving the joint graph and handing over two
 modules, for torch's rows as for ours. The verdicts are explained in benchmarks/verdicts.py. The exit status is 1 if any
