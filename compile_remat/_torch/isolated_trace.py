@@ -76,9 +76,10 @@ def _twin_of_module(module: nn.Module) -> tuple[Callable[..., Any], CodeType | N
     if not isinstance(forward, MethodType) or not isinstance(forward.__func__, FunctionType):
         return module, None
     if trace_rules_check(forward):
+        fn = module  # the name that torch gives it, and that module paths begin with
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return module(*args, **kwargs)
+            return fn(*args, **kwargs)
 
         return _twin(call)
     twin, fresh = object.__new__(type(module)), _fresh(forward.__func__)

@@ -14,6 +14,7 @@ from torch._dynamo.testing import CompileCounter
 
 from compile_remat import explain
 from compile_remat._torch.isolated_trace import trace_isolated
+from compile_remat.api import look
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +131,9 @@ def test_nothing_of_a_look_stays_alive() -> None:
         trace_isolated(function, backend, [torch.randn(3, 8)])
     gc.collect()
     assert [graph() for graph in graphs] == [None, None]
+
+
+def test_module_paths_are_those_of_training() -> None:
+    """Values of a torch module are named by their place in it, whatever function calls it."""
+    (planned,) = look(sequential(), (torch.randn(4, 8),), memory_budget="max")
+    assert {value.origin.module_path for value in planned.problem.values} <= {"", "0", "1"}
