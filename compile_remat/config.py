@@ -241,7 +241,7 @@ def _lookup(row: Field[Any], options: Mapping[str, object], environ: Mapping[str
 
 
 def parsed(name: str, raw: object, origin: str) -> Any:
-    """The value of one setting that was given elsewhere; ConfigError names `origin` where it is none."""
+    """Parse one setting that did not come as an option; a ConfigError names `origin`."""
     return _parse(next(row for row in fields(RematConfig) if row.name == name), raw, origin)
 
 

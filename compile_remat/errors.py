@@ -1,4 +1,4 @@
-"""What can go wrong, as types: catch `RematError` for all of it.
+"""Errors and warnings: catch `RematError` for every error of ours.
 
 The arguments of each exception are its fields and the text is built from them, so every one of them survives pickle,
 copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
@@ -37,7 +37,7 @@ class CheckWarning(UserWarning):
 
 
 class PlannerWarning(UserWarning):
-    """The planner could not do what was asked, and training goes on with a safer plan."""
+    """The planner could not fulfil a request; training continues with a safer plan."""
 
 
 class SettingWarning(UserWarning):
@@ -206,5 +206,5 @@ def _both(nbytes: int) -> str:
 
 
 def warn(message: str) -> None:
-    """A `PlannerWarning`: something is not as it was asked, and training goes on."""
+    """Issue a `PlannerWarning`: a request is not fulfilled, and training continues."""
     warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)

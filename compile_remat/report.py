@@ -1,4 +1,4 @@
-"""What this process compiled: one `Report` for each graph, in memory and, where asked, as a JSON file."""
+"""Reports: one for each graph that this process compiled, in memory and, with `report_dir`, as JSON files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Report:
         plan: The plan that runs; None where the planner failed before it could say what torch's own choice comes to.
         floor_bytes: The lowest reachable peak, where it was worked out.
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
-        message: What went otherwise than asked, in a sentence; empty where nothing did.
+        message: How the plan differs from what was asked, in a sentence; empty where it does not.
         from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
         offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
@@ -69,12 +69,12 @@ class Report:
 
     @property
     def prediction_error(self) -> float | None:
-        """By which part of the measured peak the predicted one is above it (or below, where negative)."""
+        """Predicted peak over measured peak, less 1."""
         return self._error_of(self.predicted_peak_bytes)
 
     @property
     def schedule_error(self) -> float | None:
-        """The same for the scheduled peak."""
+        """Codegen peak over measured peak, less 1."""
         return self._error_of(self.scheduled_peak_bytes)
 
     def _error_of(self, peak_bytes: int | None) -> float | None:
@@ -108,12 +108,12 @@ class Report:
 
     @property
     def num_saved(self) -> int | None:
-        """How many tensors go from forward to backward, inputs not counted."""
+        """Number of tensors saved for the backward, inputs not counted."""
         return None if self.plan is None else len(self.plan.saved)
 
     @property
     def num_recomputed(self) -> int | None:
-        """How many values the backward computes once more."""
+        """Number of values that the backward recomputes."""
         return None if self.plan is None else len(self.plan.recomputed)
 
     @property
@@ -164,7 +164,7 @@ def reports() -> list[Report]:
 
 
 def reset_reports() -> None:
-    """Forget them."""
+    """Drop all reports."""
     _REPORTS.clear()
 
 
@@ -212,7 +212,7 @@ def write(report: Report, report_dir: str) -> None:
 
 
 def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
-    """Complete a report that was recorded, by how its check ended, say; one that was forgotten since is only written."""
+    """Replace fields of a recorded report, in memory and on disk; a report that was dropped meanwhile is only written."""
     amended = replace(report, **changes)
     for kept in (_RECORDED.get() or [], _REPORTS):
         kept[:] = [amended if r is report else r for r in kept]

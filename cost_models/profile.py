@@ -1,7 +1,7 @@
-"""The profile model: measured times of the operators that run as kernels of their own, and the roofline for all else.
+"""The profile model: measured times of operators that run as kernels of their own, and the roofline for all others.
 
-What fuses (pointwise operators, reductions) has no time of its own that could be measured: its share of a fused kernel is
-the roofline's. So is what was not or could not be measured.
+Pointwise operators and reductions fuse, so their share of a kernel cannot be measured: the roofline prices them, and
+everything that was not measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compile_remat.cost_models.timing.replay import recipe_of
 class Times:
     """Measured nanoseconds by signature, in order of the signatures.
 
-    Its text is the hash of its contents, so that what is named by it changes with every figure.
+    Its text is the hash of its contents, so that cache keys change with every figure.
     """
 
     by_signature: tuple[tuple[str, int], ...] = ()

@@ -1,6 +1,6 @@
-"""Measured times on disk: one JSON file for each device and version of torch, complete after every operator.
+"""Measured times on disk: one JSON file for each device and version of torch, rewritten after every operator.
 
-Beside the times it holds which operators each graph has, so that a graph whose operators are all known is not traced for them.
+The file also lists the operators of each graph, so that a graph whose operators are all known is not traced again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProfileFile:
         return None if found is None else tuple(found)
 
     def add(self, times_ns: Mapping[str, int]) -> None:
-        """Write further times; those of other processes that were written meanwhile stay."""
+        """Add times to the file; times that other processes wrote meanwhile stay."""
         document = self._read()
         document["times_ns"] |= times_ns
         self._write(document)

@@ -1,4 +1,4 @@
-"""Every kernel costs one: plans that can be checked by hand."""
+"""The unit model: every kernel costs one nanosecond, so that plans can be checked by hand."""
 
 from __future__ import annotations
 

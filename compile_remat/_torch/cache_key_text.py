@@ -34,7 +34,7 @@ def partitions_are_cached(options: Mapping[str, Any]) -> bool:
 
 
 def partition_is_stored() -> bool:
-    """Whether torch keeps the partition that is being made, here or elsewhere; to be asked by the partitioner."""
+    """Whether torch stores the current partition in its local or remote cache.  Call it from the partitioner."""
     is_remote = bool(functorch_config.enable_remote_autograd_cache) and not inductor_config.force_disable_caches
     return partitions_are_cached({}) or is_remote
 

@@ -1,4 +1,4 @@
-"""What ``scaled_dot_product_attention`` becomes on a CUDA device, for graphs that are traced on a CPU.
+"""The operators of ``scaled_dot_product_attention`` on a CUDA device, for graphs that are traced on a CPU.
 
 Imports nothing of ours.  On a CPU torch traces attention to an operator of the CPU's own, or where there is dropout to an
 explicit softmax; a GPU runs neither.  The operators below are those that ``sdp_utils.cpp`` and ``attention.cpp`` of 2.11 to 2.15

@@ -1,4 +1,4 @@
-"""Private names of torch that tracing without data needs: fake tensors, and what device they claim to be on.
+"""Tracing without data: fake tensors, and the device that they claim to be on.
 
 Imports nothing of ours.  Same in 2.11 to 2.15: ``FakeTensorMode``, ``FakeTensor.fake_device``, ``TorchDispatchMode``.
 """
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def fake_tensors(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """All tensors made within have sizes, types and strides, and no memory; floating-point ones are of `dtype` unless told."""
+    """Tensors made inside have sizes, types and strides, and no memory; `dtype` is the default floating-point type."""
     before = torch.get_default_dtype()
     with FakeTensorMode(allow_non_fake_inputs=True):
         if dtype is not None:
@@ -29,9 +29,9 @@ def fake_tensors(dtype: torch.dtype | None = None) -> Iterator[None]:
 
 
 class NumbersAreZero(TorchDispatchMode):
-    """Where a tensor without data is asked for its number, the answer is zero.
+    """Reading a number from a fake tensor gives zero.
 
-    For the time in which a model is built: ``torch.nn.init.trunc_normal_``, say, asks whether it has to draw again.
+    Needed while a model is built: ``torch.nn.init.trunc_normal_``, for example, asks whether it has to draw again.
     """
 
     def __init__(self) -> None:  # torch's own has no annotations

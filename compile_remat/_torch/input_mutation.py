@@ -1,4 +1,4 @@
-"""Inputs that a joint graph's forward overwrites, and what its backward still wants of their old values.
+"""Inputs that a joint graph's forward overwrites, and copies of the old values that its backward reads.
 
 Imports nothing of ours.  Same in torch 2.11, 2.13 and 2.15: functionalised joint graphs mutate by ``aten.copy_`` at the
 very end, or leave it to the runtime and say so in the outputs' descriptors.
@@ -76,7 +76,7 @@ def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Nod
 
 
 def _overwritten_by_forward(module: fx.GraphModule) -> set[fx.Node]:
-    """Without those that only the backward overwrites: what it reads of them is what they hold by then."""
+    """Mutated inputs, but not those that only the backward overwrites: it reads their new values."""
     in_backward = {
         node.args[0]
         for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
@@ -86,7 +86,7 @@ def _overwritten_by_forward(module: fx.GraphModule) -> set[fx.Node]:
 
 
 def _is_alias(node: fx.Node, source: fx.Node) -> bool:
-    """By the operator, because passes leave a view's fake value where it was; by the values for what is a view at times."""
+    """By the operator first (passes do not refresh a view's fake tensor), else by storage: some operators alias only at times."""
     if node.target is operator.getitem or getattr(node.target, "is_view", False):
         return True
     own, other = _storage(node), _storage(source)
@@ -101,7 +101,7 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
 
 
 def _copy_of(source: fx.Node, graph: fx.Graph) -> fx.Node:
-    """A copy that Inductor's passes leave alone: of an input they keep a clone that is returned, of other values none."""
+    """A copy that Inductor's passes keep: a clone of an input, a `where` of any other value (clones of those are removed)."""
     value = source.meta["val"]
     if source.op == "placeholder":
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):

@@ -1,4 +1,4 @@
-"""Private names of torch that a second compilation needs: what a Dynamo graph knows of its arguments, and a step on the side.
+"""Arguments of a Dynamo graph, and contexts in which the graph can be compiled or run a second time.
 
 Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
 """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = 45.0
 TOY_SECONDS = 5.0
-"""A shorter run than this has no use but to show that everything is in its place."""
+"""A shorter run uses toy sizes: a smoke test."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

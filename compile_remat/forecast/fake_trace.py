@@ -43,13 +43,13 @@ class Traced:
     input_bytes: int
 
     def place(self, device: Device) -> None:
-        """Let the tensors be on `device`; from then on no operator may run on them."""
+        """Mark all tensors as on `device`; afterwards no operator may run on them."""
         if device.name != "cpu":
             say_device(self.joint.module, torch.device("cuda", 0))
 
 
 def trace(builder: Builder, device: Device) -> Traced:
-    """Build and trace a model's training step; allocates nothing.
+    """Build and trace a model's training step without allocating memory.
 
     Raises:
         ConfigError: The builder, or a size, is off.

@@ -150,7 +150,7 @@ def heavy_flops(node: fx.Node, packet: str) -> int | None:
         args = _shapes(node.args, wrap=True)
         kwargs = {name: _shapes(value, wrap=True) for name, value in node.kwargs.items()}
         return _as_count(registered(*args, **kwargs, out_val=_shapes(node.meta.get("val"), wrap=True)))
-    except Exception:  # a formula of anybody's, given shapes it was not written for: the caller prices by bytes
+    except Exception:  # a user's formula may fail on these shapes: the caller prices by bytes
         return None
 
 

@@ -2,8 +2,8 @@
 
 The kind decides what the planner may assume: a VIEW costs nothing, POINTWISE operators fuse into their readers and live
 in registers, a REDUCTION fuses but its result is a buffer, the heavy kinds and OTHER are kernels of their own whose
-inputs and outputs stand in memory. An operator that nobody listed is OTHER, which is the safe answer: too much memory
-and one launch, never too little.
+inputs and outputs stand in memory. An operator that is not listed is OTHER, the safe answer: it overestimates memory
+and launches.
 
 Facts that belong to an operator and not to one use of it are looked up once per target and kept.
 """
@@ -20,7 +20,7 @@ import torch
 
 
 class OpKind(StrEnum):
-    """One of eleven ways in which a node uses the device."""
+    """How a node uses the device."""
 
     INPUT = "input"  # placeholder, get_attr
     CONSTANT = "constant"  # made without reading any tensor; Inductor inlines it into its readers

@@ -37,7 +37,7 @@ _SYMBOL_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One node, priced in nothing but counts: what it costs is for a cost model to say.
+    """Counts of one node: bytes and operations.  A cost model turns them into time.
 
     Attributes:
         name: the node's name, e.g. ``mm_1``.

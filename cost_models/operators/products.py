@@ -1,4 +1,4 @@
-"""The lengths of a product: what decides, beside the operations in all, how fast it runs.
+"""The lengths of a product, which decide, beside its number of operations, how fast it runs.
 
 Every heavy operator is priced as `batch` products of an m x k by a k x n matrix:
 

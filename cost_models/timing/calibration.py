@@ -52,8 +52,8 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
     """Run all cases in interleaved rounds for about `seconds`, preparation not counted, and fit.
 
     Args:
-        say: Gets a line whenever there is something to tell.
-        is_toy: An eighth of the lengths and few cases: shows that everything is in its place, and nothing else.
+        say: Gets one line of progress at a time.
+        is_toy: An eighth of the lengths and few cases: a smoke test whose figures mean nothing.
     """
     first, *others = dtypes_of(device)
     is_tf32 = "tf32" in dict(detect(device).flops_per_s)
@@ -73,7 +73,7 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Types of products to measure, that of training first: float32 on CPU, elsewhere a half one if the device has it."""
+    """Types of products to measure, the one of training first: float32 on CPU; on a GPU a 16-bit type that it supports."""
     rates = dict(detect(device).flops_per_s)
     half = [dtype for dtype, name in _DTYPES.items() if name in rates]
     return [torch.float32, *half] if device.type == "cpu" else [*half, torch.float32]
@@ -81,7 +81,7 @@ def dtypes_of(device: torch.device) -> list[torch.dtype]:
 
 @contextmanager
 def _float32_is_float32() -> Iterator[None]:
-    """Convolutions and products in float32 without TF32, whatever the user's settings are."""
+    """Switch TF32 off for float32 convolutions and products; the user's settings come back afterwards."""
     allowed, precision = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
@@ -171,7 +171,7 @@ def _fit_memory(state: _State) -> None:
 
 
 def _fit_launches(state: _State) -> None:
-    """The smallest product takes nothing but its launch; of a chain of products and fused kernels theirs is left over."""
+    """The smallest product costs its launch; a chain of products and fused kernels, less the products, gives theirs."""
     product_ns = state.median_ns("launch of products")
     chain_ns = state.median_ns("launch") / CHAIN
     put(state.content, ("launch_ns",), max(0.1 * product_ns, chain_ns - product_ns))
@@ -221,7 +221,7 @@ def _backwards(state: _State, kind: str) -> list[Op]:
 
 
 def _fit_arithmetic(state: _State) -> None:
-    """Plain multiply-adds first: the others are told as parts of the same rate."""
+    """Plain multiply-adds first: other operators are fractions of the same rate."""
     state.start("efficiency", "pointwise", _SLOW)
     state.fit([("efficiency", "pointwise")], state.of("pointwise", lambda case: _fused(case, _polynomial(case))))
     baseline_ns = state.median_ns("baseline")

@@ -1,7 +1,7 @@
-"""The kernels that calibration runs: what each does, on which arguments, and what the model is asked for.
+"""The kernels that calibration runs, with their arguments.
 
-Every case says which figures it is there for (`group`). Its counts come from `describe`, on a trace of the very function
-that is timed, so that what is fitted is what plans are priced with.
+Every case names the figures that it is for (`group`). Its counts come from `describe` on a trace of the timed function, so
+that the fit uses the same counts as plans do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Case:
 
     Attributes:
         name: What the table calls it.
-        group: The figures that it is there for.
+        group: The figures that are fitted to it.
         function: What is timed.
         arguments: Draws its arguments.
         compiled: Whether Inductor makes its kernels; it is one fused kernel then.
