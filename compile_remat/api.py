@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import inductor_options
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
 from compile_remat.compilation.driver import STRICT_OPTIONS
@@ -50,14 +50,14 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
 
     What `torch.compile` keeps for the user stays: compiled graphs, counts of recompilations, sizes seen.
     """
-    config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
+    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():
         raise RematError(f"{problem}: nothing can be planned with this torch.")
     seen: list[Planned] = []
     failed: list[RematError] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = joint_graph.mode_options(config.mode)
+        options = inductor_options.mode_options(config.mode)
         try:
             settings = priced(settings_for(config, example_inputs), gm, example_inputs, config, options)
             planned = look_at_joint_graph(
@@ -107,7 +107,7 @@ def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
     from compile_remat.forecast.forecasting import Target, forecast
 
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
-    config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
+    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if config.device == "detect":
         raise ConfigError(f"device: a plan for {name} needs the name of a device, or a JSON file.")
     target = Target(
@@ -130,7 +130,7 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
     Args:
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
-    work_seconds = RematConfig.resolve(settings, modes=joint_graph.mode_names()).time_limit
+    work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
     problem = _first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem
     return frontier(Planner(problem, work_seconds), points)
 
@@ -155,7 +155,7 @@ def install(**settings: Any) -> None:
     `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  Undo it with
     `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
-    config = RematConfig.resolve(settings, modes=joint_graph.mode_names())
+    config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():
         warnings.warn(f"{problem}: Inductor is left as it is and no memory budget holds", PlannerWarning, stacklevel=2)
         return

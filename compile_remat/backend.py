@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import inductor_options
 from compile_remat._torch.step_peers import company
 from compile_remat._torch.version import version_problem
 from compile_remat.budget import OptimizerState
@@ -47,12 +47,12 @@ def remat(
 ) -> Callable[..., Any]:
     """The Dynamo backend.  Errors of ours come out of the first call, because Dynamo would wrap and could swallow them."""
     try:
-        own, inductor = split_options(_given(options, mode), joint_graph.inductor_option_names())
+        own, inductor = split_options(_given(options, mode), inductor_options.inductor_option_names())
         _check_inductor(inductor)
-        config = RematConfig.resolve(own, modes=joint_graph.mode_names())
+        config = RematConfig.resolve(own, modes=inductor_options.mode_names())
         if config.log is not None:
             LOG.setLevel(config.log.upper())
-        patches = {**joint_graph.mode_options(config.mode), **inductor, **(config_patches or {})}
+        patches = {**inductor_options.mode_options(config.mode), **inductor, **(config_patches or {})}
         return compile_graph(gm, example_inputs, config, patches)
     except RematError as error:
         return _raiser(error)
@@ -205,7 +205,7 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
     if options.get(PARTITIONER_OPTION) is not None:
         raise ConfigError(f"the backend remat sets {PARTITIONER_OPTION!r} itself; use the backend inductor with yours.")
     for name, value in options.items():
-        problem = joint_graph.inductor_option_problem(name, value)
+        problem = inductor_options.inductor_option_problem(name, value)
         if problem:
             raise ConfigError(f"{name} = {value!r} (an option of Inductor): {problem}.")
 

@@ -24,10 +24,6 @@ from torch import fx
 from torch._functorch import config as functorch_config
 
 from compile_remat._torch import input_mutation
-from compile_remat._torch.inductor_options import inductor_option_names as inductor_option_names
-from compile_remat._torch.inductor_options import inductor_option_problem as inductor_option_problem
-from compile_remat._torch.inductor_options import mode_names as mode_names
-from compile_remat._torch.inductor_options import mode_options as mode_options
 from compile_remat._torch.sizes import hint_int as hint_int
 from compile_remat._torch.sizes import hint_shape as hint_shape
 from compile_remat._torch.sizes import storage_nbytes as storage_nbytes

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import cache_key_text, joint_graph
+from compile_remat._torch import cache_key_text
+from compile_remat._torch.sizes import hint_int
 from compile_remat._util.progress import progress_bar
 from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
@@ -80,7 +81,7 @@ def _times_here(
 
 
 def _name_of(gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], compiler: str) -> str:
-    sizes = [f"{s}={joint_graph.hint_int(s)}" for s in example_inputs if isinstance(s, torch.SymInt)]
+    sizes = [f"{s}={hint_int(s)}" for s in example_inputs if isinstance(s, torch.SymInt)]
     text = [cache_key_text.compilation_text(gm, example_inputs), repr(sorted(patches.items())), compiler, *sizes]
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 

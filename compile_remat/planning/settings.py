@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import joint_graph, sizes
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import (
@@ -150,4 +150,4 @@ def place_of(example_inputs: Sequence[Any]) -> torch.device:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((str(s), joint_graph.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
+    return tuple((str(s), sizes.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
