@@ -13,6 +13,7 @@ from functorch.compile import aot_function, min_cut_rematerialization_partition,
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 
+from compile_remat._torch.codegen_rules import InductorRules, inductor_rules
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Problem, build_problem
 from compile_remat.passes.problem.problem import SAVE
@@ -256,3 +257,44 @@ def test_what_is_read_by_strides_is_written_to_memory() -> None:
         problem = problem_of(partial(scaled, view), *weights(5))
         (y,) = [v for v in problem.values if v.name == "add"]
         assert y.realised == is_written
+
+
+# -- rules of Inductor ------------------------------------------------------------------------------------------------
+
+
+def materialised(problem: Problem) -> set[str]:
+    return {v.name for v in problem.values if v.realised}
+
+
+def test_the_users_thresholds_change_what_is_materialised() -> None:
+    def function(x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return (x + a + b + c) @ x
+
+    assert materialised(problem_of(function, *weights(4))) == set()
+    with torch._inductor.config.patch(realize_acc_reads_threshold=3):
+        assert "add_2" in materialised(problem_of(function, *weights(4)))  # x + a + b + c has four reads
+
+
+def test_each_device_has_its_own_rules() -> None:
+    """Two read the exponential: C++ writes it to memory, Triton does not; the device need not be here."""
+    asked: list[str] = []
+
+    def as_triton(device_type: str) -> InductorRules:
+        asked.append(device_type)
+        return inductor_rules("cuda")
+
+    def function(x: Tensor) -> Tensor:
+        y = x.exp()
+        return (y @ x) * y
+
+    found: list[Problem] = []
+
+    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        for rules in (inductor_rules, as_triton):
+            problem = build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=UnitCost(), rules=rules)
+            found.append(problem)
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
+
+    aot_function(function, nop, nop, partition_fn=spy)(*weights(1))
+    assert [("exp" in materialised(problem)) for problem in found] == [True, False]
+    assert asked == ["cpu"]  # once
