@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdRef
 
 from compile_remat._torch.autograd_node import (
     after_backward,
@@ -58,10 +59,10 @@ class Instance:
 
 @dataclass(frozen=True)
 class Run:
-    """One entry of a step's history: a graph, and the parameters that it ran with by identity and bytes."""
+    """One entry of a step's history: a graph, and the parameters that it ran with."""
 
     member: weakref.ref[Member]
-    parameters: tuple[tuple[int, int], ...]
+    parameters: tuple[WeakIdRef, ...]
 
 
 class Ledger:
@@ -79,7 +80,7 @@ class Ledger:
         self.step: list[Run] = []
         self.backwards = 0
         self.look: Callable[[], MemoryBudget] | None = None  # what `auto` comes to when the optimizer has its state
-        self.learned: object = None
+        self.learned: object = None  # the step that plans were last chosen for; by weak references, as ids are reused
 
     def held_bytes(self) -> int:
         """What the forwards that wait for their backward hold."""
@@ -144,10 +145,11 @@ class Ledger:
                 member.wanted = SharedOption()
         if any(member.wanted is not None for member in members):
             return  # each tells its offers in the next step
-        key = [(id(m), p) for m, p in runs], self.budget
+        turns = _turns(members, runs)
+        key = [run.member for run in self.step], turns, self.budget
         if key != self.learned:
             self.learned = key
-            self._settle(members, _turns(members, runs))
+            self._settle(members, turns)
 
     def _settle(self, members: Sequence[Member], turns: Sequence[Turn]) -> None:
         """Choose and compile, and choose again while the code of what was chosen needs more than was predicted.
@@ -193,15 +195,15 @@ class Ledger:
         return int(self.budget.value or 0) if self.budget.kind == "bytes" else None
 
 
-def _turns(members: Sequence[Member], runs: Sequence[tuple[Member, tuple[tuple[int, int], ...]]]) -> list[Turn]:
+def _turns(members: Sequence[Member], runs: Sequence[tuple[Member, tuple[WeakIdRef, ...]]]) -> list[Turn]:
     """A gradient lies beside the backwards that follow it, and lies there once, however many graphs add to it."""
     index = {member: g for g, member in enumerate(members)}
-    seen = set[int]()
+    seen = set[WeakIdRef]()
     turns = []
     for member, parameters in reversed(runs):
-        new = {key: nbytes for key, nbytes in parameters if key not in seen}
-        seen.update(new)
-        turns.append(Turn(index[member], sum(new.values())))
+        new = set(parameters) - seen
+        seen |= new
+        turns.append(Turn(index[member], sum(t.nbytes for ref in new if (t := ref()) is not None)))
     return turns[::-1]
 
 
@@ -285,9 +287,8 @@ class Member:
         return outputs
 
 
-def _parameters(args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
-    leaves = (a for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
-    return tuple((id(a), a.nbytes) for a in leaves)
+def _parameters(args: Sequence[Any]) -> tuple[WeakIdRef, ...]:
+    return tuple(WeakIdRef(a) for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
 
 
 def _text(count: int, num_graphs: int, found: Shared, limit_bytes: int | None) -> str:

@@ -14,6 +14,7 @@ import compile_remat
 from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig, SharedBudgetError
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
+from compile_remat.runtime import shared_budget
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -272,6 +273,17 @@ def test_forwards_without_a_backward_leave_nothing_behind() -> None:
     call(X).backward()
     call(X).backward()
     assert len(compile_remat.reports()) == 1
+
+
+def test_a_step_is_not_taken_for_the_one_of_a_dropped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python gives the `id` of a dropped object to a new one, at worst all of them."""
+    monkeypatch.setattr(shared_budget, "id", lambda value: 1, raising=False)
+    for _ in range(2):
+        steps = Steps("three graph breaks", 4 << 20, compiler="eager")
+        compile_remat.reset_reports()
+        for _ in range(3):
+            steps.step()
+        assert "in a step" in compile_remat.reports()[-1].message  # the joint allocation chose plans for this model, too
 
 
 def test_values_of_instances() -> None:
