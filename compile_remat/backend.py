@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import fx
 
 from compile_remat._torch import inductor_options
-from compile_remat._torch.step_peers import company
+from compile_remat._torch.step_peers import ends_in_graph_break
 from compile_remat._torch.version import version_problem
 from compile_remat.budget import OptimizerState
-from compile_remat.compilation.driver import Compilation, Later
+from compile_remat.compilation.driver import Compilation
 from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
@@ -26,12 +25,12 @@ from compile_remat.inductor.entry import (
 )
 from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
-from compile_remat.planning.request import Fit, Request, SharedOption
+from compile_remat.planning.request import Fit, FitBelow, Request, SharedOption
 from compile_remat.planning.settings import Settings, auto_budget, place_of, priced, settings_or_failure, sizes_of
-from compile_remat.report import Report
-from compile_remat.runtime.oom_recovery import Retrying
-from compile_remat.runtime.peak_monitor import Watched, reader_of
-from compile_remat.runtime.shared_budget import Ledger, Member
+from compile_remat.runtime.oom_recovery import OomRecovery
+from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
+from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
+from compile_remat.runtime.shared_budget import SharedBudget, budget_of
 
 LOG = logging.getLogger("compile_remat")
 
@@ -99,37 +98,29 @@ def compile_graph(
     return _compile(gm, example_inputs, config, patches, make(fallback=reason))
 
 
-_LEDGERS: dict[tuple[str, str], Ledger] = {}
-"""One budget for all graphs of a device: by device and budget, as the user gave it."""
-
-
-def _ledger_of(config: RematConfig, settings: Settings, example_inputs: Sequence[Any]) -> Ledger | None:
-    """Whom this graph shares its budget with; None where there is no budget to share."""
+def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequence[Any]) -> SharedBudget | None:
+    """The budget that the graph shares with the others of its device; None where there is none to share."""
     has_budget = settings.is_given or settings.from_auto
-    if not has_budget or settings.budget.kind == "max" or config.check:
+    if not has_budget or settings.budget.kind == "max":
         return None
-    key = str(place_of(example_inputs)), str(config.memory_budget)
-    ledger = _LEDGERS.setdefault(key, Ledger(settings.budget, may_miss=settings.from_auto))
-    if not ledger.held_bytes():
-        ledger.budget = settings.budget  # `auto` has looked again
-        if settings.from_auto and config.optimizer_state.kind != "none":
-            without_state = replace(config, optimizer_state=OptimizerState("none"))
-            ledger.look = functools.partial(auto_budget, without_state, place_of(example_inputs), 0)
-    return ledger
+    place = place_of(example_inputs)
+    shared = budget_of(place, str(config.memory_budget), settings.budget, may_miss=settings.from_auto)
+    if settings.from_auto and config.optimizer_state.kind != "none" and not shared.calls_in_flight:
+        without_state = replace(config, optimizer_state=OptimizerState("none"))
+        shared.reread = functools.partial(auto_budget, without_state, place, 0)
+    return shared
 
 
-def _first_request(reason: str, config: RematConfig, ledger: Ledger, example_inputs: Sequence[Any]) -> Request:
-    """What this graph may take in its first step: `Fit` where it is alone as far as one can see.
-
-    Args:
-        reason: Why it will not be.
-    """
-    others_bytes = ledger.held_bytes()
-    instances = config.instances or 0
-    if instances < 2 and not others_bytes and (instances or not reason):
-        return Fit()
+def _first_request(
+    gm: fx.GraphModule, config: RematConfig, shared: SharedBudget, example_inputs: Sequence[Any]
+) -> Request:
+    """A plan option with a menu where the region has peers or several calls in a step; else the plan for the whole budget."""
+    calls = config.instances or 0
+    if calls < 2 and not shared.calls_in_flight:
+        if calls or not (shared.expects_peers or ends_in_graph_break(gm)):
+            return Fit()
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
-    return SharedOption(others_bytes, instances, gradient_bytes, may_miss=ledger.is_provisional)
+    return SharedOption(shared.in_flight_bytes, calls, gradient_bytes, may_miss=shared.is_provisional)
 
 
 def _compile(
@@ -139,55 +130,40 @@ def _compile(
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
 ) -> Callable[..., Any]:
+    """Compile the graph, and put the hooks around its calls that its settings ask for."""
     compilation = Compilation(gm, example_inputs, config, patches)
-    reason = company(gm)  # asked of every graph: that marks it as one that is not waited for
-    later = None if config.check else compilation.later()
-    ledger = None if later is None else _ledger_of(config, partitioner.settings, example_inputs)
-    if ledger is not None:
-        settings = replace(partitioner.settings, budget=ledger.budget)
-        request = _first_request(reason, config, ledger, example_inputs)
+    later = None if config.check else compilation.later()  # a check runs more than the plan
+    shared = None if later is None else _shared_budget(config, partitioner.settings, example_inputs)
+    if shared is not None:
+        settings = replace(partitioner.settings, budget=shared.budget)
+        request = _first_request(gm, config, shared, example_inputs)
         partitioner = replace(partitioner, settings=settings, request=request)
     compiled, reports = compilation.run(partitioner)
     if not reports or reports[-1].plan is None:
         return compiled
     place, report = place_of(example_inputs), reports[-1]
-    read = None if config.check else reader_of(place)  # a check runs more than the plan
-    watched = functools.partial(Watched, graph_key=report.graph_key, report_dir=config.report_dir, read=read)
+    monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
     if later is None:
-        return watched(compiled)
-    retrying = functools.partial(_retrying, later, compilation, partitioner, place)
-    if ledger is None:
-        return watched(retrying(compiled, report))
+        return CompiledRegion(RunningPlan(compiled, report), [monitor])
+    hooks: list[Hook] = [monitor] if shared is None else [shared, monitor]
+    if config.oom_retry:
+        hooks.append(
+            OomRecovery(
+                retries=config.oom_retry,
+                device=place,
+                available=functools.partial(free_memory.free_bytes, place, config.capacity),
+                written=compilation.written,
+                is_minimum=partitioner.settings.budget.kind == "min",
+            )
+        )
 
-    def again(request: Request) -> tuple[Callable[..., Any], Report] | None:
-        settings = replace(partitioner.settings, budget=ledger.budget)
-        found = later.again(replace(partitioner, settings=settings, request=request))
-        return None if found is None else (retrying(*found), found[1])
+    def recompile(request: Request) -> RunningPlan | None:
+        settings = partitioner.settings if shared is None else replace(partitioner.settings, budget=shared.budget)
+        guarded = partitioner.guarded or isinstance(request, FitBelow)
+        found = later.again(replace(partitioner, settings=settings, request=request, guarded=guarded))
+        return None if found is None else RunningPlan(*found)
 
-    return watched(Member(ledger, retrying(compiled, report), report, again, later.publish))
-
-
-def _retrying(
-    later: Later,
-    compilation: Compilation,
-    partitioner: RematPartitioner,
-    place: torch.device,
-    compiled: Callable[..., Any],
-    report: Report,
-) -> Callable[..., Any]:
-    """The compiled graph, made to survive running out of memory where that is asked for."""
-    if not compilation.config.oom_retry or report.plan is None:
-        return compiled
-    return Retrying(
-        compiled,
-        functools.partial(later.lower, partitioner),
-        peak_bytes=report.plan.peak_bytes,
-        written=compilation.written,
-        retries=compilation.config.oom_retry,
-        available=functools.partial(free_memory.free_bytes, place, compilation.config.capacity),
-        device=place,
-        is_lowest=partitioner.settings.budget.kind == "min" and isinstance(partitioner.request, Fit),
-    )
+    return CompiledRegion(RunningPlan(compiled, report), hooks, recompile, later.publish)
 
 
 def _given(options: object, mode: str | None) -> dict[str, object]:

@@ -193,7 +193,7 @@ class RematConfig:
         split_options(options, ())
         for name in environ:
             if name.startswith(ENV_PREFIX) and name not in _variables():
-                _warn_unknown_variable(name)
+                warn_unknown_variable(name)
         values = {row.name: _lookup(row, options, environ) for row in fields(cls)}
         config = cls(**{name: value for name, (value, _) in values.items() if value is not None})
         if modes is not None and config.mode is not None and config.mode not in modes:
@@ -263,7 +263,7 @@ def _variables() -> frozenset[str]:
 
 
 @functools.cache  # once for each name, however many graphs a process compiles
-def _warn_unknown_variable(name: str) -> None:
+def warn_unknown_variable(name: str) -> None:
     _LOG.warning("environment variable %s is not a setting and is ignored.%s", name, did_you_mean(name, _variables()))
 
 

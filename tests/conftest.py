@@ -13,27 +13,17 @@ import pytest
 from tests import compile_caches, cpu_time
 
 
-@pytest.fixture(autouse=True)
-def _compiled_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What other tests gave to the backend and never ran does not make a graph expect company (mark `company`: it does)."""
-    if request.node.get_closest_marker("company") is None:
-        from compile_remat._torch import step_peers
-
-        monkeypatch.setattr(step_peers, "_others_waiting", lambda wrapper: False)
-    yield
-
-
 @pytest.fixture
 def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Nothing compiled, cached or reported elsewhere but kernels; the folder of torch's caches."""
     import torch
 
-    import compile_remat
+    from compile_remat.runtime.process_state import clear_process_state
 
     folder = compile_caches.linked(tmp_path, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     torch.compiler.reset()
-    compile_remat.reset_reports()
+    clear_process_state()
     yield folder
     torch.compiler.reset()
 

@@ -299,7 +299,7 @@ def test_split_options() -> None:
 
 
 def test_unknown_variables_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    config._warn_unknown_variable.cache_clear()
+    config.warn_unknown_variable.cache_clear()
     with caplog.at_level(logging.WARNING, logger="compile_remat"):
         for _ in range(2):
             RematConfig.resolve({}, {"REMAT_MEMORY_BUDGT": "1GiB", "OTHER": "1"})

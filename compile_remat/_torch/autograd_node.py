@@ -46,33 +46,22 @@ def can_be_differentiated(args: Sequence[Any]) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
-def intercept(node: Any, handle: Callable[[Any, Backward, tuple[Any, ...]], Any]) -> None:
-    """From now on, the backward of all calls of this node's graph is ``handle(node, original, arguments)``."""
-    owner = type(node)._forward_cls
-    if "remat_original" in vars(owner):
-        return
-    original = owner.backward
-    owner.remat_original = original
-    owner.backward = staticmethod(lambda ctx, *args: handle(ctx, original, args))
+def intercept_backward(node: Any, handle: Callable[[Any, Backward, tuple[Any, ...]], Any]) -> None:
+    """From now on the backward of this node is ``handle(node, original, arguments)``; the node keeps `handle` alive.
 
-
-def after_backward(node: Any, then: Callable[[], object]) -> None:
-    """Call `then` when the node's backward has run.
-
-    A hook of the node would do the same, but for a node that has hooks autograd keeps what came in until they ran: the gradients
-    of the outputs, which the compiled backward drops at their last use.
+    The class of the node calls the handle of each node.  A hook of the node would be simpler, but while a node has hooks autograd
+    keeps the gradients of the outputs until they have run, and the compiled backward drops those after their last use.
     """
     owner = type(node)._forward_cls
-    if "remat_followed" not in vars(owner):
-        owner.remat_followed = original = owner.backward
-        owner.backward = staticmethod(lambda ctx, *args: _followed(ctx, original(ctx, *args)))
-    node.remat_after = (*getattr(node, "remat_after", ()), then)
+    if "remat_original" not in vars(owner):
+        owner.remat_original = original = owner.backward
+        owner.backward = staticmethod(lambda ctx, *args: _handled(ctx, original, args))
+    node.remat_handle = handle
 
 
-def _followed(node: Any, result: Any) -> Any:
-    for then in getattr(node, "remat_after", ()):
-        then()
-    return result
+def _handled(node: Any, original: Backward, arguments: tuple[Any, ...]) -> Any:
+    handle = getattr(node, "remat_handle", None)
+    return original(node, *arguments) if handle is None else handle(node, original, arguments)
 
 
 def keeps_its_graph() -> bool:

@@ -15,11 +15,10 @@ from compile_remat._torch import inductor_options
 from compile_remat._torch.ambient import Ambient
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
-from compile_remat._util.units import format_bytes
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.config import RematConfig
-from compile_remat.errors import RematError, find_error, warn
+from compile_remat.errors import find_error, warn
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     compile_eager,
@@ -31,7 +30,6 @@ from compile_remat.passes import Status
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.request import FitBelow, Resume
 from compile_remat.report import Report, record, recording, write
-from compile_remat.runtime.oom_recovery import CannotRetry, Lower
 from compile_remat.verify.first_step import compile_checked
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ class Compilation:
                 enter = self._enter_with(partitioner)
                 folder = self.config.report_dir
                 compiled = compile_checked(self.gm, partitioner, enter, folder)
-            elif self.config.compiler == "eager" or not partitioner.guarded:
+            elif self._is_final(partitioner):
                 compiled, partitioner = self._enter(partitioner)
                 self._keep(self._side_file(partitioner), reports)
             else:
@@ -95,6 +93,11 @@ class Compilation:
         if not is_trial:
             self._write(reports)
         return compiled, reports
+
+    def _is_final(self, partitioner: RematPartitioner) -> bool:
+        """Whether the first plan is taken as it is: without emitted code or a limit, or below a target that is no limit."""
+        is_below = isinstance(partitioner.request, FitBelow)
+        return self.config.compiler == "eager" or not partitioner.guarded or is_below
 
     def _enter(
         self, partitioner: RematPartitioner, observer: Observer | None = None
@@ -213,66 +216,22 @@ class Later:
     compilation: Compilation
     ambient: Ambient
 
-    def lower(self, partitioner: RematPartitioner, peak_bytes: int, target_bytes: int) -> Lower | None:
-        """Compile a plan for at most `target_bytes`, or the lowest; None where its peak is not below `peak_bytes`.
-
-        Raises:
-            CannotRetry: The compilation failed.
-        """
-        guards = guards_of(self.compilation.example_inputs)
-        with ExitStack() as stack:
-            self.ambient.enter(stack)
-            reports = stack.enter_context(recording())
-            lower = self._lower(replace(partitioner, request=FitBelow(target_bytes), guarded=True), reports, peak_bytes)
-            if lower is None or guards_of(self.compilation.example_inputs) != guards:
-                reports.clear()
-                return None
-        self.compilation._write(reports)
-        return lower
-
     def publish(self, report: Report) -> None:
         """Record a report of `again`, once it is decided that its plan runs."""
         record(report)
         self.compilation._write([report])
 
     def again(self, partitioner: RematPartitioner) -> tuple[Compiled, Report] | None:
-        """Compile another plan, without recording it; None where that fails, so that the one that runs goes on running.
-
-        Raises:
-            RematError: No plan is what the partitioner asks for.
-        """
+        """Compile another plan, without recording it; None where there is no plan, or where it holds for fewer sizes."""
         guards = guards_of(self.compilation.example_inputs)
         with ExitStack() as stack:
             self.ambient.enter(stack)
             reports = stack.enter_context(recording())
             try:
                 compiled, own = self.compilation.run(partitioner, is_trial=True)
-                own = list(own)
-            except Exception as error:
-                ours = find_error(error, RematError)
-                if ours is not None:
-                    raise ours from None
-                warn(
-                    f"another plan does not compile ({type(error).__name__}: {error}); the one that ran goes on running"
-                )
-                LOG.warning("a plan does not compile", exc_info=True)
-                return None
+                report = own[-1] if own else None
             finally:
                 reports.clear()
-        if not own or own[-1].plan is None or guards_of(self.compilation.example_inputs) != guards:
+        if report is None or report.plan is None or guards_of(self.compilation.example_inputs) != guards:
             return None
-        return compiled, own[-1]
-
-    def _lower(self, partitioner: RematPartitioner, reports: list[Report], peak_bytes: int) -> Lower | None:
-        try:
-            compiled, partitioner = self.compilation._enter(partitioner)
-            self.compilation._keep(self.compilation._side_file(partitioner), reports)
-        except Exception as error:
-            LOG.warning("planning again after running out of memory failed", exc_info=True)
-            raise CannotRetry(f"planning again failed ({type(error).__name__}: {error})") from None
-        planned = [r.predicted_peak_bytes for r in reports if r.predicted_peak_bytes is not None]
-        if not planned or max(planned) >= peak_bytes:
-            return None
-        text = f"planned again after running out of memory with a predicted peak of {format_bytes(peak_bytes)}"
-        reports[:] = [replace(r, message=f"{r.message}; {text}" if r.message else text) for r in reports]
-        return Lower(compiled, max(planned))
+        return compiled, report

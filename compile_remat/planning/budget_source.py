@@ -51,7 +51,7 @@ def effective_budget(
     annotated = joint_graph.annotated_ratios(joint.module, joint)
     if is_given:
         if annotated.any or ratio < 1:
-            _warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
+            warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
         return EffectiveBudget(budget, source="the memory that is free" if from_auto else "")
     source = REGION_NAME if annotated.ratios else CONFIG_NAME
     ratio = _agreed(annotated, ratio)
@@ -82,7 +82,7 @@ def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:
 
 
 @functools.cache  # once for each pair, however many graphs a process compiles
-def _warn_ignored(budget: str, name: str) -> None:
+def warn_ignored(budget: str, name: str) -> None:
     warnings.warn(
         f"compile_remat: {name} is set, and so is memory_budget = {budget}, which wins. Leave memory_budget out to "
         "have the ratio obeyed.",

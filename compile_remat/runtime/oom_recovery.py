@@ -14,27 +14,21 @@ import logging
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 
 from compile_remat._torch.ambient import read_random_state, write_random_state
-from compile_remat._torch.autograd_node import (
-    Backward,
-    can_be_differentiated,
-    compiled_node,
-    intercept,
-    keeping_version,
-    sequence_number,
-    written_by,
-)
+from compile_remat._torch.autograd_node import Backward, compiled_node, keeping_version, sequence_number, written_by
 from compile_remat._torch.tensor_arguments import is_plain_tensor
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
+from compile_remat.planning.request import FitBelow
+from compile_remat.runtime.region import CallInFlight, Compiled, CompiledRegion, Hook
+from compile_remat.runtime.states import CallEvent, PlanState
 
 LOG = logging.getLogger("compile_remat")
-Compiled = Callable[..., Any]
 T = TypeVar("T")
 
 SMALL_BYTES = MIB
@@ -53,19 +47,7 @@ class CannotRetry(Exception):
 
 
 @dataclass(frozen=True)
-class Lower:
-    """A plan of lower peak, compiled.
-
-    Attributes:
-        peak_bytes: Its predicted region peak.
-    """
-
-    compiled: Compiled
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
-class Before:
+class Start:
     """How things stood when a forward began, by reference where possible.
 
     Attributes:
@@ -75,10 +57,10 @@ class Before:
         problem: Why the forward cannot run again; empty where it can.
     """
 
-    inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
-    written: dict[int, torch.Tensor]
-    random: dict[str, bytes]
+    inputs: tuple[Any, ...] = ()
+    versions: tuple[int, ...] = ()
+    written: dict[int, torch.Tensor] = field(default_factory=dict)
+    random: dict[str, bytes] = field(default_factory=dict)
     problem: str = ""
 
     def arguments(self) -> list[Any]:
@@ -104,145 +86,124 @@ class Before:
                 found.append(tensor)
         return found
 
-    def held(self, most_bytes: int) -> list[torch.Tensor]:
+    def kept(self, most_bytes: int) -> list[torch.Tensor]:
         """The inputs that are not parameters, alive as long as the list, if all of them take no more than `most_bytes`."""
         found = [value() for value in self.inputs if isinstance(value, weakref.ref)]
         inputs = [t for t in found if t is not None and not isinstance(t, torch.nn.Parameter)]
         return inputs if sum(t.nbytes for t in inputs) <= most_bytes else []
 
 
-class Retrying:
-    """A compiled graph that survives running out of memory.
+class OomRecovery(Hook):
+    """The hook that runs a step again after it ran out of memory.
 
     Args:
-        compiled: What is called.
-        lower: Called with the peak of the plan that failed and the bytes to plan for; None where there is no lower plan.
-        peak_bytes: The predicted region peak of the plan in `compiled`.
-        written: Positions of the arguments that the graph writes into; None where they are not known.
-        retries: How often a graph may be planned again in all.
+        retries: How often the region may be planned again in all.
         device: Where it runs.
         available: What can be allocated there now, in bytes; None where that is not known.
-        is_lowest: No plan has a lower peak than the one in `compiled`: nothing is kept for another try.
+        written: Positions of the arguments that the graph writes into; None where they are not known.
+        is_minimum: Whether a plan that was made without peers is the one of the minimum peak.
     """
 
     def __init__(
         self,
-        compiled: Compiled,
-        lower: Callable[[int, int], Lower | None],
         *,
-        peak_bytes: int,
-        written: frozenset[int] | None,
         retries: int,
         device: torch.device,
         available: Callable[[], int | None],
-        is_lowest: bool = False,
+        written: frozenset[int] | None,
+        is_minimum: bool = False,
     ) -> None:
-        self.compiled = compiled
-        self.lower = lower
-        self.peak_bytes = peak_bytes
-        self.written = written
-        self.retries = retries
-        self.available = available
-        self.is_lowest = is_lowest
-        self.device = device
-        self.devices = () if device.type == "cpu" else (device,)
+        self.retries, self.device, self.available = retries, device, available
+        self.written, self.is_minimum = written, is_minimum
+        self.lowest_bytes: int | None = None  # the peak below which there was no plan
+        self.random_devices = () if device.type == "cpu" else (device,)
 
-    @property
-    def small_bytes(self) -> int:
+    def small_bytes(self, region: CompiledRegion) -> int:
         """What may be kept alive for a second try."""
-        if self._refusal():
-            return 0
-        return max(SMALL_BYTES, self.peak_bytes // SMALL_SHARE)
+        return 0 if self._refusal(region) else max(SMALL_BYTES, region.running.plan.peak_bytes // SMALL_SHARE)
 
-    def __call__(self, *args: Any) -> Any:
-        """Run the graph; the node of a call that can be differentiated remembers how it began."""
-        if not can_be_differentiated(args):
-            return self.compiled(*args)
-        before = self._before(args)
-        since = sequence_number()
-        outputs: Any
-        outputs, failure = attempt(self.compiled, args)
-        if failure is not None:
-            outputs = self._call_again(args, before, failure)
-        node = compiled_node(outputs, since)
-        if node is not None:
-            if self.written is None:
-                self.written = written_by(node, len(args))
-            node.remat_before = _after(before, args)
-            intercept(node, self._backward)
-        return outputs
+    def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
+        """Copy the small inputs that the forward overwrites."""
+        problem = self._refusal(_region_of(call)) or self._problem_of(args)
+        call.notes[self] = Start(problem=problem) if problem else self._start(args)
 
-    # -- the forward --------------------------------------------------------------------------------------------------
-
-    def _before(self, args: Sequence[Any]) -> Before:
-        problem, copies = self._refusal(), dict[int, torch.Tensor]()
-        if problem:
-            return Before((), (), {}, {}, problem)
+    def _problem_of(self, args: Sequence[Any]) -> str:
+        """Why the forward could not run again on these arguments; empty where it could."""
         if self.written is None:
-            problem = "what the graph writes into is not known"
-        elif self.written:
-            tensors = {k: args[k] for k in sorted(self.written)}
-            if any(not is_plain_tensor(t) or t.requires_grad for t in tensors.values()):
-                problem = "the graph writes into an input that requires a gradient, or into a tensor of another kind"
-            elif sum(t.nbytes for t in tensors.values()) > SMALL_BYTES:
-                problem = (
-                    f"the graph overwrites inputs of more than {format_bytes(SMALL_BYTES)}, of which no copy is kept"
-                )
-            else:
-                copies = {k: t.detach().clone() for k, t in tensors.items()}
-        return Before((), (), copies, _read_random(self.devices), problem)
+            return "what the graph writes into is not known"
+        tensors = [args[k] for k in self.written]
+        if any(not is_plain_tensor(t) or t.requires_grad for t in tensors):
+            return "the graph writes into an input that requires a gradient, or into a tensor of another kind"
+        if sum(t.nbytes for t in tensors) > SMALL_BYTES:
+            return f"the graph overwrites inputs of more than {format_bytes(SMALL_BYTES)}, of which no copy is kept"
+        return ""
 
-    def _call_again(self, args: Sequence[Any], before: Before, failure: torch.OutOfMemoryError) -> Any:
-        while True:
+    def _start(self, args: Sequence[Any]) -> Start:
+        copies = {k: args[k].detach().clone() for k in sorted(self.written or ())}
+        return Start(written=copies, random=_read_random(self.random_devices))
+
+    def forward(self, call: CallInFlight, run: Compiled, *args: Any) -> Any:
+        """The outputs, under a lower plan where memory runs out."""
+        outputs, failure = attempt(run, args)
+        start: Start = call.notes[self]
+        while failure is not None:
             try:
-                if before.problem:
-                    raise CannotRetry(before.problem)
-                self._plan_lower(failure)
+                if start.problem:
+                    raise CannotRetry(start.problem)
+                self._plan_lower(_region_of(call), failure)
             except CannotRetry as why:
                 raise explained(failure, str(why)) from None
-            for k, copy in before.written.items():
+            call.move(CallEvent.RETRIED)
+            for k, copy in start.written.items():
                 with torch.no_grad(), keeping_version(args[k]):
                     args[k].copy_(copy)
-            _write_random(before.random)
-            outputs, again = attempt(self.compiled, args)
-            if again is None:
-                return outputs
+            _write_random(start.random)
+            outputs, failure = attempt(run, args)
+        return outputs
 
-    # -- the backward -------------------------------------------------------------------------------------------------
+    def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
+        """Remember the inputs, weakly, for a backward that fails."""
+        if self.written is None:
+            self.written = written_by(node, len(args))
+        start: Start = call.notes[self]
+        inputs = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else a for a in args)
+        versions = tuple(a._version if isinstance(a, torch.Tensor) else 0 for a in args)
+        call.notes[self] = replace(start, inputs=inputs, versions=versions)
 
-    def _backward(self, node: Any, original: Backward, arguments: tuple[Any, ...]) -> Any:
-        before: Before | None = getattr(node, "remat_before", None)
-        tangents = _held(arguments, self.small_bytes)
-        held = [] if before is None else before.held(self.small_bytes)
-        result, failure = attempt(original, (node, *arguments))
-        if failure is None:
-            return result
+    def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
+        """The gradients; where memory runs out, those of the whole step under a lower plan."""
+        region, start = _region_of(call), call.notes.get(self)
+        tangents = _kept(arguments, self.small_bytes(region))
+        kept = [] if start is None else start.kept(self.small_bytes(region))
+        result, failure = attempt(run, arguments)
         del arguments
-        while True:
+        while failure is not None:
             try:
-                if before is None:
+                if start is None:
                     raise CannotRetry("the forward of this step was not seen")
-                if refusal := self._refusal():
+                if refusal := self._refusal(region):
                     raise CannotRetry(refusal)
-                inputs = before.arguments()
-                held.clear()
+                inputs = start.arguments()
+                kept.clear()
                 gradients = [_found(t) for t in tangents]
-                self._plan_lower(failure)
+                self._plan_lower(region, failure)
             except CannotRetry as why:
                 raise explained(failure, str(why)) from None
-            result, again = attempt(self._whole, (inputs, gradients, before.random))
+            call.move(CallEvent.RETRIED)
+            result, failure = attempt(self._whole_step, (region, inputs, gradients, start.random))
             del inputs, gradients
-            if again is None:
-                return result
+        return result
 
-    def _whole(self, inputs: list[Any], gradients: list[Any], random: dict[str, bytes]) -> Any:
-        """Forward and backward, without autograd's engine: nothing is accumulated but by whoever called us."""
-        now = _read_random(self.devices)
+    def _whole_step(
+        self, region: CompiledRegion, inputs: list[Any], gradients: list[Any], random: dict[str, bytes]
+    ) -> Any:
+        """Forward and backward without autograd's engine: gradients are accumulated by the caller alone."""
+        now = _read_random(self.random_devices)
         _write_random(random)
         try:
             since = sequence_number()
             with torch.enable_grad():
-                node = compiled_node(self.compiled(*inputs), since)
+                node = compiled_node(region.running.compiled(*inputs), since)
         finally:
             _write_random(now)
         if node is None:
@@ -250,40 +211,51 @@ class Retrying:
         inputs.clear()
         return node.apply(*gradients)
 
-    # -- planning again -----------------------------------------------------------------------------------------------
-
-    def _refusal(self) -> str:
-        """Why the graph is not planned again; empty where it can be."""
-        if self.is_lowest:
-            return f"the plan that ran is the lowest, with a predicted peak of {format_bytes(self.peak_bytes)}"
+    def _refusal(self, region: CompiledRegion) -> str:
+        """Why the region is not planned again; empty where it can be."""
+        peak_bytes = region.running.plan.peak_bytes
+        if peak_bytes == self.lowest_bytes or (self.is_minimum and region.state is PlanState.EXCLUSIVE):
+            return f"the plan that ran is the lowest, with a predicted peak of {format_bytes(peak_bytes)}"
         return "" if self.retries > 0 else "it was planned again as often as oom_retry allows"
 
-    def _plan_lower(self, failure: torch.OutOfMemoryError) -> None:
+    def _plan_lower(self, region: CompiledRegion, failure: torch.OutOfMemoryError) -> None:
         """Put a lower plan in the place of the one that failed.
 
         Raises:
             CannotRetry: There is none, or it was tried too often.
         """
-        if refusal := self._refusal():
+        if refusal := self._refusal(region):
             raise CannotRetry(refusal)
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        available_bytes = self.available()
-        target_bytes = int(LESS * self.peak_bytes)
+        peak_bytes, available_bytes = region.running.plan.peak_bytes, self.available()
+        target_bytes = int(LESS * peak_bytes)
         if available_bytes is not None:
             target_bytes = min(target_bytes, int(USABLE * available_bytes))
         self.retries -= 1
-        lower = self.lower(self.peak_bytes, max(1, target_bytes))
-        if lower is None:
-            self.is_lowest = True
-            raise CannotRetry(self._refusal())
+        try:
+            lower = region.recompile(FitBelow(max(1, target_bytes)))
+        except Exception as error:
+            LOG.warning("planning again after running out of memory failed", exc_info=True)
+            raise CannotRetry(f"planning again failed ({type(error).__name__}: {error})") from None
+        if lower is None or lower.plan.peak_bytes >= peak_bytes:
+            self.lowest_bytes = peak_bytes
+            raise CannotRetry(self._refusal(region))
+        text = f"planned again after running out of memory with a predicted peak of {format_bytes(peak_bytes)}"
+        region.publish(replace(lower.report, message="; ".join(filter(None, (lower.report.message, text)))))
         warn(
-            f"out of memory with a predicted peak of {format_bytes(self.peak_bytes)}; planned again, now "
-            f"{format_bytes(lower.peak_bytes)}. Set memory_budget to have that from the start"
+            f"out of memory with a predicted peak of {format_bytes(peak_bytes)}; planned again, now "
+            f"{format_bytes(lower.plan.peak_bytes)}. Set memory_budget to have that from the start"
         )
         LOG.info("the error was: %s", failure)
-        self.compiled, self.peak_bytes = lower.compiled, lower.peak_bytes
+        region.run_under(lower)
+        region.menu = tuple(o for o in region.menu if o.peak_bytes < peak_bytes) or region.menu
+
+
+def _region_of(call: CallInFlight) -> CompiledRegion:
+    assert call.region is not None, "a region lives while its calls run"
+    return call.region
 
 
 def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, torch.OutOfMemoryError | None]:
@@ -313,13 +285,7 @@ def _write_random(states: dict[str, bytes]) -> None:
     write_random_state({place: torch.frombuffer(bytearray(s), dtype=torch.uint8) for place, s in states.items()})
 
 
-def _after(before: Before, args: Sequence[Any]) -> Before:
-    inputs = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else a for a in args)
-    versions = tuple(a._version if isinstance(a, torch.Tensor) else 0 for a in args)
-    return Before(inputs, versions, before.written, before.random, before.problem)
-
-
-def _held(arguments: tuple[Any, ...], most_bytes: int) -> list[Any]:
+def _kept(arguments: tuple[Any, ...], most_bytes: int) -> list[Any]:
     """The gradients that came in, weakly where they are large: the backward drops them one by one."""
     flat = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], list) else arguments
     small = sum(t.nbytes for t in flat if isinstance(t, torch.Tensor)) <= most_bytes

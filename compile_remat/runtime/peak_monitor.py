@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,12 +10,12 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch.autograd_node import after_backward, can_be_differentiated, compiled_node, sequence_number
 from compile_remat.device.measure import recorded
 from compile_remat.report import amend, latest
+from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook
 
 TRIES = 3
-"""So many steps of a graph are watched until the allocator shows a peak."""
+"""Calls of a region for which the allocator is read, at most, until one of them shows a peak."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class MeasuredStep:
 
     peak_bytes: int | None = None
     ran: list[str] = field(default_factory=list)
-    watched: list[Watched] = field(default_factory=list, repr=False)
+    monitors: list[PeakMonitor] = field(default_factory=list, repr=False)
 
 
 _STEP: ContextVar[MeasuredStep | None] = ContextVar("compile_remat measured step", default=None)
@@ -70,69 +69,54 @@ def measured_step(device: torch.device | str | None = None) -> Iterator[Measured
     finally:
         _STEP.reset(token)
     step.peak_bytes = peaks[0].peak_bytes
-    if len(step.watched) == 1:
-        step.watched[0].note(step.peak_bytes)
+    if len(step.monitors) == 1:
+        step.monitors[0].note(step.peak_bytes)
 
 
-class _Forwards:
-    """How many forwards of watched graphs have begun in this process."""
+class PeakMonitor(Hook):
+    """The hook that puts the measured peak of a region into its report.
 
-    count = 0
-
-
-class Watched:
-    """A compiled graph whose peak goes into its report when it is known.
-
-    A peak is known from the allocator where the step made its highest level rise, which the first one mostly does; the user's
-    statistics are left as they are.  It counts when no other graph began before the backward ended.
+    The allocator knows the peak of a call that raised its highest level, as the first one mostly does; the user's statistics are
+    left as they are.  The peak counts when no other forward began before the backward ended.
 
     Args:
         graph_key: Names the report.
-        read: Asks the allocator; None where there is none to ask for nothing.
+        read: Asks the allocator; None where it keeps no statistics, or where no call is to be measured.
     """
 
-    def __init__(
-        self,
-        compiled: Callable[..., Any],
-        graph_key: str,
-        report_dir: str | None,
-        read: Callable[[], Reading] | None,
-    ) -> None:
-        self.compiled, self.graph_key, self.report_dir = compiled, graph_key, report_dir
-        self.read = read
+    num_forwards = 0
+    """Forwards of all monitored regions that have begun in this process."""
+
+    def __init__(self, graph_key: str, report_dir: str | None, read: Callable[[], Reading] | None) -> None:
+        self.graph_key, self.report_dir, self.read = graph_key, report_dir, read
         self.tries = 0 if read is None else TRIES
 
-    def __call__(self, *args: Any) -> Any:
-        """Run the graph."""
+    def called(self, region: CompiledRegion) -> None:
+        """Tell a `measured_step` that the region runs in it."""
+        PeakMonitor.num_forwards += 1
         step = _STEP.get()
         if step is not None:
             step.ran.append(self.graph_key)
-            step.watched.append(self)
-        if self.read is None:
-            return self.compiled(*args)
-        _Forwards.count += 1
-        if not self.tries or step is not None or not can_be_differentiated(args):
-            return self.compiled(*args)
-        return self._watch(args, self.read)
+            step.monitors.append(self)
 
-    def _watch(self, args: Sequence[Any], read: Callable[[], Reading]) -> Any:
-        self.tries -= 1
-        before, count, since = read(), _Forwards.count, sequence_number()
-        outputs = self.compiled(*args)
-        node = compiled_node(outputs, since)
-        if node is not None:
-            after_backward(node, functools.partial(self._ended, read, before, count))
-        return outputs
+    def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
+        """Read the level of the allocator."""
+        if self.read is not None and self.tries and _STEP.get() is None:
+            self.tries -= 1
+            call.notes[self] = self.read(), PeakMonitor.num_forwards
 
-    def _ended(self, read: Callable[[], Reading], before: Reading, count: int) -> None:
-        """Called by autograd when the backward has run."""
-        after = read()
-        if count == _Forwards.count and after.most_bytes > before.most_bytes:
+    def after_backward(self, call: CallInFlight) -> None:
+        """Read it again."""
+        before, num_forwards = call.notes.get(self, (None, 0))
+        if self.read is None or before is None:
+            return
+        after = self.read()
+        if num_forwards == PeakMonitor.num_forwards and after.most_bytes > before.most_bytes:
             self.tries = 0
             self.note(after.most_bytes - before.now_bytes)
 
     def note(self, peak_bytes: int) -> None:
-        """Put a measured peak into the report of the plan that runs; where that was forgotten, there is nothing to do."""
+        """Put a measured peak into the report of the running plan; where that was forgotten, there is nothing to do."""
         report = latest(self.graph_key)
         if report is not None:
             amend(report, self.report_dir, measured_peak_bytes=peak_bytes)

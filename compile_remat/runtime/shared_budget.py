@@ -1,181 +1,213 @@
-"""One budget for all compiled graphs of a step: who runs, who waits for its backward, and who gets which plan.
+"""One budget for all region calls of a step on a device, as a hook of each of its regions.
 
-Graphs come one after the other: when the first is planned, nothing is known of those that follow, nor how often one of them
-will run.  A graph that will not be alone (`_torch_dynamo.company`) therefore holds as little as it can in its first step,
-within what the others left.  When that step is over, the order of the forwards is known, each graph has told what
-its plans cost (`Offer`), and the fastest choice for all of them within the budget (`together.share`) is compiled for the
-next step.  A graph that was planned as if it were alone and then meets others is treated in the same way.
+Regions are compiled one after the other: when the first is planned, neither the later ones are known nor how often one of them
+will run in a step.  What is known then: whether Dynamo ends the graph by a graph break (`_torch.step_peers`), the option
+`instances`, which calls are in flight, and whether the last step had several calls.  Where any of these says that there will be
+peers, the first step is conservative: the region holds as little as it can, within what the calls in flight leave.
+
+When a step is over, the order of its calls is known.  Each region then has a menu (`Offer`) or gets one in the second
+step, and the fastest choice of one option for each region within the budget (`joint_allocation.divide`) is compiled for the next
+step.  So the budget holds for the whole step from the first one on where Dynamo says that there are peers.  For callables that
+were compiled separately it holds from the second step on: in the first one, the region that runs first has the whole
+budget, later ones have what is left, and a warning says so where that is not enough.
+
+The states of a region are those of `runtime.states.PlanState`.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdRef
 
-from compile_remat._torch.autograd_node import (
-    after_backward,
-    can_be_differentiated,
-    compiled_node,
-    keeps_its_graph,
-    sequence_number,
-)
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
-from compile_remat.errors import SharedBudgetError, warn
+from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
 from compile_remat.passes import Offer
 from compile_remat.planning.joint_allocation import Shared, Turn, divide, step_peak_bytes
 from compile_remat.planning.request import Fit, Replay, Request, SharedOption
-from compile_remat.report import Report
+from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
+from compile_remat.runtime.states import CallState, PlanEvent, PlanState
 
-Compiled = Callable[..., Any]
+LOG = logging.getLogger("compile_remat")
 
 ROUNDS = 4
-"""So often plans are chosen for one kind of step, each time knowing more of the code that Inductor makes of them."""
+"""Joint allocations for one kind of step, at most.  After each one the chosen plans are compiled; where their code needs more than
+was predicted, the next one counts with that."""
 
 CHANGES = 6
-"""So often a graph gets another plan because its steps change; then it keeps what it has."""
+"""Plans that joint allocations give to one region, at most: where the steps of a program keep changing, a region would otherwise be
+compiled for each of them.  Then it is frozen, and so are the plans of its peers."""
+
+_BUDGETS: dict[tuple[str, str], SharedBudget] = {}
+"""By device and budget, as the user gave it."""
 
 
-class Instance:
-    """One forward whose backward has not ended.  Its node in autograd keeps it alive; without that it never ran."""
+class SharedBudget(Hook):
+    """The regions that share one budget on one device, and the calls of the step that runs.
 
-    def __init__(self, member: Member) -> None:
-        self.ledger = member.ledger
-        self.held_bytes = member.held_bytes
-        self.is_shared = bool(member.offers)
-        self.is_open = True
-
-    def close(self) -> None:
-        """Called by autograd when the node has run."""
-        if not keeps_its_graph():
-            self.is_open = False
-            self.ledger.backwards += 1
-
-
-@dataclass(frozen=True)
-class Run:
-    """One entry of a step's history: a graph, and the parameters that it ran with."""
-
-    member: weakref.ref[Member]
-    parameters: tuple[WeakIdRef, ...]
-
-
-class Ledger:
-    """The graphs that share one budget on one device.
+    Compiling another plan happens inside a forward and under the lock; what reads only (`calls_in_flight`, `in_flight_bytes`)
+    takes no lock, because Dynamo calls it while it holds its own.
 
     Args:
         budget: In bytes, a fraction of the fastest plans' step, or `min`.
         may_miss: Whether a budget that nothing fits is a warning (`auto`) and not an error.
+
+    Attributes:
+        reread: What `auto` comes to when the optimizer has its state; called once, before the second step.
     """
 
     def __init__(self, budget: MemoryBudget, *, may_miss: bool) -> None:
         self.budget = budget
         self.may_miss = may_miss
-        self.open: list[weakref.ref[Instance]] = []
-        self.step: list[Run] = []
-        self.backwards = 0
-        self.look: Callable[[], MemoryBudget] | None = None  # what `auto` comes to when the optimizer has its state
-        self.learned: object = None  # the step that plans were last chosen for; by weak references, as ids are reused
+        self.reread: Callable[[], MemoryBudget] | None = None
+        self._step: dict[CallInFlight, tuple[WeakIdRef, ...]] = {}  # its calls in order, each with its parameters
+        self._allocated: object = None  # the step that plans were last chosen for
+        self._lock = threading.RLock()
 
-    def held_bytes(self) -> int:
-        """What the forwards that wait for their backward hold."""
-        self.open = [r for r in self.open if (i := r()) is not None and i.is_open]
-        return sum(i.held_bytes for r in self.open if (i := r()) is not None)
+    @property
+    def calls_in_flight(self) -> list[CallInFlight]:
+        """The calls of this step whose backward has not ended."""
+        return [call for call in self._step if call.is_in_flight]
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What these calls hold."""
+        return sum(call.saved_bytes for call in self.calls_in_flight)
 
     @property
     def is_provisional(self) -> bool:
-        """Whether a forward that waits for its backward runs under a plan for a graph that is alone."""
-        return any(not i.is_shared for r in self.open if (i := r()) is not None)
+        """Whether a call in flight runs under a plan that was made without peers."""
+        return any(not call.is_shared for call in self.calls_in_flight)
 
-    def begin(self, member: Member, args: Sequence[Any]) -> Instance:
-        """A forward is about to run: close the last step where that is over, and make room.
+    @property
+    def expects_peers(self) -> bool:
+        """Whether calls are in flight, or the last step had several, of regions that are still there."""
+        return bool(self.calls_in_flight) or (len(self._step) > 1 and all(call.region for call in self._step))
 
-        Raises:
-            SharedBudgetError: The graphs of the step cannot stay inside the budget.
-        """
-        held_bytes = self.held_bytes()
-        if not self.open:
-            if self.backwards:
-                self._look_again(member)
-                self._learn()
-            self.step, self.backwards = [], 0
-        else:
-            member.is_to_be_alone = False
-            if not member.offers and self.budget.kind == "bytes" and member.changes < CHANGES:
-                if held_bytes + member.peak_bytes > int(self.budget.value or 0):
-                    member.wanted = SharedOption(others_bytes=held_bytes, may_miss=self.is_provisional)
-        member.adopt_wanted()
-        self.step.append(Run(weakref.ref(member), _parameters(args)))
-        instance = Instance(member)
-        self.open.append(weakref.ref(instance))
-        return instance
+    # -- one call -----------------------------------------------------------------------------------------------------
 
-    def _look_again(self, member: Member) -> None:
-        """The second step begins, and the optimizer has its state: where less is free than was thought, plan once more."""
-        look, self.look = self.look, None
-        seen = None if look is None else look()
-        if seen is None or seen.kind != "bytes" or int(seen.value or 0) >= int(self.budget.value or 0):
-            return
-        is_alone = len(self.step) == 1 and not member.offers
-        if not is_alone:
-            self.budget = seen  # `_learn` chooses anew
-        elif member.peak_bytes > int(seen.value or 0):
-            self.budget, member.is_to_be_alone = seen, True
-
-    def _learn(self) -> None:
-        """The step is over: choose for all of its graphs at once; what waited for company in vain is to be alone."""
-        runs = [(member, run.parameters) for run in self.step if (member := run.member()) is not None]
-        if not runs or len(runs) < len(self.step):
-            return
-        members = list(dict.fromkeys(member for member, _ in runs))
-        if len(runs) == 1:
-            members[0].is_to_be_alone |= bool(members[0].offers) and not members[0].had_company
-            return
-        for member in members:
-            member.had_company = True
-        if max(member.changes for member in members) >= CHANGES:
-            return
-        for member in members:
-            if not member.offers:
-                member.wanted = SharedOption()
-        if any(member.wanted is not None for member in members):
-            return  # each tells its offers in the next step
-        turns = _turns(members, runs)
-        key = [run.member for run in self.step], turns, self.budget
-        if key != self.learned:
-            self.learned = key
-            self._settle(members, turns)
-
-    def _settle(self, members: Sequence[Member], turns: Sequence[Turn]) -> None:
-        """Choose and compile, and choose again while the code of what was chosen needs more than was predicted.
+    def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
+        """End the last step where it is over, and compile the plan that the region's state asks for.
 
         Raises:
-            SharedBudgetError: The graphs of the step cannot stay inside the budget.
+            SharedBudgetError: The regions of the step cannot stay inside the budget.
         """
-        before = [member.saved for member in members]
+        region = call.region
+        assert region is not None
+        with self._lock:
+            if self.calls_in_flight:
+                self._beside_others(region)
+            else:
+                self._end_step(region)
+                self._step = {}
+            if region.state is PlanState.REPLAN_EXCLUSIVE:
+                self._replan(region, Fit())
+            elif region.state is PlanState.REPLAN_SHARED:
+                self._replan(region, SharedOption(self.in_flight_bytes, may_miss=self.is_provisional))
+            leaves = (a for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
+            self._step = {**self._step, call: tuple(WeakIdRef(a) for a in leaves)}
+
+    def _beside_others(self, region: CompiledRegion) -> None:
+        if region.state is PlanState.REPLAN_EXCLUSIVE:
+            region.move(PlanEvent.PEERS_IN_FLIGHT)
+        elif region.state is PlanState.EXCLUSIVE and self.budget.kind == "bytes":
+            if self.in_flight_bytes + region.running.plan.peak_bytes > int(self.budget.value or 0):
+                region.move(PlanEvent.NO_ROOM)
+
+    def _replan(self, region: CompiledRegion, request: Request) -> None:
+        found = _compiled(region, request)
+        region.move(PlanEvent.FAILED if found is None else PlanEvent.REPLANNED)
+        if found is not None:
+            region.menu = ()
+            region.run_under(found)
+            region.publish(found.report)
+
+    # -- one step -----------------------------------------------------------------------------------------------------
+
+    def _end_step(self, following: CompiledRegion) -> None:
+        """A forward begins with no call in flight; `following` is its region."""
+        if all(call.state is not CallState.DONE for call in self._step):
+            return  # nothing was trained
+        reread, self.reread = self.reread, None
+        if reread is not None:
+            self._lower_budget(reread(), following)
+        regions = list(dict.fromkeys(call.region for call in self._step))
+        present = [region for region in regions if region is not None]
+        if len(present) < len(regions) or any(region.state is PlanState.FROZEN for region in present):
+            return
+        for region in present:
+            if len(self._step) > 1 and region.state in (PlanState.EXCLUSIVE, PlanState.EXPECTING):
+                region.move(PlanEvent.PEERS_SEEN)
+            elif len(self._step) == 1 and region.state is PlanState.EXPECTING:
+                region.move(PlanEvent.NO_PEER_SEEN)
+        if len(self._step) > 1 and all(region.menu for region in present):
+            self._allocate(present)
+
+    def _lower_budget(self, found: MemoryBudget, following: CompiledRegion) -> None:
+        """The optimizer has its state, and `auto` was read again: a plan that no longer fits is replaced."""
+        if found.kind != "bytes" or int(found.value or 0) >= int(self.budget.value or 0):
+            return
+        if len(self._step) > 1 or following.state is not PlanState.EXCLUSIVE:
+            self.budget = found  # the next joint allocation has it
+        elif following.running.plan.peak_bytes > int(found.value or 0):
+            self.budget = found
+            following.move(PlanEvent.BUDGET_FELL)
+
+    def _allocate(self, regions: Sequence[CompiledRegion]) -> None:
+        """Choose a plan for each region and compile them; once more while their code needs more than was predicted.
+
+        Raises:
+            SharedBudgetError: The regions of the step cannot stay inside the budget.
+        """
+        turns = self._turns(regions)
+        key = [weakref.ref(region) for region in regions], turns, self.budget
+        if key == self._allocated:
+            return
+        self._allocated = key
+        before = [region.running for region in regions]
         for _ in range(ROUNDS):
-            found, limit_bytes = self._choose(members, turns)
-            known = [len(member.excess_bytes) for member in members]
-            for g, member in enumerate(members):
-                member.take(member.offers[found.chosen[g]])
-            if [len(member.excess_bytes) for member in members] == known:
+            found, limit_bytes = self._choose(regions, turns)
+            num_known = sum(len(region.excess_bytes) for region in regions)
+            for region, option in zip(regions, found.chosen, strict=True):
+                _run_option(region, region.menu[option])
+            if sum(len(region.excess_bytes) for region in regions) == num_known:
                 break
-        for g, member in enumerate(members):
-            if member.saved != before[g]:
-                member.changes += 1
-                count = sum(turn.graph == g for turn in turns)
-                text = _text(count, len(members), found, limit_bytes)
-                member.publish(replace(member.report, message="; ".join(filter(None, (member.report.message, text)))))
+        for g, region in enumerate(regions):
+            region.move(PlanEvent.ALLOCATED)
+            if region.running is before[g]:
+                continue
+            count = sum(turn.graph == g for turn in turns)
+            text = _text(count, len(regions), found, limit_bytes)
+            report = region.running.report
+            region.publish(replace(report, message="; ".join(filter(None, (report.message, text)))))
+            region.num_changes += 1
+            if region.num_changes >= CHANGES:
+                region.move(PlanEvent.CHANGED_OFTEN)
 
-    def _choose(self, members: Sequence[Member], turns: Sequence[Turn]) -> tuple[Shared, int | None]:
-        limit_bytes = self._limit_bytes(members, turns)
+    def _turns(self, regions: Sequence[CompiledRegion]) -> list[Turn]:
+        """The calls of the step.  A parameter's gradient exists once, from the backward that runs first: that of the last call."""
+        counted = set[WeakIdRef]()
+        turns = []
+        for call, parameters in reversed(self._step.items()):
+            assert call.region is not None
+            new = set(parameters) - counted
+            counted |= new
+            gradient_bytes = sum(leaf.nbytes for ref in new if (leaf := ref()) is not None)
+            turns.append(Turn(regions.index(call.region), gradient_bytes))
+        return turns[::-1]
+
+    def _choose(self, regions: Sequence[CompiledRegion], turns: Sequence[Turn]) -> tuple[Shared, int | None]:
+        limit_bytes = self._limit_bytes(regions, turns)
         for known_only in (False, True):
-            found = divide(turns, [m.corrected_offers(known_only=known_only) for m in members], limit_bytes)
+            menus = [_corrected_menu(region, known_only=known_only) for region in regions]
+            found = divide(turns, menus, limit_bytes)
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
         assert limit_bytes is not None
@@ -187,108 +219,62 @@ class Ledger:
         )
         return found, limit_bytes
 
-    def _limit_bytes(self, members: Sequence[Member], turns: Sequence[Turn]) -> int | None:
-        """The budget of the step; None where the lowest is asked for."""
+    def _limit_bytes(self, regions: Sequence[CompiledRegion], turns: Sequence[Turn]) -> int | None:
+        """The budget of the step; None where the lowest peak is asked for."""
         if self.budget.kind == "fraction":
-            fastest = [min(member.offers, key=lambda offer: offer.time_ns) for member in members]
+            fastest = [min(region.menu, key=lambda option: option.time_ns) for region in regions]
             return int(float(self.budget.value or 0) * step_peak_bytes(turns, fastest))
         return int(self.budget.value or 0) if self.budget.kind == "bytes" else None
 
 
-def _turns(members: Sequence[Member], runs: Sequence[tuple[Member, tuple[WeakIdRef, ...]]]) -> list[Turn]:
-    """A gradient lies beside the backwards that follow it, and lies there once, however many graphs add to it."""
-    index = {member: g for g, member in enumerate(members)}
-    seen = set[WeakIdRef]()
-    turns = []
-    for member, parameters in reversed(runs):
-        new = set(parameters) - seen
-        seen |= new
-        turns.append(Turn(index[member], sum(t.nbytes for ref in new if (t := ref()) is not None)))
-    return turns[::-1]
-
-
-class Member:
-    """A compiled graph that shares a budget.
-
-    Attributes:
-        is_to_be_alone: Whether it is planned anew before it runs, as a graph that is alone in its step.
+def budget_of(device: torch.device, given: str, budget: MemoryBudget, *, may_miss: bool) -> SharedBudget:
+    """The budget that regions on a device share.
 
     Args:
-        compiled: What runs.
-        report: Its plan, which is not None; with offers where it was planned for company.
-        again: Compiles it under another request, within the ledger's budget as it is now; None where that fails.
-        publish: Takes the report of a plan that runs from now on.
+        given: The setting as the user gave it.
+        budget: What it stands for now; it takes effect where no call is in flight.
     """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        compiled: Compiled,
-        report: Report,
-        again: Callable[[Request], tuple[Compiled, Report] | None],
-        publish: Callable[[Report], None],
-    ) -> None:
-        self.ledger = ledger
-        self.again, self.publish = again, publish
-        self.offers: tuple[Offer, ...] = ()
-        self.excess_bytes: dict[tuple[str, ...], int] = {}
-        self.made: dict[tuple[str, ...], tuple[Compiled, Report]] = {}
-        self.wanted: SharedOption | None = None
-        self.is_to_be_alone = False
-        self.had_company = False
-        self.changes = 0
-        self._take_up(compiled, report)
-
-    def _take_up(self, compiled: Compiled, report: Report) -> None:
-        plan = report.plan
-        assert plan is not None
-        self.compiled, self.report, self.saved = compiled, report, plan.saved
-        self.made[plan.saved] = compiled, report
-        self.held_bytes, self.peak_bytes = plan.held_bytes, plan.peak_bytes
-        self.offers = report.offers or self.offers
-        if report.scheduled_peak_bytes is not None:
-            self.excess_bytes[plan.saved] = max(0, report.scheduled_peak_bytes - plan.peak_bytes)
-
-    def corrected_offers(self, *, known_only: bool) -> list[Offer]:
-        """The offers, with what Inductor's code needs beyond them; unless `known_only`, a guess where that is not known."""
-        guess = 0 if known_only else max(self.excess_bytes.values(), default=0)
-        return [replace(o, peak_bytes=o.peak_bytes + self.excess_bytes.get(o.saved, guess)) for o in self.offers]
-
-    def take(self, plan: Offer) -> None:
-        """Run under this plan from now on; `publish` it when it is settled."""
-        if plan.saved == self.saved:
-            return
-        known = self.made.get(plan.saved) or self.again(Replay(plan.saved))
-        if known is not None:
-            self._take_up(*known)
-
-    def adopt_wanted(self) -> None:
-        """Compile what is wanted, if anything."""
-        wanted, self.wanted = self.wanted, None
-        is_wanted, self.is_to_be_alone = wanted is not None or self.is_to_be_alone, False
-        self.changes += is_wanted
-        found = self.again(wanted or Fit()) if is_wanted else None
-        if found is not None:
-            self.offers = ()
-            self._take_up(*found)
-            self.publish(self.report)
-
-    def __call__(self, *args: Any) -> Any:
-        """Run the graph; its backward tells the ledger when it has ended."""
-        if not can_be_differentiated(args):
-            return self.compiled(*args)
-        instance = self.ledger.begin(self, args)
-        since = sequence_number()
-        outputs = self.compiled(*args)
-        node = compiled_node(outputs, since)
-        if node is not None:
-            node.remat_instance = instance
-            after_backward(node, instance.close)
-        return outputs
+    shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, may_miss=may_miss))
+    if not shared.calls_in_flight:
+        shared.budget = budget
+    return shared
 
 
-def _parameters(args: Sequence[Any]) -> tuple[WeakIdRef, ...]:
-    return tuple(WeakIdRef(a) for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
+def clear_budgets() -> None:
+    """Regions that are compiled from now on share nothing with those of before."""
+    _BUDGETS.clear()
+
+
+def _corrected_menu(region: CompiledRegion, *, known_only: bool) -> list[Offer]:
+    """The menu with what the emitted code needs beyond it; unless `known_only`, the most seen so far where that is not known."""
+    guess = 0 if known_only else max(region.excess_bytes.values(), default=0)
+    return [replace(o, peak_bytes=o.peak_bytes + region.excess_bytes.get(o.saved, guess)) for o in region.menu]
+
+
+def _run_option(region: CompiledRegion, option: Offer) -> None:
+    """Run under this option from now on; where it does not compile, under the plan of before."""
+    if option.saved == region.running.plan.saved:
+        return
+    found = region.known.get(option.saved) or _compiled(region, Replay(option.saved))
+    if found is not None:
+        region.run_under(found)
+
+
+def _compiled(region: CompiledRegion, request: Request) -> RunningPlan | None:
+    """Another plan of the region; None where it does not compile, with a warning.
+
+    Raises:
+        RematError: No plan is what is requested.
+    """
+    try:
+        return region.recompile(request)
+    except Exception as error:  # whatever a compiler raises: the plan that ran goes on running
+        ours = find_error(error, RematError)
+        if ours is not None:
+            raise ours from None
+        warn(f"another plan does not compile ({type(error).__name__}: {error}); the one that ran goes on running")
+        LOG.warning("a plan does not compile", exc_info=True)
+        return None
 
 
 def _text(count: int, num_graphs: int, found: Shared, limit_bytes: int | None) -> str:

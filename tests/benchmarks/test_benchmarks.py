@@ -291,7 +291,6 @@ def test_verdicts_on_several_graphs() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.company
 def test_several_graphs_at_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(together, "FRACTIONS", (0.8,))
     out = tmp_path / "together.json"

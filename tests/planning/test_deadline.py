@@ -296,7 +296,6 @@ def test_offers_survive(late: FakeClock, tmp_path: Path) -> None:
     assert not side_files(tmp_path)
 
 
-@pytest.mark.company
 def test_a_graph_that_runs_twice_in_a_step(late: FakeClock) -> None:
     """It is compiled anew for the second step, by fake inputs, under the plan that was chosen for it."""
     model = mlp()

@@ -40,7 +40,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
     torch.compiler.reset()
     compile_remat.reset_reports()
-    budget_source._warn_ignored.cache_clear()
+    budget_source.warn_ignored.cache_clear()
     yield
     torch.compiler.reset()
 

@@ -20,7 +20,8 @@ from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.planning import deadline, joint_planning
 from compile_remat.runtime import oom_recovery
-from compile_remat.runtime.oom_recovery import SMALL_BYTES, Retrying
+from compile_remat.runtime.oom_recovery import SMALL_BYTES, OomRecovery
+from compile_remat.runtime.region import CompiledRegion
 
 PLACES = 41
 """Allocations of a step of `Net`."""
@@ -365,16 +366,16 @@ def test_a_second_backward_of_one_forward() -> None:
 def test_tensors_of_the_failed_run_are_gone_when_the_next_plan_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[weakref.ref[Tensor]] = []
     left: list[int] = []
-    plan_lower = Retrying._plan_lower
+    plan_lower = OomRecovery._plan_lower
 
-    def look(self: Retrying, failure: torch.OutOfMemoryError) -> None:
+    def look(self: OomRecovery, region: CompiledRegion, failure: torch.OutOfMemoryError) -> None:
         gc.collect()
         left.append(sum(r() is not None for r in made))
-        plan_lower(self, failure)
+        plan_lower(self, region, failure)
 
     run = Run(model=Net(norm=False))
     run.step()
-    monkeypatch.setattr(Retrying, "_plan_lower", look)
+    monkeypatch.setattr(OomRecovery, "_plan_lower", look)
     monkeypatch.setattr(ALLOCATIONS, "made", made)
     with pytest.warns(PlannerWarning, match="planned again"):
         run.step(6, seed=2)

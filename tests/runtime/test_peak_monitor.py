@@ -16,7 +16,7 @@ from compile_remat import backend
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.runtime import peak_monitor
-from compile_remat.runtime.peak_monitor import TRIES, Reading, Watched, reader_of
+from compile_remat.runtime.peak_monitor import TRIES, Reading, reader_of
 
 ROWS, WIDTH = 1024, 64
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
@@ -95,7 +95,7 @@ def test_only_some_steps_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert allocator.left == [] and measured() == [None]
 
 
-def test_a_graph_that_had_company_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_beside_others_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     with_allocator(monkeypatch, [(0, 0), (10, 50), (20, 60), (0, 60)])
     first, second = Model(), Model()
     calls = [compiled(model, instances=1) for model in (first, second)]
@@ -120,7 +120,6 @@ def test_a_forward_without_gradients_is_not_watched(monkeypatch: pytest.MonkeyPa
 
 def test_the_cpu_keeps_no_statistics() -> None:
     assert reader_of(torch.device("cpu")) is None
-    assert Watched(lambda x: x, "key", None, None)(X) is X
 
 
 @pytest.mark.gpu

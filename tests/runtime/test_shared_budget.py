@@ -1,4 +1,7 @@
-"""Several compiled graphs in one step, under one budget: from the first step on, and as the allocator sees it."""
+"""Several compiled graphs in one step, under one budget, as the allocator sees it.
+
+The first step is inside the budget where Dynamo says which graphs it has; with callables compiled separately, the second one.
+"""
 
 from __future__ import annotations
 
@@ -123,30 +126,29 @@ class Steps:
         return gradients, peak_bytes(run, "cpu").peak_bytes
 
 
-@pytest.mark.company
 @pytest.mark.parametrize("share", [pytest.param(0.6, marks=pytest.mark.full), 0.4])
 @pytest.mark.parametrize(
     "case", ["three graph breaks", *(pytest.param(case, marks=pytest.mark.full) for case in ("by block", "apart"))]
 )
-def test_the_whole_step_stays_inside_from_the_first_on(case: str, share: float) -> None:
+def test_the_whole_step_stays_inside(case: str, share: float) -> None:
     plain = Steps(case)
     plain.step()
     expected, default_bytes = plain.step()
     budget_bytes = max(int(share * default_bytes), 1 << 20)
     steps = Steps(case, budget_bytes)
     seen = [steps.step() for _ in range(4)]
-    for gradients, peak in seen:
+    promised = 0 if case == "three graph breaks" else 1
+    for k, (gradients, peak) in enumerate(seen):
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
-        assert peak <= budget_bytes + EAGER_BYTES
-    if case != "apart":  # there, the last graph of the first step takes all that the other one left
-        assert seen[1][1] > seen[0][1]  # the first knows nothing of the others, so it is lean
+        assert peak <= budget_bytes + EAGER_BYTES or k < promised
+    if promised == 0:
+        assert seen[1][1] > seen[0][1]  # the first step is conservative: plans are chosen when all graphs are known
     assert seen[-1][1] == seen[-2][1] > 0.6 * budget_bytes
     last = compile_remat.reports()[-1]
     assert "in a step" in last.message
     assert last.status != "FALLBACK"
 
 
-@pytest.mark.company
 @pytest.mark.parametrize(
     "case", ["apart", *(pytest.param(case, marks=pytest.mark.full) for case in ("by block", "three graph breaks"))]
 )
@@ -190,9 +192,7 @@ def test_one_graph_alone_is_planned_once() -> None:
     assert report.offers == () and report.message == ""
 
 
-@pytest.mark.company
-def test_what_ran_under_another_budget_is_no_company() -> None:
-    """A budget that is not shared (`max`) marks its graphs as run all the same."""
+def test_what_ran_under_another_budget_is_no_peer() -> None:
     alive = []
     for budget in ("max", 0.6):
         model = Model(6)
@@ -201,33 +201,46 @@ def test_what_ran_under_another_budget_is_no_company() -> None:
     assert compile_remat.reports()[-1].offers == ()
 
 
-@pytest.mark.company
 @pytest.mark.parametrize("budget", [0.6, 4 << 20])
-def test_company_that_never_comes(budget: object) -> None:
-    """Planned lean for the sake of a model that does not run in the same step: from the second step on as if alone."""
+def test_a_graph_break_that_no_graph_follows(budget: object) -> None:
+    """Planned conservatively for the sake of graphs that do not exist: from the second step on without peers."""
 
-    def compiled(model: Model) -> Callable[[Tensor], Tensor]:
-        return torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": budget})
+    def compiled(model: Model, *, breaks: bool) -> Callable[[Tensor], Tensor]:
+        def loss(x: Tensor) -> Tensor:
+            y = mean_square(model(x))
+            if breaks:
+                torch._dynamo.graph_break()
+            return y
 
-    model = Model(6)
-    compiled(model)(X).backward()
-    (alone,) = compile_remat.reports()
+        return torch.compile(loss, backend=remat, options={"memory_budget": budget})
+
+    compiled(Model(6), breaks=False)(X).backward()
+    (exclusive,) = compile_remat.reports()
     compile_remat.reset_reports()
     torch.compiler.reset()
-    call, waiting = compiled(Model(6)), compiled(Model(5))
+    call = compiled(Model(6), breaks=True)
     plans = []
     for _ in range(4):
         call(X).backward()
         plans.append(compile_remat.reports()[-1].plan)
-    assert plans[0] is not None and alone.plan is not None
-    assert plans[0].saved_bytes < alone.plan.saved_bytes  # lean
-    assert [p and p.saved for p in plans[1:]] == [alone.plan.saved] * 3
+    assert plans[0] is not None and exclusive.plan is not None
+    assert plans[0].saved_bytes < exclusive.plan.saved_bytes
+    assert [p and p.saved for p in plans[1:]] == [exclusive.plan.saved] * 3
     assert [bool(r.offers) for r in compile_remat.reports()] == [True, False]
-    assert waiting is not None  # to the end
 
 
-@pytest.mark.company
-def test_company_that_comes_every_other_step() -> None:
+def test_a_graph_that_is_compiled_anew_expects_the_peers_of_the_last_step() -> None:
+    """Another size of the input: what ran says that there are peers, so the budget holds from that step on."""
+    steps = Steps("apart", 8 << 20, compiler="eager")
+    for _ in range(2):
+        steps.step()
+    compile_remat.reset_reports()
+    steps.call(X[: ROWS // 2]).backward()
+    encoder, *_, decoder = compile_remat.reports()  # between them, the step before has ended and its plans were chosen
+    assert encoder.offers and decoder.offers
+
+
+def test_a_peer_that_runs_in_every_other_step() -> None:
     """As a discriminator that is trained alone and then beside a generator: its plan stays inside beside the other one."""
     first, second = Model(6), Model(6)
     options = {"memory_budget": 6 << 20}
@@ -262,7 +275,7 @@ def test_a_model_that_turns_out_to_run_twice() -> None:
         gc.collect()
         seen.append(peak_bytes(step, "cpu").peak_bytes - 2 * X.nbytes)
     assert seen[-1] <= 4 << 20
-    assert any(r.offers for r in compile_remat.reports())  # it was planned for company
+    assert any(r.offers for r in compile_remat.reports())
 
 
 def test_forwards_without_a_backward_leave_nothing_behind() -> None:
@@ -277,13 +290,15 @@ def test_forwards_without_a_backward_leave_nothing_behind() -> None:
 
 def test_a_step_is_not_taken_for_the_one_of_a_dropped_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python gives the `id` of a dropped object to a new one, at worst all of them."""
-    monkeypatch.setattr(shared_budget, "id", lambda value: 1, raising=False)
+    monkeypatch.setattr(shared_budget, "id", lambda value: 1, raising=False)  # never asked for
     for _ in range(2):
         steps = Steps("three graph breaks", 4 << 20, compiler="eager")
         compile_remat.reset_reports()
         for _ in range(3):
             steps.step()
-        assert "in a step" in compile_remat.reports()[-1].message  # the joint allocation chose plans for this model, too
+        assert (
+            "in a step" in compile_remat.reports()[-1].message
+        )  # the joint allocation chose plans for this model, too
 
 
 def test_values_of_instances() -> None:

@@ -1,0 +1,35 @@
+"""Everything that this package remembers in the process, outside of the callables that `torch.compile` made.
+
+    where                                     what                                     cleared
+    report._REPORTS                           reports of the graphs compiled so far    yes; alone by `reset_reports()`
+    runtime.shared_budget._BUDGETS            shared budgets, by device and setting    yes
+    config.warn_unknown_variable              warnings given once                      yes
+    planning.budget_source.warn_ignored       warnings given once                      yes
+    report._FOLDER                            folder of reports under `install`        by `uninstall()`
+    inductor.install._replaced                what Inductor had before `install`       by `uninstall()`, which gives it back
+    runtime.peak_monitor.PeakMonitor          forwards begun so far                    no: only differences count
+    report._RECORDED, peak_monitor._STEP      context variables                        end with their `with` block
+    inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
+
+What is computed once and never changes is not listed: hash of the sources, names of settings and types, rules of the installed
+Inductor, workspaces of kernels.  On objects of torch there are the original backward, on the class of a compiled graph, and
+the handle of a call, on its autograd node (`_torch.autograd_node`); they go with these.
+"""
+
+from __future__ import annotations
+
+from compile_remat import config
+from compile_remat.planning import budget_source
+from compile_remat.report import reset_reports
+from compile_remat.runtime.shared_budget import clear_budgets
+
+
+def clear_process_state() -> None:
+    """Forget what earlier compilations left, as in a new process; compiled callables go on with what they hold.
+
+    `install` stays in force: `uninstall` undoes it.
+    """
+    reset_reports()
+    clear_budgets()
+    for once in (config.warn_unknown_variable, budget_source.warn_ignored):
+        once.cache_clear()

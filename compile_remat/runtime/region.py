@@ -1,0 +1,216 @@
+"""What `torch.compile` gets from the backend: one region, its running plan, and the hooks around its calls.
+
+`CompiledRegion` is the only wrapper around compiled code.  It finds the autograd node of a call once and intercepts the backward
+once; what is to happen around them stands in hooks (`PeakMonitor`, `SharedBudget`, `OomRecovery`), which do not know each other.
+The states of a region's plan and of its calls, with every transition, are the tables of `runtime.states`.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compile_remat._torch.autograd_node import (
+    Backward,
+    can_be_differentiated,
+    compiled_node,
+    intercept_backward,
+    keeps_its_graph,
+    sequence_number,
+)
+from compile_remat.passes import Offer, Plan
+from compile_remat.planning.request import Request
+from compile_remat.report import Report
+from compile_remat.runtime.states import (
+    CALL_TRANSITIONS,
+    PLAN_TRANSITIONS,
+    CallEvent,
+    CallState,
+    PlanEvent,
+    PlanState,
+)
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class RunningPlan:
+    """Compiled code, and the report of the plan in it, which has one."""
+
+    compiled: Compiled
+    report: Report
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the report."""
+        assert self.report.plan is not None
+        return self.report.plan
+
+    @property
+    def excess_bytes(self) -> int | None:
+        """By how much the codegen peak exceeds the planned one; None where it is not known."""
+        codegen_bytes = self.report.scheduled_peak_bytes
+        return None if codegen_bytes is None else max(0, codegen_bytes - self.plan.peak_bytes)
+
+
+class CallInFlight:
+    """One forward of a region and its backward; a `CallState` says how far it is.
+
+    Attributes:
+        state: See `runtime.states`.
+        saved_bytes: What the plan of this call keeps from the forward for the backward, outputs included.
+        notes: What each hook remembers of the call while it is in flight.
+    """
+
+    def __init__(self, region: CompiledRegion) -> None:
+        self._region = weakref.ref(region)
+        self.state = CallState.FORWARD
+        self.saved_bytes = region.running.plan.held_bytes
+        self.is_shared = bool(region.menu)
+        self.notes: dict[Hook, Any] = {}
+
+    @property
+    def region(self) -> CompiledRegion | None:
+        """The region; None where it is gone, as with its model."""
+        return self._region()
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether the call holds what its backward reads."""
+        return self.state in (CallState.FORWARD, CallState.AWAITING_BACKWARD)
+
+    def move(self, event: CallEvent) -> None:
+        """Go to the next state; KeyError where the table has no such transition."""
+        self.state = CALL_TRANSITIONS[self.state, event]
+        if not self.is_in_flight:
+            self.notes.clear()
+
+
+class Hook:
+    """What happens around the calls of a region; each method does nothing by default."""
+
+    def called(self, region: CompiledRegion) -> None:
+        """The region is called, with or without gradients."""
+
+    def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
+        """A forward that may have a backward begins; here the region may get another plan."""
+
+    def forward(self, call: CallInFlight, run: Compiled, *args: Any) -> Any:
+        """The outputs: those of ``run(*args)``."""
+        return run(*args)
+
+    def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
+        """The forward has returned, and `node` is its node in autograd."""
+
+    def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
+        """The gradients: those of ``run(*arguments)``."""
+        return run(*arguments)
+
+    def after_backward(self, call: CallInFlight) -> None:
+        """A backward has ended; autograd may call another one if it keeps the graph."""
+
+
+class CompiledRegion:
+    """One graph of Dynamo's as compiled code that may be replaced between its calls.
+
+    Attributes:
+        running: The code that the next call runs.
+        state: How its plan was made; see `runtime.states`.
+        menu: Plan options for a joint allocation; empty for a plan that was made without peers.
+        excess_bytes: What the emitted code needs beyond a plan, by what the plan saves.
+        num_changes: Changes of the plan by joint allocations.
+
+    Args:
+        running: The first plan.
+        hooks: What happens around each call, the outermost first.
+        recompile: Compiles another plan and records nothing; None where there is none.
+        publish: Records the report of a plan that runs from now on.
+    """
+
+    def __init__(
+        self,
+        running: RunningPlan,
+        hooks: Sequence[Hook],
+        recompile: Callable[[Request], RunningPlan | None] = lambda request: None,
+        publish: Callable[[Report], None] = lambda report: None,
+    ) -> None:
+        self.hooks, self.recompile, self.publish = tuple(hooks), recompile, publish
+        self.menu: tuple[Offer, ...] = ()
+        self.excess_bytes: dict[tuple[str, ...], int] = {}
+        self.known: dict[tuple[str, ...], RunningPlan] = {}
+        self.num_changes = 0
+        self.run_under(running)
+        self.state = PlanState.EXPECTING if self.menu else PlanState.EXCLUSIVE
+
+    def move(self, event: PlanEvent) -> None:
+        """Go to the next state; KeyError where the table has no such transition."""
+        self.state = PLAN_TRANSITIONS[self.state, event]
+
+    def run_under(self, running: RunningPlan) -> None:
+        """Take up a plan, and its menu where it has one."""
+        self.running = self.known[running.plan.saved] = running
+        self.menu = running.report.offers or self.menu
+        if running.excess_bytes is not None:
+            self.excess_bytes[running.plan.saved] = running.excess_bytes
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the graph."""
+        for hook in self.hooks:
+            hook.called(self)
+        if not can_be_differentiated(args):
+            return self.running.compiled(*args)
+        call = CallInFlight(self)
+        try:
+            for hook in self.hooks:
+                hook.before_forward(call, args)
+            since = sequence_number()
+            outputs = self._forward(call, args)
+            node = compiled_node(outputs, since)
+            if node is not None:
+                call.saved_bytes, call.is_shared = self.running.plan.held_bytes, bool(self.menu)
+                call.move(CallEvent.RETURNED)
+                intercept_backward(node, _Pending(self, call))
+        finally:
+            if call.state is CallState.FORWARD:
+                call.move(CallEvent.NO_BACKWARD)
+        if node is not None:
+            for hook in self.hooks:
+                hook.after_forward(call, args, node)
+        return outputs
+
+    def _forward(self, call: CallInFlight, args: Sequence[Any]) -> Any:
+        run: Compiled = self._run
+        for hook in reversed(self.hooks):
+            run = functools.partial(hook.forward, call, run)
+        return run(*args)
+
+    def _run(self, *args: Any) -> Any:
+        return self.running.compiled(*args)
+
+    def backward(self, call: CallInFlight, run: Backward, arguments: tuple[Any, ...]) -> Any:
+        """Autograd runs the backward of a call."""
+        for hook in reversed(self.hooks):
+            run = functools.partial(hook.backward, call, run)
+        gradients = run(*arguments)
+        for hook in self.hooks:
+            hook.after_backward(call)
+        if call.state is CallState.AWAITING_BACKWARD:
+            call.move(CallEvent.RETAINED if keeps_its_graph() else CallEvent.RELEASED)
+        return gradients
+
+
+class _Pending:
+    """Is held by the autograd node of a call: keeps the region alive for the backward, and ends the call with the node."""
+
+    def __init__(self, region: CompiledRegion, call: CallInFlight) -> None:
+        self.region, self.call = region, call
+
+    def __call__(self, node: Any, original: Backward, arguments: tuple[Any, ...]) -> Any:
+        return self.region.backward(self.call, functools.partial(original, node), arguments)
+
+    def __del__(self) -> None:
+        if self.call.state is CallState.AWAITING_BACKWARD:
+            self.call.move(CallEvent.DROPPED)
