@@ -15,11 +15,12 @@ import compile_remat
 from compile_remat.passes import Plan
 
 MIB = 1 << 20
+LAYERS = 24
 
 
-def mlp(batch: int = 16384, width: int = 4096, layers: int = 24) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def mlp(batch: int = 16384, width: int = 4096) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A module and the inputs of one step; called where tensors have no data."""
-    blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
+    blocks = [nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU()) for _ in range(LAYERS)]
     return nn.Sequential(*blocks), (torch.randn(batch, width),)
 
 

@@ -51,7 +51,7 @@ class Model(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def train(arguments: argparse.Namespace, memory_budget: str | int) -> list[float]:
+def train(arguments: argparse.Namespace, memory_budget: str) -> list[float]:
     """The loss of each step."""
     device = torch.device(arguments.device)
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def train(arguments: argparse.Namespace, memory_budget: str | int) -> list[float
 
 
 def main(argv: Sequence[str] | None = None) -> list[float]:
-    """Train inside the budget; below the lowest reachable peak, inside that."""
+    """Train inside the budget, or with the lowest plan where none fits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--budget", default="auto", help='such as "20GiB", "0.5", "min" (default auto)')
@@ -85,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
         losses = train(arguments, arguments.budget)
     except compile_remat.BudgetError as error:
         print(error)
-        print(f"training inside the lowest reachable peak, {error.floor_bytes} bytes")
-        losses = train(arguments, error.floor_bytes)
+        print("training with the lowest plan")
+        losses = train(arguments, "min")
     print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f}")
     print(compile_remat.reports()[-1])
     return losses

@@ -68,7 +68,8 @@ def test_training_loop_goes_on_at_the_lowest_peak() -> None:
 
 def test_plans_for_a_device_that_is_not_there() -> None:
     with example("plan") as script:
-        plans = script.main(["--batch", "8192"])
+        script.LAYERS = 8
+        plans = script.main([])
     peaks = [plan.peak_bytes for plan in plans]
     times = [plan.extra_time_ns for plan in plans]
     assert peaks == sorted(peaks, reverse=True)
