@@ -16,6 +16,7 @@ from compile_remat.passes import Plan
 
 MIB = 1 << 20
 LAYERS = 24
+BUDGETS = ("max", 0.8, 0.6, 0.4, "min")
 
 
 def mlp(batch: int = 16384, width: int = 4096) -> tuple[nn.Module, tuple[Tensor, ...]]:
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> list[Plan]:
     arguments = parser.parse_args(argv)
     plans = []
     print(f"{'budget':>8}  {'region peak':>12}  {'extra time':>10}  {'lower bound':>11}")
-    for budget in ("max", 0.8, 0.6, 0.4, "min"):
+    for budget in BUDGETS:
         plan = compile_remat.plan(
             f"{__name__}:mlp", device=arguments.device, memory_budget=budget, batch=arguments.batch, dtype="bf16"
         )

@@ -22,7 +22,7 @@ from torch import nn
 import compile_remat
 from benchmarks import markdown
 from compile_remat import cli
-from compile_remat._torch.inductor_rules import inductor_rules
+from compile_remat._torch.codegen_rules import inductor_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -68,7 +68,7 @@ def test_training_loop_goes_on_at_the_lowest_peak() -> None:
 
 def test_plans_for_a_device_that_is_not_there() -> None:
     with example("plan") as script:
-        script.LAYERS = 8
+        script.LAYERS, script.BUDGETS = 3, ("max", 0.8, "min")
         plans = script.main([])
     peaks = [plan.peak_bytes for plan in plans]
     times = [plan.extra_time_ns for plan in plans]
