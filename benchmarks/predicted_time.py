@@ -28,9 +28,9 @@ from benchmarks.compile_caches import private_compile_caches
 from benchmarks.harness import mib, ms, percent
 from benchmarks.timing import interleaved_ratio
 from compile_remat import BudgetError
-from compile_remat._torch.inductor_options import compiling_alone
 from compile_remat.cost_models.timing.calibration import calibrate
 from compile_remat.cost_models.timing.clock import clock_name, cpu_clock
+from compile_remat.inductor.inductor_options import compiling_alone
 
 MODELS = ("gpt", "chain256", "bert", "mixer", "resnet", "llama")
 BUDGETS = ("0.6", "0.4", "min")

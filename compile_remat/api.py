@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat._torch import inductor_options
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
 from compile_remat.compilation.driver import STRICT_OPTIONS
@@ -32,6 +31,7 @@ from compile_remat.errors import (
     TagConflictError,
     find_error,
 )
+from compile_remat.inductor import inductor_options
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan, Planner, frontier

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat._torch import inductor_options
 from compile_remat._torch.step_peers import ends_in_graph_break
 from compile_remat._torch.version import version_problem
 from compile_remat.budget import OptimizerState
@@ -19,6 +18,7 @@ from compile_remat.compilation.driver import Compilation
 from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
+from compile_remat.inductor import inductor_options
 from compile_remat.inductor.entry import (
     PARTITIONER_OPTION,
     compile_plain,

@@ -50,10 +50,10 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from compile_remat._torch.inductor_options import compiling_alone
     from compile_remat._util.atomic_write import write_atomically
     from compile_remat.cost_models import calibrate, load_device, sources_of
     from compile_remat.errors import RematError
+    from compile_remat.inductor.inductor_options import compiling_alone
 
     name = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)

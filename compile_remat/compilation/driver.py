@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from compile_remat._torch import inductor_options
 from compile_remat._torch.ambient import Ambient
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
@@ -19,6 +18,7 @@ from compile_remat.compilation import report_cache
 from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.config import RematConfig
 from compile_remat.errors import find_error, warn
+from compile_remat.inductor import inductor_options
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     compile_eager,

@@ -15,7 +15,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from compile_remat._torch import inductor_options, joint_graph, sizes
+from compile_remat._torch import joint_graph, sizes
+from compile_remat.inductor import inductor_options
 from compile_remat.inductor.peek import look_at_joint_graph
 
 T = TypeVar("T")
