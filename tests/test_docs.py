@@ -23,6 +23,7 @@ import compile_remat
 from benchmarks import markdown
 from compile_remat import cli
 from compile_remat._torch.codegen_rules import inductor_rules
+from compile_remat.runtime.states import CALL_TABLE, PLAN_TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -175,6 +176,11 @@ def test_rules_of_inductor_are_those_of_the_installed_one() -> None:
             value = getattr(rules, name)
             text = ", ".join(value) or "none" if isinstance(value, tuple) else words.get(value, "") or str(value)
             assert shown == text if not isinstance(value, int) or isinstance(value, bool) else shown == str(value), name
+
+
+@pytest.mark.parametrize("table", [PLAN_TABLE, CALL_TABLE], ids=["plan", "call"])
+def test_states_of_a_region_are_those_of_the_code(table: str) -> None:
+    assert dedent(table).strip("\n") in (ROOT / "docs/several-graphs.md").read_text()
 
 
 def test_error_of_the_readme_is_what_the_code_raises() -> None:
