@@ -10,7 +10,6 @@ what a convolution takes inside itself on a CPU is measured (`workspace`), other
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compile_remat.inductor.workspace import Dense, workspace_bytes
+from compile_remat.inductor.wrapper_names import names_of
 
 
 class NotUnderstood(Exception):
@@ -27,36 +27,19 @@ class NotUnderstood(Exception):
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One statement of the wrapper that allocated or freed.
-
-    Attributes:
-        line: Its text.
-        live_bytes: Bytes of all counted storages after it.
-    """
-
-    line: str
-    live_bytes: int
-
-
-@dataclass(frozen=True)
 class DryRun:
-    """The course of one wrapper.
+    """What one wrapper allocates.
 
     Attributes:
-        moments: After every statement that changed something, in order; the first holds the counted inputs.
         peak_bytes: The most bytes live at once.
         output_bytes: Bytes of the counted storages that are returned.
         returned: For each value that is returned, the storage it lies in, as a number that only this run knows, and its bytes;
             None for what is no tensor, and for what lies in an input that does not count.
-        live_at_peak: Variables that hold storages at the peak, with bytes, largest first.
     """
 
-    moments: tuple[Moment, ...]
     peak_bytes: int
     output_bytes: int
     returned: tuple[tuple[int, int] | None, ...]
-    live_at_peak: tuple[tuple[str, int], ...]
 
 
 Counted = Mapping[int, tuple[int, int]]
@@ -75,19 +58,19 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
     Raises:
         NotUnderstood: The wrapper does something that cannot be followed.
     """
-    function = _call_of(source_code)
+    try:
+        module = ast.parse(source_code)
+    except SyntaxError as error:
+        raise NotUnderstood(f"the output code is not Python: {error}") from None
+    function = _call_of(module)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        run = _Run([_copy(x) for x in inputs], counted or {})
+        run = _Run(names_of(module), [_copy(x) for x in inputs], counted or {})
         with run.workspace:
             run.block(function.body)
     return run.result()
 
 
-def _call_of(source_code: str) -> ast.FunctionDef:
-    try:
-        module = ast.parse(source_code)
-    except SyntaxError as error:
-        raise NotUnderstood(f"the output code is not Python: {error}") from None
+def _call_of(module: ast.Module) -> ast.FunctionDef:
     found = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and n.name == "call"]
     if len(found) != 1 or any(
         isinstance(n, ast.FunctionDef) and n.name.startswith("partition_") for n in ast.walk(module)
@@ -105,70 +88,6 @@ def _copy(value: object) -> object:
 
 def _int(size: Any) -> int:
     return size if type(size) is int else int(size.node.hint)
-
-
-class _Nothing:
-    """Stands for kernels and streams: may be called, indexed and asked for attributes, and does nothing."""
-
-    def __call__(self, *args: object, **kwargs: object) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> _Nothing:
-        return self
-
-
-class _Extern:
-    """``extern_kernels``: what writes into `out` does nothing, what returns its result is run for its sizes."""
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, out: object = None, **kwargs: Any) -> Any:
-            return None if out is not None else getattr(torch.ops.aten, name)(*args, **kwargs)
-
-        return call
-
-
-NOTHING_NAMES = ("assert_", "cpp_fused", "triton_", "async_compile", "stream", "raw_stream", "kernel_cpp")
-
-
-class _Names(dict[str, Any]):
-    """The wrapper's globals; a kernel, which is compiled elsewhere, and a check of sizes are `_Nothing`."""
-
-    def __missing__(self, name: str) -> Any:
-        if name.startswith(NOTHING_NAMES):
-            return _Nothing()
-        raise KeyError(name)
-
-
-def _empty(device: str) -> Any:
-    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
-def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
-    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
-
-
-def _ignore(*args: object, **kwargs: object) -> None:
-    return None
-
-
-def _globals() -> _Names:
-    return _Names(
-        torch=torch,
-        math=math,
-        inf=math.inf,
-        nan=math.nan,
-        device=torch.device,
-        aten=torch.ops.aten,
-        inductor_ops=torch.ops.inductor,
-        _quantized=torch.ops._quantized,
-        empty_strided=torch.empty_strided,
-        empty_strided_cpu=_empty("cpu"),
-        empty_strided_cpu_pinned=_empty("cpu"),
-        empty_strided_cuda=_empty("cuda"),
-        reinterpret_tensor=_reinterpret,
-        extern_kernels=_Extern(),
-        get_raw_stream=_ignore,
-    )
 
 
 class _Workspace(TorchDispatchMode):
@@ -197,42 +116,28 @@ def _dense(value: object) -> object:
 class _Run:
     """Executes statements in one name space and keeps count of storages."""
 
-    def __init__(self, inputs: list[object], counted: Counted) -> None:
+    def __init__(self, names: Mapping[str, Any], inputs: list[object], counted: Counted) -> None:
         self.inputs = inputs  # kept alive: a storage's address is its key
         self.shared: dict[int, tuple[int, int]] = {}
         for position, (storage, nbytes) in counted.items():
             self.shared |= {key: (-1 - storage, nbytes) for key, _ in _tensors(inputs[position])}
-        self.names = _globals()
-        self.names["args"] = inputs
+        self.names = {**names, "args": inputs}
         self.holders: dict[int, int] = {}  # storage -> variables that hold it
         self.bytes: dict[int, int] = {}
         self.given = {k for i, x in enumerate(inputs) if i not in counted for k, _ in _tensors(x)}
         self.held: dict[str, list[int]] = {}
         self.live = 0
         self.workspace = _Workspace()
-        self.moments: list[Moment] = []
         self.peak = 0
-        self.at_peak: dict[str, list[tuple[int, int]]] = {}  # with bytes: the address of a freed storage is used again
         self.returned: list[tuple[int, int] | None] = []
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
-            before = self.live
             self._statement(statement)
-            if self.live != before or not self.moments:
-                self.moments.append(Moment(ast.unparse(statement)[:200], self.live))
 
     def result(self) -> DryRun:
-        seen: set[int] = set()
-        largest = []
-        for name, storages in self.at_peak.items():
-            own = {storage: nbytes for storage, nbytes in storages if storage not in seen}
-            seen.update(own)
-            if own:
-                largest.append((name, sum(own.values())))
-        largest.sort(key=lambda pair: (-pair[1], pair[0]))
         output_bytes = sum({key: nbytes for key, nbytes in filter(None, self.returned)}.values())
-        return DryRun(tuple(self.moments), self.peak, output_bytes, tuple(self.returned), tuple(largest))
+        return DryRun(self.peak, output_bytes, tuple(self.returned))
 
     def _statement(self, node: ast.stmt) -> None:
         self.workspace.nbytes = 0
@@ -266,7 +171,7 @@ class _Run:
     def _value(self, node: ast.expr) -> Any:
         code = compile(ast.Expression(node), "wrapper", "eval")
         try:
-            return eval(code, {"__builtins__": __builtins__}, self.names)
+            return eval(code, {"__builtins__": {}}, self.names)
         except (KeyError, NameError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
             raise NotUnderstood(f"{ast.unparse(node)[:80]!r}: {error}") from error
 
@@ -288,7 +193,7 @@ class _Run:
                 self.bytes[key] = nbytes
                 self.live += nbytes
             self.holders[key] = self.holders.get(key, 0) + 1
-        self._note_peak(name, [k for k, _ in storages])
+        self.peak = max(self.peak, self.live + self.workspace.nbytes)  # what the variable held before is still there
         self._release(name)
         self.names[name] = value
         self.held[name] = [k for k, _ in storages]
@@ -301,13 +206,6 @@ class _Run:
             if key not in self.given and found[0] not in seen:
                 seen.add(found[0])
                 yield found
-
-    def _note_peak(self, name: str, storages: list[int]) -> None:
-        """While a variable is assigned to, what it held before is still there."""
-        if self.live + self.workspace.nbytes > self.peak:
-            self.peak = self.live + self.workspace.nbytes
-            self.at_peak = {n: [(s, self.bytes[s]) for s in held] for n, held in self.held.items()}
-            self.at_peak[name] = [*self.at_peak.get(name, ()), *((s, self.bytes[s]) for s in storages)]
 
     def _release(self, name: str) -> None:
         for key in self.held.pop(name, ()):

@@ -1,0 +1,84 @@
+"""The names that a wrapper of Inductor's may use in a dry run, and what stands for each.
+
+A wrapper is evaluated with these names and no builtins.  Its header is the same in torch 2.11 to 2.15, but for the checks that
+newer versions add.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+CHECKS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment", "assert_tensor_metadata")
+"""Functions of the wrapper's header that check an input and return nothing; the second is new in 2.14, the last in 2.15."""
+
+ARITHMETIC = (abs, bool, float, int, max, min, round, tuple)
+"""Builtins that expressions of sizes use."""
+
+
+class Nothing:
+    """Stands for a kernel, a check or a stream: may be called, indexed by attribute, and does nothing."""
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Nothing:
+        return self
+
+
+class Extern:
+    """``extern_kernels``: a call that writes into `out` does nothing, one that returns its result is run for its sizes."""
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, out: object = None, **kwargs: Any) -> Any:
+            return None if out is not None else getattr(torch.ops.aten, name)(*args, **kwargs)
+
+        return call
+
+
+def names_of(module: ast.Module) -> dict[str, Any]:
+    """The names that the functions of an output code see: those of its header, and its kernels."""
+    return {
+        **{function.__name__: function for function in ARITHMETIC},
+        **dict.fromkeys([*CHECKS, "get_raw_stream", *_kernels(module)], Nothing()),
+        "torch": torch,
+        "math": math,
+        "inf": math.inf,
+        "nan": math.nan,
+        "device": torch.device,
+        "aten": torch.ops.aten,
+        "inductor_ops": torch.ops.inductor,
+        "_quantized": torch.ops._quantized,
+        "empty_strided": torch.empty_strided,
+        "empty_strided_cpu": _empty("cpu"),
+        "empty_strided_cpu_pinned": _empty("cpu"),
+        "empty_strided_cuda": _empty("cuda"),
+        "reinterpret_tensor": _reinterpret,
+        "extern_kernels": Extern(),
+    }
+
+
+def _kernels(module: ast.Module) -> list[str]:
+    """The variables of the module that ``async_compile`` makes: kernels of C++ and Triton, also a user's own."""
+    return [
+        target.id
+        for statement in module.body
+        if isinstance(statement, ast.Assign)
+        and isinstance(statement.value, ast.Call)
+        and isinstance(statement.value.func, ast.Attribute)
+        and ast.unparse(statement.value.func.value) == "async_compile"
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+    ]
+
+
+def _empty(device: str) -> Any:
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def _reinterpret(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
