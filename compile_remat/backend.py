@@ -19,10 +19,8 @@ from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.inductor import inductor_options
-from compile_remat.inductor.entry import (
-    PARTITIONER_OPTION,
-    compile_plain,
-)
+from compile_remat.inductor.entry import compile_plain
+from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit, FitBelow, Request, SharedOption

@@ -1,32 +1,25 @@
-"""Entering Inductor, and keeping it to the plan.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
+"""Entering Inductor.  Private names of ``torch._inductor`` and ``torch._functorch``, same in 2.11, 2.13 and 2.15.
 
-Imports nothing of ours but `_torch_fusion`, `_torch_order` and `_torch_version`.  `compile_with_partitioner` hands a partitioner to
-``compile_fx`` through Inductor's own extension point; `GuardedChoices` is scoped by ``V.set_choices_handler`` around the
-compilation of each graph, the late one of the backward included, so nothing of torch is patched and plain Inductor in
-the same process is not touched.
+`compile_with_partitioner` hands a partitioner to ``compile_fx`` through Inductor's own option for it, and compiles each graph
+by an ``inner_compile`` of its own: nothing of torch is replaced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 
-from compile_remat._torch.version import private_name
-from compile_remat.inductor.observe import Observer, backward_compiled_early, inner_compile
-
-if TYPE_CHECKING:
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
-else:
-    CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
-
-PARTITIONER_OPTION = "custom_partitioner_fn"
-"""The option of Inductor that holds a partitioner."""
+from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
+from compile_remat.inductor.install import PARTITIONER_OPTION
+from compile_remat.inductor.install import CustomPartitionerFn as CustomPartitionerFn
+from compile_remat.inductor.observe import Observer, observed
+from compile_remat.inductor.plan_guard import guarded as under_guard
 
 
 def compile_with_partitioner(
@@ -47,10 +40,12 @@ def compile_with_partitioner(
         observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
             the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
     """
+    compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
+    if observer is not None:
+        partitioner = recorder = PartitionRecorder(partitioner)
+        compiler = with_early_backward(observed(compiler, observer), recorder)
     patches = {**options, PARTITIONER_OPTION: partitioner}
-    inner = inner_compile(guarded, observer)
-    with backward_compiled_early() if observer else nullcontext():
-        return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=inner, config_patches=patches))
+    return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=compiler, config_patches=patches))
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:

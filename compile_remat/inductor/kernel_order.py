@@ -10,20 +10,14 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from compile_remat._torch.version import private_module, private_name
-from compile_remat.inductor.cpp_scheduling import call_kernels_apart
+from compile_remat._torch.version import private_name
 from compile_remat.inductor.fusion_guard import OF_THE_CALLER, Kernel, reused_bytes
 
 V = private_name("torch._inductor.virtualized", "V")
-if TYPE_CHECKING:
-    CustomSchedulerPass = object
-else:
-    CustomSchedulerPass = getattr(private_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object)
-
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -31,30 +25,16 @@ SMALL_PART = 256
 """A kernel that frees no more than this part of the largest buffer stays where it is."""
 
 
-class KernelsMovedUp(CustomSchedulerPass):
-    """A pass over the scheduler's nodes before any are joined, which also has each C++ kernel called on its own.
+def move_kernels_up(nodes: list[Any]) -> list[Any]:
+    """The nodes of a scheduler, before any are joined, in their new order; the same list where none moves.
 
     Forwards keep Inductor's order, which the planner knows.
     """
-
-    def __call__(self, nodes: list[Any]) -> list[Any]:
-        """The nodes in their new order."""
-        if not nodes:
-            return nodes
-        scheduler = nodes[0].scheduler
-        call_kernels_apart(scheduler)
-        graph = V.graph.module.graph
-        if not V.graph.is_backward or not graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
-            return nodes
-        row = Row(nodes, V.graph.get_output_names(), graph.nodes)
-        if row.move_up():
-            scheduler.nodes = row.nodes
-            scheduler.compute_ancestors()  # numbers them anew
-        return row.nodes
-
-    def uuid(self) -> str:
-        """What torch's cache of graphs knows the pass by; the sources of this package are in its key beside it."""
-        return "compile_remat: kernels moved up"
+    graph = V.graph.module.graph
+    if not V.graph.is_backward or not graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
+        return nodes
+    row = Row(nodes, V.graph.get_output_names(), graph.nodes)
+    return row.nodes if row.move_up() else nodes
 
 
 class Row:

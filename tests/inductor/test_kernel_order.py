@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch._inductor import config
 
 import compile_remat
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
-from compile_remat.inductor.kernel_order import KernelsMovedUp, Row
+from compile_remat.inductor import plan_guard
+from compile_remat.inductor.kernel_order import Row
+from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels, planned_kernels
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -130,18 +133,61 @@ def scheduled_bytes() -> int:
     return report.scheduled_peak_bytes
 
 
-@pytest.mark.usefixtures("empty_kernels")
-@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="in this graph it puts nothing off")
-def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_still_reads() -> None:
-    ours = scheduled_bytes()
-    with config.patch(_pre_fusion_custom_pass=_Alone()):  # a pass of the user stays alone
-        theirs = scheduled_bytes()
-    assert ours * 1.2 < theirs
+class UsersPass(CustomSchedulerPass):
+    """Leaves the order alone, and counts the graphs that it is shown."""
 
+    def __init__(self) -> None:
+        self.num_graphs = 0
 
-class _Alone(KernelsMovedUp):
     def __call__(self, nodes: list[Any]) -> list[Any]:
+        self.num_graphs += 1
         return nodes
 
     def uuid(self) -> str:
-        return "alone"
+        return "a pass of the user"
+
+
+@pytest.mark.usefixtures("empty_kernels")
+@pytest.mark.skipif(torch.__version__.startswith("2.11"), reason="in this graph it puts nothing off")
+def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_still_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, users = scheduled_bytes(), UsersPass()
+    with config.patch(_pre_fusion_custom_pass=users):
+        assert scheduled_bytes() == ours  # the user's pass runs as well, and does not switch the order off
+    assert users.num_graphs == 2
+    with config.patch(_pre_fusion_custom_pass=users.__call__):  # torch keeps no graph under a plain function
+        assert scheduled_bytes() == ours
+    assert users.num_graphs >= 4
+    monkeypatch.setattr(plan_guard, "move_kernels_up", lambda nodes: nodes)
+    with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        assert ours * 1.2 < scheduled_bytes()
+
+
+def test_the_users_pass_sees_the_kernels_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = SimpleNamespace(nodes=[], numbered=[])
+    scheduler.compute_ancestors = lambda: scheduler.numbered.append(list(scheduler.nodes))
+    nodes = [SimpleNamespace(name=name, scheduler=scheduler) for name in "abc"]
+    seen: list[str] = []
+
+    def note(moved: list[Any]) -> list[Any]:
+        seen.append("".join(node.name for node in moved))
+        return moved
+
+    monkeypatch.setattr(plan_guard, "move_kernels_up", note)
+    monkeypatch.setattr(plan_guard, "call_kernels_apart", lambda own: seen.append("apart"))
+    assert PlannedKernels()(list(nodes)) == nodes
+    assert (seen, scheduler.numbered) == (["abc", "apart"], [])
+    turned = PlannedKernels(lambda given: given[::-1])(list(nodes))
+    assert turned == nodes[::-1]
+    assert seen[2:] == ["cba", "apart"]
+    assert scheduler.numbered == [turned]  # the guard reads the nodes' numbers
+    assert PlannedKernels()([]) == []
+
+
+def test_the_cache_of_graphs_knows_both_passes() -> None:
+    assert PlannedKernels(UsersPass()).uuid() == ("compile_remat: kernels moved up", "a pass of the user")
+    assert isinstance(planned_kernels(None), PlannedKernels)
+    assert not isinstance(
+        planned_kernels(lambda nodes: nodes), PlannedKernels
+    )  # torch stores nothing then, as without us

@@ -1,0 +1,153 @@
+"""Compiles a backward together with its forward, so that its code can be observed before the first step.
+
+torch compiles a backward when it first runs (or at once, where sizes are saved for it): only then does it know whether
+the graph is kept (``retain_graph=True``), in which case the backward must not overwrite saved activations, and only then
+does it write its cache entry.  Here a copy of the backward is compiled as soon as its forward is; when torch asks for the
+same graph under the same conditions it is given that result, and otherwise the graph is compiled again.
+
+Nothing of torch is replaced.  ``functorch_config.force_non_lazy_backward_lowering`` was tried and does not serve: torch
+takes the early backward as final, so a first backward with ``retain_graph=True`` is refused.  Compiling the whole graph a
+second time for observation would serve, at the cost of tracing and planning twice.
+
+Private names, same in 2.11, 2.13 and 2.14: ``compile_fx.compile_fx_backward`` (2.13 reads two more fields of its
+``compiler_config_extra``), ``TracingContext.fw_metadata``, ``.output_strides`` and ``.aot_graph_name``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import compile_fx as inductor
+
+from compile_remat._torch import joint_graph
+from compile_remat._torch.version import private_name
+from compile_remat.inductor.install import CustomPartitionerFn
+from compile_remat.inductor.observe import GraphCompiler
+
+TracingContext = private_name("torch._guards", "TracingContext")
+unset_fake_temporarily = private_name("torch._subclasses.fake_tensor", "unset_fake_temporarily")
+
+OF_ONE_GRAPH = ("static_input_idxs", "is_inference", "cudagraphs", "graph_id", "boxed_forward_device_index")
+"""Options of ``compile_fx_inner`` that ``compile_fx_backward`` sets itself; the others are the same for both graphs."""
+
+
+class PartitionRecorder(CustomPartitionerFn):
+    """Calls a partitioner, and keeps the two graphs that it made until the forward is compiled."""
+
+    def __init__(self, partitioner: CustomPartitionerFn) -> None:
+        self.partitioner = partitioner
+        self.made: list[tuple[fx.GraphModule, fx.GraphModule]] = []
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        graphs = self.partitioner(gm, joint_inputs, **kwargs)
+        self.made.append(graphs)
+        return graphs
+
+    def uuid(self) -> object:
+        """What torch's caches know the partitioner by."""
+        return self.partitioner.uuid()
+
+    def __deepcopy__(self, memo: object) -> PartitionRecorder:  # a copied option still records here
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a cache key must not hold graphs
+        return (PartitionRecorder, (self.partitioner,))
+
+    def backward_of(self, forward: fx.GraphModule) -> fx.GraphModule | None:
+        """The backward that goes with a forward; asked once, as the recorder then lets go of both."""
+        backward = next((backward for made, backward in self.made if made is forward), None)
+        self.made = [graphs for graphs in self.made if graphs[0] is not forward]
+        return backward
+
+
+def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) -> GraphCompiler:
+    """`compiler`, which compiles each backward right behind its forward and hands it out when torch asks for it."""
+    early: list[tuple[object, Any]] = []
+
+    def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        conditions = _conditions(gm, example_inputs, options)
+        early.append((conditions, compiler(gm, example_inputs, **options)))
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        if options.get("is_backward"):
+            conditions = _conditions(gm, example_inputs, options) if early else None
+            known = [compiled for then, compiled in early if then == conditions]
+            early.clear()
+            return known[0] if known else compiler(gm, example_inputs, **options)
+        backward = recorder.backward_of(gm)
+        compiled = compiler(gm, example_inputs, **options)
+        context = TracingContext.try_get()
+        if backward is not None and context is not None and not context.fw_metadata.num_symints_saved_for_bw:
+            _compile_now(backward, context, compiled, options, compile_backward)
+        return compiled
+
+    return compile_graph
+
+
+def _compile_now(
+    backward: fx.GraphModule, context: Any, forward: Any, options: Mapping[str, Any], compiler: GraphCompiler
+) -> None:
+    """Compile a copy of the backward, as AOTAutograd's ``_aot_stage2b_bw_compile`` does."""
+    inputs = _inputs(backward, context)
+    extra: Any = SimpleNamespace(
+        cudagraphs=options.get("cudagraphs"),
+        graph_id=options.get("graph_id"),
+        forward_device=options.get("boxed_forward_device_index"),
+        forward_is_partitioned=SimpleNamespace(value=len(getattr(forward, "partition_maps", None) or ()) > 1),
+        cudagraphs_bwd_override=None,
+    )
+    shared = {name: value for name, value in options.items() if name not in OF_ONE_GRAPH}
+    with unset_fake_temporarily():  # lifted constants are real tensors
+        copied = copy.deepcopy(backward)
+    with _as_backward(context):
+        inductor.compile_fx_backward(
+            copied, inputs, compiler_config_extra=extra, inner_compile=partial(compiler, **shared)
+        )
+
+
+def _inputs(backward: fx.GraphModule, context: Any) -> list[Any]:
+    """Fake inputs of the backward; saved activations have the strides that the compiled forward gives them."""
+    inputs = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
+    saved_strides = (context.output_strides or [])[context.fw_metadata.tensors_saved_for_backwards_slice]
+    for position, strides in enumerate(saved_strides):
+        value = inputs[position]
+        if (
+            isinstance(value, torch.Tensor)
+            and strides is not None
+            and joint_graph.hint_strides(value) != tuple(strides)
+        ):
+            inputs[position] = value.as_strided(value.size(), strides)
+    return inputs
+
+
+@contextmanager
+def _as_backward(context: Any) -> Iterator[None]:
+    """The tracing context of a forward that is compiled, as that of its backward."""
+    strides, name = context.output_strides, context.aot_graph_name
+    context.output_strides = None  # Inductor fills a list that it finds here
+    context.aot_graph_name = [part.replace("forward", "backward") for part in name] if name else name
+    try:
+        yield
+    finally:
+        context.output_strides, context.aot_graph_name = strides, name
+
+
+def _conditions(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> object:
+    """What the code of a backward depends on, as far as it can differ between the two times that it is compiled.
+
+    The graph; the strides of its inputs; which of them have a fixed address under CUDA graphs; and which it may overwrite:
+    none where the first backward keeps its graph.
+    """
+    context = TracingContext.try_get()
+    overwritten = getattr(context and context.fw_metadata, "bw_donated_idxs", None) or []
+    strides = [joint_graph.hint_strides(x) if isinstance(x, torch.Tensor) else None for x in example_inputs]
+    return str(gm.graph), strides, list(options.get("static_input_idxs") or []), list(overwritten)

@@ -1,0 +1,76 @@
+"""Keeps Inductor to the plan while it compiles a graph: which kernels it joins, their order, and how it calls them.
+
+Both settings are scoped to the compilation of one graph, also of a backward that torch compiles later: plain Inductor in the
+same process is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from torch._inductor import config as inductor_config
+
+from compile_remat._torch.version import private_module, private_name
+from compile_remat.inductor.cpp_scheduling import call_kernels_apart
+from compile_remat.inductor.fusion_guard import GuardedChoices
+from compile_remat.inductor.kernel_order import move_kernels_up
+from compile_remat.inductor.observe import GraphCompiler
+
+V = private_name("torch._inductor.virtualized", "V")
+if TYPE_CHECKING:
+    CustomSchedulerPass = object
+else:  # 2.11 has none, and keeps no graph in its cache that such a pass was run on
+    CustomSchedulerPass = getattr(private_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object)
+
+
+def guarded(compiler: GraphCompiler) -> GraphCompiler:
+    """`compiler`, under `GuardedChoices` and `PlannedKernels`."""
+
+    def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        first = planned_kernels(inductor_config._pre_fusion_custom_pass)
+        with V.set_choices_handler(GuardedChoices()), inductor_config.patch(_pre_fusion_custom_pass=first):
+            return compiler(gm, example_inputs, **options)
+
+    return compile_graph
+
+
+class PlannedKernels(CustomSchedulerPass):
+    """The pass over a scheduler's nodes before any are joined, in three steps.
+
+    A pass that the user set runs first: it sees the nodes as plain Inductor shows them.  Then kernels move up to their place
+    in the plan where that does not raise the peak, in whatever order that pass left, and so the budget holds under it.  Last,
+    the scheduler is told to call C++ kernels one by one.
+
+    Args:
+        users: The user's pass.
+    """
+
+    def __init__(self, users: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        self.users = users
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        """The nodes in their new order."""
+        before = list(nodes)
+        ordered = self.users(nodes) if self.users is not None else nodes
+        if not ordered:
+            return ordered
+        scheduler = ordered[0].scheduler
+        moved = move_kernels_up(ordered)
+        if moved != before:
+            scheduler.nodes = moved
+            scheduler.compute_ancestors()  # numbers the nodes anew; the fusion guard reads the numbers
+        call_kernels_apart(scheduler)
+        return moved
+
+    def uuid(self) -> object:
+        """What torch's cache of graphs knows the pass by; the sources of this package are in its key beside it."""
+        ours = "compile_remat: kernels moved up"
+        return ours if self.users is None else (ours, self.users.uuid())  # type: ignore[attr-defined]
+
+
+def planned_kernels(users: Any) -> Callable[[list[Any]], list[Any]]:
+    """`PlannedKernels` behind the user's pass; a plain function where that has no identity for torch's cache of graphs."""
+    ours = PlannedKernels(users)
+    return ours if users is None or isinstance(users, CustomSchedulerPass) else ours.__call__
