@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.fusion_guard import OF_THE_CALLER, Kernel, reused_bytes
+from compile_remat.inductor.scheduler_graph import Kernel, SchedulerGraph
 
 V = private_name("torch._inductor.virtualized", "V")
 
@@ -33,11 +33,11 @@ def move_kernels_up(nodes: list[Any]) -> list[Any]:
     graph = V.graph.module.graph
     if not V.graph.is_backward or not graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
         return nodes
-    row = Row(nodes, V.graph.get_output_names(), graph.nodes)
-    return row.nodes if row.move_up() else nodes
+    sequence = KernelSequence(nodes, V.graph.get_output_names(), graph.nodes)
+    return sequence.nodes if sequence.move_up() else nodes
 
 
-class Row:
+class KernelSequence:
     """Nodes of a scheduler in an order, and what is alive along them.
 
     Args:
@@ -47,20 +47,15 @@ class Row:
     """
 
     def __init__(self, nodes: Sequence[Any], returned: Iterable[str], planned: Iterable[Any]) -> None:
-        self.nodes, self.returned = list(nodes), frozenset(returned)
+        self.nodes = list(nodes)
+        self.graph = SchedulerGraph(nodes, nodes[0].scheduler.dep_size_hint, returned)
         ranks = {node: rank for rank, node in enumerate(planned)}
-        self.ranks = {node: _rank(node, ranks) for node in nodes}
-        self.places = {node: place for place, node in enumerate(nodes)}
-        self.kernels = {node: Kernel.of(node.get_nodes()) for node in nodes}
-        self.maker = {name: node for node, kernel in self.kernels.items() for name in kernel.writes}
-        self.readers: dict[str, list[Any]] = {}
-        self.nbytes: dict[str, int] = {}
-        for node, kernel in self.kernels.items():
-            for name in kernel.reads:
-                self.readers.setdefault(name, []).append(node)
-            for dep in (*node.read_writes.reads, *node.read_writes.writes):
-                self.nbytes[dep.name] = max(self.nbytes.get(dep.name, 0), int(node.scheduler.dep_size_hint(dep)))
-        self.small_bytes = max(self.nbytes.values(), default=0) // SMALL_PART
+        self.ranks = {node.get_name(): _rank(node, ranks) for node in nodes}
+        self.along = FirstAbove([self.ranks[node.get_name()] for node in nodes])
+        self.places = {node.get_name(): place for place, node in enumerate(nodes)}
+        self.kernels = {node.get_name(): Kernel.of(node.get_nodes()) for node in nodes}
+        self.convolutions = {n.get_name() for n in nodes if _overload(n) is CONVOLUTION_BACKWARD}
+        self.small_bytes = max(self.graph.nbytes.values(), default=0) // SMALL_PART
 
     def move_up(self) -> int:
         """Move kernels that make a convolution's gradient and free more than they make to their places in the plan.
@@ -72,64 +67,106 @@ class Row:
         """
         moved = 0
         for node in list(self.nodes):
-            end = self.places[node]
-            if node.is_extern() or node.is_template() or not self._feeds_convolution(node) or not self._shrinks(node):
+            name = node.get_name()
+            if node.is_extern() or node.is_template() or not self._feeds_convolution(name) or not self._shrinks(name):
                 continue
+            end = self.places[name]
             begin = max((self.places[maker] for maker in self._awaited(node)), default=-1) + 1
-            later = (k for k in range(begin, end) if self.ranks[self.nodes[k]] > self.ranks[node])
-            begin = next(later, end)
+            begin = self.along.first(begin, end, self.ranks[name])
             if begin == end:
                 continue
             before = self.nodes[begin : end + 1]
             after = [node, *before[:-1]]
             if self._peak_bytes(after, begin) <= self._peak_bytes(before, begin):
-                self.nodes[begin : end + 1] = after
-                self.places.update({each: begin + k for k, each in enumerate(after)})
+                self._put(after, begin)
                 moved += 1
         return moved
 
-    def _feeds_convolution(self, node: Any) -> bool:
-        """Whether a convolution's backward reads what the node makes, itself or a copy of it in another order.
+    def _put(self, nodes: Sequence[Any], begin: int) -> None:
+        for place, node in enumerate(nodes, begin):
+            self.nodes[place] = node
+            self.places[node.get_name()] = place
+            self.along.put(place, self.ranks[node.get_name()])
+
+    def _feeds_convolution(self, name: str) -> bool:
+        """The rule of convolutions: only a kernel moves whose result a convolution's backward reads, itself or as a copy.
 
         Elsewhere kernels stay: with its pointwise kernels moved, an unrolled recurrent cell at 0.3 measured 45.9 MiB of a budget
         of 44.0, as others were joined then (``python -m benchmarks.promise --model recurrent``).
         """
-        near = [reader for name in self.kernels[node].writes for reader in self.readers.get(name, ())]
-        far = [reader for each in near for name in self.kernels[each].writes for reader in self.readers.get(name, ())]
-        return any(getattr(each.node, "op_overload", None) is CONVOLUTION_BACKWARD for each in (*near, *far))
+        near = self._readers_of(name)
+        return any(reader in self.convolutions or self._readers_of(reader) & self.convolutions for reader in near)
 
-    def _awaited(self, node: Any) -> list[Any]:
+    def _readers_of(self, name: str) -> set[str]:
+        """The nodes that read what a node writes."""
+        return {reader for made in self.kernels[name].writes for reader in self.graph.readers.get(made, ())}
+
+    def _awaited(self, node: Any) -> list[str]:
         """The nodes that must run before this one; for one that writes in place, also who reads what was there."""
         names = {dep.name for part in node.get_nodes() for dep in part.unmet_dependencies}
-        return [self.maker[name] for name in names if name in self.maker and self.maker[name] is not node]
+        makers = [self.graph.maker[name] for name in names if name in self.graph.maker]
+        return [maker for maker in makers if maker != node.get_name()]
 
-    def _shrinks(self, node: Any) -> bool:
+    def _shrinks(self, name: str) -> bool:
         """Whether less is in use after the node than before it, and not by some sum of a bias' gradient."""
-        kernel, place = self.kernels[node], self.places[node]
-        freed = {name for name in kernel.reads if self._dies_by(name, self.places, place)}
-        return self._bytes(freed) - self._bytes(kernel.writes) > self.small_bytes
+        kernel, place = self.kernels[name], self.places[name]
+        freed = {read for read in kernel.reads if self._dies_by(read, self.places, place)}
+        return self.graph.bytes_of(freed) - self.graph.bytes_of(kernel.writes) > self.small_bytes
 
-    def _dies_by(self, name: str, places: Mapping[Any, int], place: int) -> bool:
-        """Whether nothing reads it behind the place."""
-        if name in self.returned or (name not in self.maker and name.startswith(OF_THE_CALLER)):
-            return False
-        return all(places[reader] <= place for reader in self.readers[name])
+    def _dies_by(self, name: str, places: Mapping[str, int], place: int) -> bool:
+        """Whether nothing reads it behind the place; the reader that Inductor had last is asked first."""
+        return not self.graph.outlives(name) and all(places[r] <= place for r in reversed(self.graph.readers[name]))
 
     def _peak_bytes(self, nodes: Sequence[Any], begin: int) -> int:
         """The most in use while these run from place `begin` on, above what was when the first of them began."""
-        places = ChainMap({node: begin + k for k, node in enumerate(nodes)}, self.places)
-        level = peak = 0
-        for place, node in enumerate(nodes, begin):
-            kernel = self.kernels[node]
-            freed = {name for name in kernel.reads if self._dies_by(name, places, place)}
-            again = reused_bytes(kernel, kernel.writes, freed, self.nbytes)
-            level += self._bytes(kernel.writes) - again
-            peak = max(peak, level)
-            level += again - self._bytes(freed)
-        return peak
+        order = {node.get_name(): begin + k for k, node in enumerate(nodes)}
+        places = ChainMap(order, self.places)
+        by_kernel = {self.kernels[name]: place for name, place in order.items()}
+        return self.graph.peak_bytes(
+            by_kernel,
+            lambda kernel: kernel.writes,
+            lambda kernel: {name for name in kernel.reads if self._dies_by(name, places, by_kernel[kernel])},
+        )
 
-    def _bytes(self, names: Iterable[str]) -> int:
-        return sum(self.nbytes.get(name, 0) for name in names)
+
+class FirstAbove:
+    """A list of ints that finds the first one above a bound in a range, in a number of steps that grows as the logarithm.
+
+    A complete binary tree in an array: node `k` holds the largest of its children `2 k` and `2 k + 1`.
+    """
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.size = 1 << max(1, len(values)).bit_length()
+        self.most = [-1] * self.size + list(values) + [-1] * (self.size - len(values))
+        for k in reversed(range(1, self.size)):
+            self.most[k] = max(self.most[2 * k], self.most[2 * k + 1])
+
+    def put(self, place: int, value: int) -> None:
+        """Replace the value at a place."""
+        k = place + self.size
+        self.most[k] = value
+        while k > 1:
+            k //= 2
+            self.most[k] = max(self.most[2 * k], self.most[2 * k + 1])
+
+    def first(self, begin: int, end: int, bound: int) -> int:
+        """The first place of ``range(begin, end)`` whose value is above the bound; `end` where there is none."""
+        k = begin + self.size
+        while self.most[k] <= bound:  # to the right, by the largest trees that start there
+            while k & 1:
+                k //= 2
+            if k == 0:
+                return end
+            k += 1
+        while k < self.size:
+            k *= 2
+            k += self.most[k] <= bound
+        return min(end, k - self.size)
+
+
+def _overload(node: Any) -> object:
+    """The operator of a kernel that is not Inductor's own."""
+    return getattr(node.node, "op_overload", None)
 
 
 def _rank(node: Any, ranks: Mapping[Any, int]) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from compile_remat.inductor.fusion_guard import DEPTH, SMALL_SHARE, Kernel, Moment, Order
+from compile_remat.inductor.fusion_guard import DEPTH, SMALL_SHARE, KernelGrouping, PlannedOrder
+from compile_remat.inductor.scheduler_graph import Kernel
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ class Scheduler:
         return self.nbytes.get(dep.name, 1000)
 
 
-def order(*nodes: Node, returned: str = "", **nbytes: int) -> tuple[Order, dict[str, object]]:
+def order(*nodes: Node, returned: str = "", **nbytes: int) -> tuple[PlannedOrder, dict[str, object]]:
     """Everything takes 1000 bytes but what is named; nothing is joined yet."""
     joined: dict[str, object] = {node.name: node for node in nodes}
-    return Order(Scheduler(list(nodes), nbytes), returned.split()), joined
+    return PlannedOrder(Scheduler(list(nodes), nbytes), returned.split()), joined
 
 
-def keeps(found: tuple[Order, dict[str, object]], first: int, second: int) -> bool:
+def keeps(found: tuple[PlannedOrder, dict[str, object]], first: int, second: int) -> bool:
     lines, joined = found
     return lines.keeps_memory(joined, joined[f"op{first}"], joined[f"op{second}"])
 
@@ -111,7 +112,7 @@ def test_a_kernel_writes_over_what_it_is_the_last_to_read() -> None:
     nodes[0].extern = True
     lines, joined = order(*nodes, returned="c b")
     kernels = [lines.kernel(node) for node in nodes]
-    assert Moment(lines, joined).peak_bytes(kernels) == 1000  # c beside a, then b in the place of a
+    assert KernelGrouping(lines, joined).peak_bytes(kernels) == 1000  # c beside a, then b in the place of a
 
 
 def test_what_one_kernel_makes_and_reads_itself_takes_nothing() -> None:
@@ -119,8 +120,8 @@ def test_what_one_kernel_makes_and_reads_itself_takes_nothing() -> None:
     assert keeps(order(*nodes, returned="b"), 0, 1)
     both = Kernel.of(nodes)
     lines, joined = order(*nodes, returned="b")
-    assert Moment(lines, joined, both).peak_bytes([both]) == 1000
-    assert Moment(lines, joined).peak_bytes([lines.kernel(node) for node in nodes]) == 1000
+    assert KernelGrouping(lines, joined, both).peak_bytes([both]) == 1000
+    assert KernelGrouping(lines, joined).peak_bytes([lines.kernel(node) for node in nodes]) == 1000
 
 
 def test_what_reads_the_first_must_not_wait_for_the_second() -> None:
@@ -146,8 +147,8 @@ def test_what_a_waiting_kernel_stood_before_comes_after_all_that_it_waits_for() 
     lines, joined = order(*nodes, sum=4, weight=4, late=4, total=4, returned="weight total")
     both = Kernel.of([nodes[1], nodes[5]])
     kernels = [lines.kernel(node) for node in nodes if node not in (nodes[1], nodes[5])]
-    row = Moment(lines, joined, both).in_order([*kernels, both])
-    assert [sorted(kernel.nodes) for kernel in row] == [["op0"], ["op3"], ["op4"], ["op1", "op5"], ["op2"]]
+    ordered = KernelGrouping(lines, joined, both).in_order([*kernels, both])
+    assert [sorted(kernel.nodes) for kernel in ordered] == [["op0"], ["op3"], ["op4"], ["op1", "op5"], ["op2"]]
     assert not lines.keeps_memory(joined, nodes[1], nodes[5])  # g would live beside h
     del nodes[2]
     assert keeps(order(*nodes, g=4, sum=4, late=4, total=4, returned="total"), 1, 5)
@@ -157,10 +158,10 @@ def test_a_joined_kernel_runs_when_the_last_of_what_it_reads_is_made() -> None:
     nodes = [Node(0, "primals_1", "a"), Node(1, "primals_1", "z"), Node(2, "z", "y"), Node(3, "y", "b")]
     lines, joined = order(*nodes, returned="a b")
     both = Kernel.of([nodes[0], nodes[3]])
-    assert Moment(lines, joined, both).place(both) == 2
+    assert KernelGrouping(lines, joined, both).place(both) == 2
     one = Joined(nodes[1], nodes[2])
     joined.update(op1=one, op2=one)
-    assert Moment(lines, joined, both).place(both) == 1  # y is made earlier now
+    assert KernelGrouping(lines, joined, both).place(both) == 1  # y is made earlier now
 
 
 def test_a_long_row_of_kernels_that_wait_is_not_followed_to_its_end() -> None:
@@ -170,9 +171,9 @@ def test_a_long_row_of_kernels_that_wait_is_not_followed_to_its_end() -> None:
     for k in range(0, 2 * count - 3, 2):  # each reads what the one before makes last
         pair = Joined(nodes[k], nodes[k + 3])
         joined[f"op{k}"] = joined[f"op{k + 3}"] = pair
-    moment = Moment(lines, joined)
-    last = moment.kernel(f"op{2 * count - 4}")
-    assert last.first <= moment.place(last) <= last.last
+    grouping = KernelGrouping(lines, joined)
+    last = grouping.kernel(f"op{2 * count - 4}")
+    assert last.first <= grouping.place(last) <= last.last
 
 
 @pytest.mark.parametrize("second", ["op0", "op1"])
@@ -181,5 +182,5 @@ def test_kernels_that_wait_for_each_other_have_a_place_all_the_same(second: str)
     lines, joined = order(*nodes, returned="c d")
     left, right = Joined(nodes[0], nodes[2]), Joined(nodes[1], nodes[3])
     joined.update(op0=left, op2=left, op1=right, op3=right)
-    moment = Moment(lines, joined)
-    assert 0 <= moment.place(moment.kernel(second)) <= 3
+    grouping = KernelGrouping(lines, joined)
+    assert 0 <= grouping.place(grouping.kernel(second)) <= 3

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch._functorch import config as functorch_config
 from torch._inductor import config
@@ -15,7 +17,7 @@ import compile_remat
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import plan_guard
-from compile_remat.inductor.kernel_order import Row
+from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels, planned_kernels
 
 pytestmark = pytest.mark.usefixtures("own_caches")
@@ -59,25 +61,25 @@ class Node:
         return False
 
 
-def row_of(*kernels: tuple[str, str, int], returned: tuple[str, ...] = ()) -> Row:
+def sequence_of(*kernels: tuple[str, str, int], returned: tuple[str, ...] = ()) -> KernelSequence:
     nodes = [
         Node(k, reads, writes, rank, is_extern=writes.isupper()) for k, (reads, writes, rank) in enumerate(kernels)
     ]
-    return Row(nodes, returned, range(100))
+    return KernelSequence(nodes, returned, range(100))
 
 
-def order_after(row: Row) -> str:
-    row.move_up()
-    return " ".join(dep.name for node in row.nodes for dep in node.read_writes.writes)
+def order_after(sequence: KernelSequence) -> str:
+    sequence.move_up()
+    return " ".join(dep.name for node in sequence.nodes for dep in node.read_writes.writes)
 
 
 def test_a_kernel_that_was_put_off_moves_to_its_place_in_the_plan() -> None:
     """`g4` frees 8 KiB of what the backward had saved; the segment before it needs 8 itself."""
-    row = row_of(("p1", "x8", 0), ("s8", "r8", 2), ("r8", "q8", 3), ("x8 t4", "g4", 1), ("g4 q8", "c1", 4))
-    assert order_after(row) == "x8 g4 r8 q8 c1"
-    copied = row_of(("p1", "x8", 0), ("s8", "r8", 2), ("x8 t4", "g4", 1), ("g4", "h4", 4), ("h4 r8", "c1", 4))
+    sequence = sequence_of(("p1", "x8", 0), ("s8", "r8", 2), ("r8", "q8", 3), ("x8 t4", "g4", 1), ("g4 q8", "c1", 4))
+    assert order_after(sequence) == "x8 g4 r8 q8 c1"
+    copied = sequence_of(("p1", "x8", 0), ("s8", "r8", 2), ("x8 t4", "g4", 1), ("g4", "h4", 4), ("h4 r8", "c1", 4))
     assert order_after(copied) == "x8 g4 r8 h4 c1"
-    other = row_of(("p1", "x8", 0), ("s8", "r8", 2), ("r8", "q8", 3), ("x8 t4", "g4", 1), ("g4 q8", "w1", 4))
+    other = sequence_of(("p1", "x8", 0), ("s8", "r8", 2), ("r8", "q8", 3), ("x8 t4", "g4", 1), ("g4 q8", "w1", 4))
     assert order_after(other) == "x8 r8 q8 g4 w1"
 
 
@@ -94,13 +96,26 @@ def test_a_kernel_that_was_put_off_moves_to_its_place_in_the_plan() -> None:
 )
 def test_others_stay(kernels: tuple[tuple[str, str, int], ...], returned: tuple[str, ...]) -> None:
     before = " ".join(writes for _, writes, _ in kernels)
-    assert order_after(row_of(*kernels, returned=returned)) == before
+    assert order_after(sequence_of(*kernels, returned=returned)) == before
 
 
 def test_no_move_raises_the_peak() -> None:
     """In the plan's place, `g4` would stand beside `u9`, which is gone where Inductor put it."""
     kernels = (("t1", "u9", 0), ("u9", "v1", 2), ("x5", "g4", 1), ("g4 v1", "c1", 3))
-    assert order_after(row_of(*kernels)) == "u9 v1 g4 c1"
+    assert order_after(sequence_of(*kernels)) == "u9 v1 g4 c1"
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.data())
+def test_the_first_place_above_a_bound(values: list[int], data: st.DataObject) -> None:
+    tree = FirstAbove(values)
+    for _ in range(5):
+        place = data.draw(st.integers(0, len(values) - 1))
+        values[place] = data.draw(st.integers(0, 9))
+        tree.put(place, values[place])
+        end = data.draw(st.integers(0, len(values)))
+        begin, bound = data.draw(st.integers(0, end)), data.draw(st.integers(-1, 9))
+        expected = next((k for k in range(begin, end) if values[k] > bound), end)
+        assert tree.first(begin, end, bound) == expected
 
 
 class Layer(nn.Module):

@@ -1,0 +1,225 @@
+"""How the fusion guard and the order of kernels grow with the graph: CPU seconds at 1,250 to 20,000 scheduler nodes.
+
+    python -m benchmarks.scheduler_scale [--nodes 20000] [--toy] [--json OUT]
+
+The nodes are made without a model: rows of recomputed layers, each with a convolution, its backward, the pointwise kernels
+around them and a bias gradient, and one mask that every layer reads.  `guard` asks for the pairs that Inductor would ask for,
+two readers of one buffer, and joins what may be joined; `order` moves kernels up.  The growth is the exponent by which
+seconds grow with nodes from the row before: 1 is linear.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks import harness
+from compile_remat.inductor.fusion_guard import PlannedOrder
+from compile_remat.inductor.kernel_order import KernelSequence
+
+NODES = (1_250, 5_000, 20_000)
+TOY_NODES = (100, 200)
+PAIRWISE = 64
+"""Inductor compares one reader of a buffer with so many that follow (``max_fusion_buffer_group_pairwise_attempts``)."""
+
+REPEATS = 3
+"""The fastest of so many runs counts."""
+
+BYTES = {"small": 16, "large": 1 << 20}
+
+
+@dataclass(frozen=True)
+class Dep:
+    """A read or write of a buffer."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A buffer that a node makes."""
+
+    name: str
+    defining_op: Any
+
+    def get_name(self) -> str:
+        return self.name
+
+
+class Accesses:
+    """What a node reads and writes."""
+
+    def __init__(self, reads: Iterable[str], writes: Iterable[str]) -> None:
+        self.reads, self.writes = {Dep(name) for name in reads}, {Dep(name) for name in writes}
+
+
+class Node:
+    """A node of the scheduler.
+
+    Attributes:
+        rank: Its place in the plan.
+        node: The part of Inductor's IR that the order of kernels reads.
+    """
+
+    def __init__(self, scheduler: Scheduler, place: int, rank: int, reads: str, writes: str, overload: object) -> None:
+        self.scheduler, self.name = scheduler, f"op{place}"
+        self.min_order = self.max_order = place
+        self.read_writes = Accesses(reads.split(), writes.split())
+        self.unmet_dependencies = [dep for dep in self.read_writes.reads if dep.name in scheduler.name_to_buf]
+        self.node = self
+        self.origin_node, self.origins, self.op_overload = rank, (), overload
+
+    def get_name(self) -> str:
+        return self.name
+
+    def get_nodes(self) -> list[Node]:
+        return [self]
+
+    def get_outputs(self) -> list[Buffer]:
+        return [Buffer(dep.name, self) for dep in self.read_writes.writes]
+
+    def is_extern(self) -> bool:
+        return self.op_overload is not None
+
+    def is_template(self) -> bool:
+        return False
+
+
+class Joined(Node):
+    """Two nodes that have become one kernel."""
+
+    def __init__(self, first: Node, second: Node) -> None:
+        self.parts = [*first.get_nodes(), *second.get_nodes()]
+        self.min_order = min(part.min_order for part in self.parts)
+        self.max_order = max(part.max_order for part in self.parts)
+
+    def get_nodes(self) -> list[Node]:
+        return self.parts
+
+
+class Scheduler:
+    """Rows of recomputed layers, `count` nodes in all."""
+
+    def __init__(self, count: int) -> None:
+        self.nodes: list[Node] = []
+        self.name_to_buf: dict[str, Buffer] = {}
+        self._add(0, "primals_1", "mask")
+        for layer in range((count - 1) // len(LAYER)):
+            first = len(self.nodes)
+            for rank, reads, writes, overload in LAYER:
+                names = [text.format(layer, layer + 1) for text in (reads, writes)]
+                self._add(first + rank, *names, overload)
+        self.name_to_fused_node: dict[str, Node] = {node.name: node for node in self.nodes}
+
+    def _add(self, rank: int, reads: str, writes: str, overload: object = None) -> None:
+        node = Node(self, len(self.nodes), rank, reads, writes, overload)
+        self.nodes.append(node)
+        self.name_to_buf.update((buffer.name, buffer) for buffer in node.get_outputs())
+
+    def dep_size_hint(self, dep: Dep) -> int:
+        return BYTES["small" if dep.name.startswith("bias") else "large"]
+
+    def candidates(self) -> Iterable[tuple[Node, Node]]:
+        """The pairs of pointwise kernels that read one buffer, as Inductor's ``get_possible_fusions`` lists them."""
+        readers: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if not node.is_extern():
+                for dep in node.read_writes.reads:
+                    readers.setdefault(dep.name, []).append(node)
+        for group in readers.values():
+            for k, first in enumerate(group):
+                yield from ((first, second) for second in group[k + 1 : k + PAIRWISE])
+
+
+CONVOLUTION = torch.ops.aten.convolution.default
+BACKWARD = torch.ops.aten.convolution_backward.default
+LAYER: tuple[
+    tuple[int, str, str, object], ...
+] = (  # rank in the plan, reads, writes, operator; 0 and 1: this layer, the next
+    (1, "saved{0} mask", "norm{0}", None),
+    (2, "norm{0} primals_2", "conv{0}", CONVOLUTION),
+    (3, "conv{0} mask", "act{0}", None),
+    (0, "grad{0} drop{0} mask", "masked{0}", None),  # put off: the plan has it before the recomputation
+    (4, "masked{0} act{0} primals_3", "back{0} weight{0}", BACKWARD),
+    (5, "masked{0}", "bias{0}", None),
+    (6, "back{0} conv{0}", "turned{0}", None),
+    (7, "turned{0} norm{0}", "scaled{0}", None),
+    (8, "turned{0} scaled{0} mask", "grad{1}", None),
+)
+
+
+def returned(scheduler: Scheduler) -> list[str]:
+    """The gradients of weights."""
+    return [name for name in scheduler.name_to_buf if name.startswith(("weight", "bias"))]
+
+
+def run_guard(scheduler: Scheduler) -> int:
+    """Ask the fusion guard for every candidate, and join what it allows; returns how many were joined."""
+    order, count = PlannedOrder(scheduler, returned(scheduler)), 0
+    joined = scheduler.name_to_fused_node
+    for first, second in scheduler.candidates():
+        if joined[first.name] is first and joined[second.name] is second:
+            if not order.pulls_over_extern(scheduler, first, second) and order.keeps_memory(joined, first, second):
+                joined[first.name] = joined[second.name] = Joined(first, second)
+                count += 1
+    return count
+
+
+def run_order(scheduler: Scheduler) -> int:
+    """Order the kernels; returns how many were moved."""
+    return KernelSequence(scheduler.nodes, returned(scheduler), range(len(scheduler.nodes))).move_up()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pass over one graph: seconds of this process's processors, and how many kernels it joined or moved."""
+
+    what: str
+    nodes: int
+    changed: int
+    seconds: float
+    growth: float | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser("How the fusion guard and the order of kernels grow")
+    parser.add_argument("--nodes", type=int, action="append", help=f"default {NODES}")
+    arguments = parser.parse_args(argv)
+    head = harness.header("cpu")
+    harness.print_header(head)
+    sizes = arguments.nodes or (TOY_NODES if arguments.toy else NODES)
+    rows = [row for what, run in (("guard", run_guard), ("order", run_order)) for row in measured(what, run, sizes)]
+    cells = [
+        (r.what, f"{r.nodes:,}", str(r.changed), f"{r.seconds:.2f}", "" if r.growth is None else f"{r.growth:.2f}")
+        for r in rows
+    ]
+    print(harness.ascii_table(("what", "nodes", "changed", "seconds", "growth"), cells))
+    harness.write_json(arguments.json, head, rows)
+    return 0
+
+
+def measured(what: str, run: Callable[[Scheduler], int], sizes: Sequence[int]) -> list[Row]:
+    """The rows of one of the two passes."""
+    rows: list[Row] = []
+    for size in sizes:
+        seconds = math.inf
+        for _ in range(REPEATS):
+            scheduler = Scheduler(size)
+            start = time.process_time()
+            changed = run(scheduler)
+            seconds = min(seconds, time.process_time() - start)
+        growth = (
+            math.log(seconds / rows[-1].seconds) / math.log(len(scheduler.nodes) / rows[-1].nodes) if rows else None
+        )
+        rows.append(Row(what, len(scheduler.nodes), changed, seconds, growth))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())
