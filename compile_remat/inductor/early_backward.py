@@ -26,7 +26,7 @@ import torch
 from torch import fx
 from torch._inductor import compile_fx as inductor
 
-from compile_remat._torch import joint_graph
+from compile_remat._torch import sizes
 from compile_remat._torch.version import private_name
 from compile_remat.inductor.install import CustomPartitionerFn
 from compile_remat.inductor.observe import GraphCompiler
@@ -123,7 +123,7 @@ def _inputs(backward: fx.GraphModule, context: Any) -> list[Any]:
         if (
             isinstance(value, torch.Tensor)
             and strides is not None
-            and joint_graph.hint_strides(value) != tuple(strides)
+            and sizes.hint_strides(value) != tuple(strides)
         ):
             inputs[position] = value.as_strided(value.size(), strides)
     return inputs
@@ -149,5 +149,5 @@ def _conditions(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapp
     """
     context = TracingContext.try_get()
     overwritten = getattr(context and context.fw_metadata, "bw_donated_idxs", None) or []
-    strides = [joint_graph.hint_strides(x) if isinstance(x, torch.Tensor) else None for x in example_inputs]
+    strides = [sizes.hint_strides(x) if isinstance(x, torch.Tensor) else None for x in example_inputs]
     return str(gm.graph), strides, list(options.get("static_input_idxs") or []), list(overwritten)
