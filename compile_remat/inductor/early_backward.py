@@ -120,11 +120,7 @@ def _inputs(backward: fx.GraphModule, context: Any) -> list[Any]:
     saved_strides = (context.output_strides or [])[context.fw_metadata.tensors_saved_for_backwards_slice]
     for position, strides in enumerate(saved_strides):
         value = inputs[position]
-        if (
-            isinstance(value, torch.Tensor)
-            and strides is not None
-            and sizes.hint_strides(value) != tuple(strides)
-        ):
+        if isinstance(value, torch.Tensor) and strides is not None and sizes.hint_strides(value) != tuple(strides):
             inputs[position] = value.as_strided(value.size(), strides)
     return inputs
 
