@@ -15,6 +15,7 @@ from compile_remat._torch.step_peers import ends_in_graph_break
 from compile_remat._torch.version import version_problem
 from compile_remat.budget import OptimizerState
 from compile_remat.compilation.driver import Compilation
+from compile_remat.compilation.recompile import recompiler_of
 from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
@@ -130,8 +131,8 @@ def _compile(
 ) -> Callable[..., Any]:
     """Compile the graph, and put the hooks around its calls that its settings ask for."""
     compilation = Compilation(gm, example_inputs, config, patches)
-    later = None if config.check else compilation.later()  # a check runs more than the plan
-    shared = None if later is None else _shared_budget(config, partitioner.settings, example_inputs)
+    recompiler = None if config.check else recompiler_of(compilation)  # a check runs more than the plan
+    shared = None if recompiler is None else _shared_budget(config, partitioner.settings, example_inputs)
     if shared is not None:
         settings = replace(partitioner.settings, budget=shared.budget)
         request = _first_request(gm, config, shared, example_inputs)
@@ -141,7 +142,7 @@ def _compile(
         return compiled
     place, report = place_of(example_inputs), reports[-1]
     monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
-    if later is None:
+    if recompiler is None:
         return CompiledRegion(RunningPlan(compiled, report), [monitor])
     hooks: list[Hook] = [monitor] if shared is None else [shared, monitor]
     if config.oom_retry:
@@ -158,10 +159,10 @@ def _compile(
     def recompile(request: Request) -> RunningPlan | None:
         settings = partitioner.settings if shared is None else replace(partitioner.settings, budget=shared.budget)
         guarded = partitioner.guarded or isinstance(request, FitBelow)
-        found = later.again(replace(partitioner, settings=settings, request=request, guarded=guarded))
+        found = recompiler.compile(replace(partitioner, settings=settings, request=request, guarded=guarded))
         return None if found is None else RunningPlan(*found)
 
-    return CompiledRegion(RunningPlan(compiled, report), hooks, recompile, later.publish)
+    return CompiledRegion(RunningPlan(compiled, report), hooks, recompile, recompiler.publish)
 
 
 def _given(options: object, mode: str | None) -> dict[str, object]:

@@ -1,19 +1,16 @@
-"""One Dynamo graph on its way through Inductor: as often as its promise takes, and once more when memory ran out."""
+"""One Dynamo graph through Inductor: planned and compiled again until the emitted code keeps the budget."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
-from compile_remat._torch.ambient import Ambient
 from compile_remat._torch.autograd_node import written_inputs
-from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
 from compile_remat.config import RematConfig
@@ -28,12 +25,10 @@ from compile_remat.inductor.entry import (
 from compile_remat.inductor.observe import Observer
 from compile_remat.passes import Status
 from compile_remat.planning.deadline import DeadlineReached
+from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import FitBelow, Resume
 from compile_remat.report import Report, record, recording, write
 from compile_remat.verify.first_step import compile_checked
-
-if TYPE_CHECKING:
-    from compile_remat.planning.partitioner import RematPartitioner
 
 LOG = logging.getLogger("compile_remat")
 Compiled = Callable[..., Any]
@@ -49,7 +44,7 @@ ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
 calls where that lowers its estimate of the peak; plain torch.compile then draws other numbers than eager mode, too."""
 
 TIGHTENINGS = 2
-"""So often a graph is planned and compiled again where Inductor's code needs more than the budget."""
+"""The maximum number of times that a graph is planned and compiled again because its code needs more than the budget."""
 
 
 class Compilation:
@@ -91,7 +86,7 @@ class Compilation:
             else:
                 compiled = self._enter_within(partitioner)
         if not is_trial:
-            self._write(reports)
+            self.write(reports)
         return compiled, reports
 
     def _is_final(self, partitioner: RematPartitioner) -> bool:
@@ -102,13 +97,13 @@ class Compilation:
     def _enter(
         self, partitioner: RematPartitioner, observer: Observer | None = None
     ) -> tuple[Compiled, RematPartitioner]:
-        """Compile; where the clock stops the planning, once more past torch's cache, with what it left.
+        """Compile; where a deadline ends the planning, compile the incumbent past torch's caches.
 
         Returns what to call, and the partitioner whose plan that is.
         """
         enter = self._enter_with(partitioner)
         try:
-            with recording():  # what a try that ends early recorded is dropped
+            with recording():  # the reports of an interrupted attempt are dropped
                 return enter(partitioner, observer), partitioner
         except Exception as error:
             found = find_error(error, DeadlineReached)
@@ -145,7 +140,8 @@ class Compilation:
             return None
         return report_cache.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
 
-    def _write(self, reports: Sequence[Report]) -> None:
+    def write(self, reports: Sequence[Report]) -> None:
+        """Write the reports to `report_dir`, where that is set."""
         if self.config.report_dir is not None:
             for report in reports:
                 write(report, self.config.report_dir)
@@ -198,40 +194,3 @@ class Compilation:
             partitioner = replace(partitioner, request=FitBelow(tightened_bytes))
             side_file = self._side_file(partitioner)
         raise AssertionError("the last round returns")
-
-    # -- out of memory ------------------------------------------------------------------------------------------------
-
-    def later(self) -> Later | None:
-        """What is needed to compile once more when the example inputs are gone; None where that cannot be held."""
-        traced = traced_inputs(self.gm)
-        if traced is None or len(traced) != len(self.example_inputs):
-            return None
-        return Later(Compilation(self.gm, traced, self.config, self.patches), Ambient.now())
-
-
-@dataclass(frozen=True)
-class Later:
-    """A compilation that can run at any time, in any thread: on fake inputs, under the settings of the first one."""
-
-    compilation: Compilation
-    ambient: Ambient
-
-    def publish(self, report: Report) -> None:
-        """Record a report of `again`, once it is decided that its plan runs."""
-        record(report)
-        self.compilation._write([report])
-
-    def again(self, partitioner: RematPartitioner) -> tuple[Compiled, Report] | None:
-        """Compile another plan, without recording it; None where there is no plan, or where it holds for fewer sizes."""
-        guards = guards_of(self.compilation.example_inputs)
-        with ExitStack() as stack:
-            self.ambient.enter(stack)
-            reports = stack.enter_context(recording())
-            try:
-                compiled, own = self.compilation.run(partitioner, is_trial=True)
-                report = own[-1] if own else None
-            finally:
-                reports.clear()
-        if report is None or report.plan is None or guards_of(self.compilation.example_inputs) != guards:
-            return None
-        return compiled, report

@@ -1,0 +1,55 @@
+"""Compiling a graph of the user's again, in a later step: on fake inputs, under the conditions of the first compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from compile_remat._torch.ambient import Ambient
+from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
+from compile_remat.compilation.driver import Compilation
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.report import Report, record, recording
+
+
+@dataclass(frozen=True)
+class Recompiler:
+    """A compilation that can run again at any time and in any thread; the example inputs may be gone by then.
+
+    Attributes:
+        compilation: The graph, with fake inputs in place of the example inputs.
+        ambient: Autocast as it was at the first compilation.
+    """
+
+    compilation: Compilation
+    ambient: Ambient
+
+    def publish(self, report: Report) -> None:
+        """Record a report that `compile` returned, once it is decided that its plan runs."""
+        record(report)
+        self.compilation.write([report])
+
+    def compile(self, partitioner: RematPartitioner) -> tuple[Callable[..., Any], Report] | None:
+        """Compile another plan without recording its report; None where there is no plan, or where it adds guards on sizes."""
+        guards = guards_of(self.compilation.example_inputs)
+        with ExitStack() as stack:
+            self.ambient.enter(stack)
+            reports = stack.enter_context(recording())
+            try:
+                compiled, own = self.compilation.run(partitioner, is_trial=True)
+                report = own[-1] if own else None
+            finally:
+                reports.clear()
+        if report is None or report.plan is None or guards_of(self.compilation.example_inputs) != guards:
+            return None
+        return compiled, report
+
+
+def recompiler_of(compilation: Compilation) -> Recompiler | None:
+    """What compiles the same graph in a later step; None where Dynamo keeps no fake inputs of it."""
+    traced = traced_inputs(compilation.gm)
+    if traced is None or len(traced) != len(compilation.example_inputs):
+        return None
+    return Recompiler(Compilation(compilation.gm, traced, compilation.config, compilation.patches), Ambient.now())
