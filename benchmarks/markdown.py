@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gap, guard, max_speed, predicted_time, promise, scale, step_time, together
+from benchmarks import (
+    ablation,
+    gap,
+    guard,
+    max_speed,
+    predicted_time,
+    promise,
+    scale,
+    scheduler_scale,
+    step_time,
+    together,
+)
 from benchmarks.harness import MIB
 from benchmarks.timing import RatioInterval
 from benchmarks.verdicts import Row
@@ -60,7 +71,8 @@ def page() -> str:
     unknown = {path.name for path in RESULTS.iterdir()} - NOT_TABLES - {s.file for s in SECTIONS} - {ESTIMATES}
     if unknown:
         raise ValueError(f"results without a section in benchmarks/markdown.py: {', '.join(sorted(unknown))}")
-    return "\n\n".join([INTRODUCTION, *map(_section, SECTIONS), _estimates()]) + "\n"
+    stored = [section for section in SECTIONS if (RESULTS / section.file).exists()]
+    return "\n\n".join([INTRODUCTION, *map(_section, stored), _estimates()]) + "\n"
 
 
 def readme_table() -> str:
@@ -187,6 +199,15 @@ def _scale(rows: Rows) -> list[Table]:
     return [scale.scale_table([scale.ScaleRow(**fields) for fields in rows])]
 
 
+def _scheduler_scale(rows: Rows) -> list[Table]:
+    return [scheduler_scale.table([scheduler_scale.Row(**fields) for fields in rows])]
+
+
+def _ablation(rows: Rows) -> list[Table]:
+    search, rules = ablation.rows_of(rows)
+    return [table for table in (ablation.search_table(search), ablation.rule_table(rules)) if table[1]]
+
+
 def _timed(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row with its measured ratios as values of their type."""
     return {k: RatioInterval(**v) if isinstance(v, dict) and "pairs" in v else v for k, v in fields.items()}
@@ -290,5 +311,24 @@ time is a few per cent of the step, its relative error is large and its error as
 Transformer layers made without a model, planned at 0.7 of the fastest plan's peak. CPU seconds of one plan, host memory beyond the
 problem's own, and CPU seconds of the lowest peak ("floor") and of a frontier of 20 budgets.""",
         _scale,
+    ),
+    Section(
+        "Time of the fusion guard and of the order of kernels",
+        "scheduler_scale_cpu.json",
+        "python -m benchmarks.scheduler_scale",
+        """\
+Scheduler nodes made without a model. "changed" counts kernels that were joined or moved, "growth" is the exponent from the row before:
+1 is linear. CPU seconds, on a machine that was busy with other things.""",
+        _scheduler_scale,
+    ),
+    Section(
+        "What each heuristic and each rule is worth",
+        "ablation_cpu.json",
+        "python -m benchmarks.ablation",
+        """\
+Each heuristic of the search is switched off in turn, on stored problems at 0.8, 0.6, 0.4 and 0.3 of the fastest plan's peak and
+at the lowest peak: changes of extra time and gap in % of the step, of the lowest peak in %, and CPU time as a multiple. Below
+that, the error of the predicted peak against the emitted code's, with all special rules of the memory model and without each.""",
+        _ablation,
     ),
 )

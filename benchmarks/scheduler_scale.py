@@ -195,13 +195,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     harness.print_header(head)
     sizes = arguments.nodes or (TOY_NODES if arguments.toy else NODES)
     rows = [row for what, run in (("guard", run_guard), ("order", run_order)) for row in measured(what, run, sizes)]
-    cells = [
-        (r.what, f"{r.nodes:,}", str(r.changed), f"{r.seconds:.2f}", "" if r.growth is None else f"{r.growth:.2f}")
-        for r in rows
-    ]
-    print(harness.ascii_table(("what", "nodes", "changed", "seconds", "growth"), cells))
+    print(harness.ascii_table(*table(rows)))
     harness.write_json(arguments.json, head, rows)
     return 0
+
+
+def table(rows: Sequence[Row]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles and cells."""
+    cells = [
+        [r.what, f"{r.nodes:,}", str(r.changed), f"{r.seconds:.2f}", "" if r.growth is None else f"{r.growth:.2f}"]
+        for r in rows
+    ]
+    return ("what", "nodes", "changed", "seconds", "growth"), cells
 
 
 def measured(what: str, run: Callable[[Scheduler], int], sizes: Sequence[int]) -> list[Row]:
