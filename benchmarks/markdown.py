@@ -317,8 +317,8 @@ problem's own, and CPU seconds of the lowest peak ("floor") and of a frontier of
         "scheduler_scale_cpu.json",
         "python -m benchmarks.scheduler_scale",
         """\
-Scheduler nodes made without a model. "changed" counts kernels that were joined or moved, "growth" is the exponent from the row before:
-1 is linear. CPU seconds, on a machine that was busy with other things.""",
+Scheduler nodes made without a model. "changed" counts kernels that were joined or moved, "growth" is the exponent from the row
+before: 1 is linear. CPU seconds, on a machine that was busy with other things.""",
         _scheduler_scale,
     ),
     Section(
