@@ -32,7 +32,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "window exchange": {"uses_window_exchange": False},
     "continuation": {"uses_continuation": False},
     "perturbation": {"uses_perturbation": False},
-    "lower targets": {"lower_targets": ()},
+    "lower target": {"uses_lower_target": False},
     "budget targets": {"budget_targets": (1.0,)},
     "minimum-peak targets": {"min_peak_targets": ()},
     "search for the floor": {"floor_search_targets": ()},

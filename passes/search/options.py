@@ -14,6 +14,7 @@ class SearchOptions:
     Attributes:
         uses_continuation: Whether a plan for a budget also starts from the plan of a slightly larger budget.
         uses_window_exchange: Whether windows of a plan are replaced by the same windows of the cuts' saved sets.
+        uses_lower_target: Whether a plan for a lower budget is sought where the gap stays open.
         uses_perturbation: Whether the plan of lowest peak is searched from random neighbours, too.
         uses_recursion: Whether values may be recomputed more than once.
         hull_cuts: Most cuts on the convex hull of time against saved bytes.
@@ -35,7 +36,7 @@ class SearchOptions:
         min_gain_ns: The least improvement of a score that counts.
         rounds: Rounds of local search on a start for a budget.
         budget_targets: Where the search ends above the budget, it aims at these parts of it, one after the other.
-        lower_targets: Where the gap stays open, plans for these parts of the budget are sought as well.
+        lower_target: Where the gap stays open, the plan for this part of the budget is sought as well.
         max_segment_cuts: Most cuts between segments of the forward.
         values_per_cut: Values of the graph for each such cut at least.
         cut_width: A cut is dropped where more than this factor of its narrowest neighbour's bytes cross it.
@@ -78,6 +79,7 @@ class SearchOptions:
 
     uses_continuation: bool = True
     uses_window_exchange: bool = True
+    uses_lower_target: bool = True
     uses_perturbation: bool = True
     uses_recursion: bool = True
     hull_cuts: int = 12
@@ -99,7 +101,7 @@ class SearchOptions:
     min_gain_ns: float = 0.5
     rounds: int = 3
     budget_targets: tuple[float, ...] = (1.0, 0.985, 0.95, 0.9)
-    lower_targets: tuple[float, ...] = (0.95, 0.9)
+    lower_target: float = 0.95
     max_segment_cuts: int = 50
     values_per_cut: int = 3
     cut_width: int = 2

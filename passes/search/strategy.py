@@ -137,10 +137,9 @@ class Search:
             for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.polisher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
-        for share in options.lower_targets:  # a plan for less may be faster than what was found
-            if self.is_open(mask, budget_bytes):
-                lower = self.candidates(int(budget_bytes * share))[0]
-                mask = self.faster(mask, lower, budget_bytes)
+        if self.is_open(mask, budget_bytes) and options.uses_lower_target:  # its plan may be faster than what was found
+            lower = self.candidates(int(budget_bytes * options.lower_target))[0]
+            mask = self.faster(mask, lower, budget_bytes)
         return mask
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:
