@@ -35,7 +35,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "lower target": {"uses_lower_target": False},
     "budget targets": {"budget_targets": (1.0,)},
     "minimum-peak targets": {"min_peak_targets": ()},
-    "search for the floor": {"floor_search_targets": ()},
+    "search for the floor": {"uses_floor_search": False},
     "recursion": {"uses_recursion": False},
 }
 """The options without each heuristic."""

@@ -43,10 +43,9 @@ class Floors:
                 best = perturbation.lower(search.polisher, pressed, options.rounds, options.strict_factor)
             floors = [best]
             if search.peak(best) < search.peak(pressed) * options.same_peak:
-                for share in options.floor_search_targets:
-                    if search.effort.is_spent:
-                        break
-                    floors.append(min(search.candidates(int(search.peak(best) * share)), key=search.peak))
+                if options.uses_floor_search and not search.effort.is_spent:
+                    target = int(options.floor_search_target * search.peak(best))
+                    floors.append(min(search.candidates(target), key=search.peak))
                     best = min(floors, key=search.peak)
         near = search.peak(best) / options.same_peak
         return sorted(floors, key=lambda m: (search.peak(m) > near, search.time(m)))
