@@ -74,7 +74,7 @@ def with_search_message(choice: ChosenPlan, planner: Planner) -> ChosenPlan:
 
 
 def _text(choice: ChosenPlan, planner: Planner) -> str:
-    is_over = planner.effort.is_over
+    is_over = planner.work.is_over
     if CLOCK in planner.ends:
         after = f" after {is_over.elapsed_s:.0f} s" if isinstance(is_over, Deadline) else ""
         return f"planning was stopped by the clock{after}: the best plan so far runs, and is not cached"

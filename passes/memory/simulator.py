@@ -42,7 +42,7 @@ from compile_remat.passes.memory.buffers import (
 from compile_remat.passes.memory.forward import Forward
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
-from compile_remat.passes.problem.work_budget import Effort
+from compile_remat.passes.problem.work_budget import WorkBudget
 
 Floats = NDArray[np.float64]
 
@@ -101,12 +101,12 @@ class Simulator:
     """Liveness of plans of one problem; everything that does not depend on the plan is worked out once.
 
     Args:
-        effort: Where the plans are counted.
+        work: Where the plans are counted.
     """
 
-    def __init__(self, problem: Problem, effort: Effort | None = None) -> None:
+    def __init__(self, problem: Problem, work: WorkBudget | None = None) -> None:
         self.problem = problem
-        self.effort = Effort() if effort is None else effort
+        self.work = WorkBudget() if work is None else work
         values, steps = problem.values, problem.steps
         self.num_values, self.num_steps = len(values), len(steps)
         self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
@@ -210,7 +210,7 @@ class Simulator:
         return found
 
     def _charge(self, plans: int) -> None:
-        self.effort.charge(plans * (self.num_values + self.num_steps))
+        self.work.charge(plans * (self.num_values + self.num_steps))
 
     def batches(self, saved: Bools) -> Iterator[Batch]:
         """Simulate the plans in the columns of `saved`, as many at a time as memory should bear."""

@@ -24,7 +24,7 @@ WORK, CLOCK = "work", "clock"
 _T = TypeVar("_T")
 
 
-class Effort:
+class WorkBudget:
     """The work of the search that runs.
 
     Args:

@@ -27,11 +27,11 @@ class Descent:
 
     def start(self, budget_bytes: int) -> Bools:
         """The plan of the last rung above the budget, or a level where that scores better."""
-        effort, step = self.polisher.simulator.effort, self.polisher.options.continuation_step
+        work, step = self.polisher.simulator.work, self.polisher.options.continuation_step
         target, plan = self.top
-        while target * step > max(1, budget_bytes) and not effort.is_spent:
+        while target * step > max(1, budget_bytes) and not work.is_spent:
             target, above = int(target * step), plan
-            plan = effort.shared((self, target), partial(self._rung, target, above))
+            plan = work.shared((self, target), partial(self._rung, target, above))
         return self._best(plan, budget_bytes)
 
     def _rung(self, target_bytes: int, above: Bools) -> Bools:

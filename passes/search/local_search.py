@@ -47,7 +47,7 @@ class Polisher:
         batch = self.simulator.one(current)
         best = float(self.score(batch, budget_bytes, weight)[0])
         for turn in range(rounds):
-            if self.simulator.effort.is_spent:
+            if self.simulator.work.is_spent:
                 break
             moves = self._moves(current, batch, turn)
             if not len(moves):

@@ -24,7 +24,7 @@ class Floors:
     @cached_property
     def pressed(self) -> Bools:
         """A plan of low peak, quickly found."""
-        with self.search.effort.search():
+        with self.search.work.search():
             best = self._spaced()
             for share in self.search.options.min_peak_targets:
                 lower = self._press(best, share)
@@ -37,13 +37,13 @@ class Floors:
     def found(self) -> list[Bools]:
         """Plans of low peak; the one to be called the lowest stands first."""
         search, pressed, options = self.search, self.pressed, self.search.options
-        with search.effort.search():
+        with search.work.search():
             best = pressed
             if options.uses_perturbation:
                 best = perturbation.lower(search.polisher, pressed, options.rounds, options.strict_factor)
             floors = [best]
             if search.peak(best) < search.peak(pressed) * options.same_peak:
-                if options.uses_floor_search and not search.effort.is_spent:
+                if options.uses_floor_search and not search.work.is_spent:
                     target = int(options.floor_search_target * search.peak(best))
                     floors.append(min(search.candidates(target), key=search.peak))
                     best = min(floors, key=search.peak)
@@ -63,7 +63,7 @@ class Floors:
         starts = [search.levels[int(np.argmin(peaks))]]
         low, high = self.unavoidable_bytes, int(peaks.min())
         for _ in range(search.options.min_peak_bisections):
-            if search.effort.is_spent:
+            if search.work.is_spent:
                 break
             target = (low + high) // 2
             spaced = search.spaced(target)

@@ -32,7 +32,7 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
     anchors = [lowest.peak_bytes + int(share * span) for share in planner.options.frontier_anchors]
     low = []
     for budget_bytes in budgets:
-        with planner.effort.search():
+        with planner.work.search():
             _look(search, seen, budget_bytes, anchors)
         if seen.within(budget_bytes) is None:
             low.append(budget_bytes)

@@ -21,7 +21,7 @@ def lower(polisher: Polisher, mask: Bools, rounds: int, weight_factor: float) ->
     random = np.random.default_rng(0)
     best, peak = mask, _peak(polisher, mask)
     for _ in range(min(options.max_perturbations, options.perturbation_work // len(choices))):
-        if polisher.simulator.effort.is_spent:
+        if polisher.simulator.work.is_spent:
             break
         start = best.copy()
         start[random.choice(choices, size=options.perturbation_flips, replace=False)] ^= True

@@ -23,7 +23,7 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original, with_copies
 from compile_remat.passes.problem.problem import SAVE, Problem, Value
-from compile_remat.passes.problem.work_budget import Effort
+from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Option, SegmentTable
@@ -60,7 +60,7 @@ class Candidate:
         return int(self.batch.time_ns[0])
 
 
-def candidate(problem: Problem, saved: Bools, again: Collection[str], effort: Effort | None = None) -> Candidate:
+def candidate(problem: Problem, saved: Bools, again: Collection[str], work: WorkBudget | None = None) -> Candidate:
     """The plan that saves the values in the mask `saved`, [values], and computes those in `again` twice in the backward.
 
     Raises:
@@ -70,7 +70,7 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str], effort: Ef
     if wrong := sorted(set(again) - known):
         raise ValueError(f"{wrong[0]!r} cannot be computed more than twice")
     is_copied = _has_copy(problem, again)
-    simulator = Simulator(with_copies(problem, again), effort)
+    simulator = Simulator(with_copies(problem, again), work)
     wide = _widened(saved, is_copied)
     names = tuple(v.name for v in problem.values if v.name in frozenset(again))
     return Candidate(wide, names, simulator, simulator.one(wide))
@@ -136,7 +136,7 @@ class Nested:
             return None
         high_bytes = best.peak_bytes
         for _ in range(self.options.recursive_bisections):
-            if self.simulator.effort.is_spent:
+            if self.simulator.work.is_spent:
                 break
             target = (low_bytes + high_bytes) // 2
             found = self._spaced(target)
@@ -182,7 +182,7 @@ class Nested:
         table = self.table
         best: Candidate | None = None
         for turn in range(self.options.recursive_rounds):
-            if turn and self.simulator.effort.is_spent:
+            if turn and self.simulator.work.is_spent:
                 break
             path = self.spans.shortest(table, budget_bytes)
             if path is None:
@@ -211,7 +211,7 @@ class Nested:
         self.simulations += 2
         problem = self.simulator.problem
         names = [problem.values[v].name for v in np.flatnonzero(twice)]
-        return candidate(problem, saved, names, self.simulator.effort), base
+        return candidate(problem, saved, names, self.simulator.work), base
 
     @cached_property
     def _may_run_again(self) -> Bools:

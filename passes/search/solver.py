@@ -14,7 +14,7 @@ from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.problem.work_budget import Effort, limit_seconds, units_of
+from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import Floors
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import Seen
@@ -32,14 +32,14 @@ class Planner:
     """Plans of one problem; what several budgets share is worked out once.
 
     Args:
-        work_seconds: The work of one search, counted as so many seconds of a small server's core (see `effort`); then the best
+        work_seconds: The work of one search, counted as so many seconds of a small server's core (see `work_budget`); then the best
             plan found so far stands.  None is a limit by the size of the problem.  The lowest peak is a search of its own.
-        is_over: Whether to stop at once, whatever work is left; see `Effort`.
+        is_over: Whether to stop at once, whatever work is left; see `WorkBudget`.
         options: What tunes the search.
         archive: Remembers the best of all plans that are tried.
 
     Attributes:
-        ends: What ended any of its searches before it was done, as in `Effort`; planners made by `on` share it.
+        ends: What ended any of its searches before it was done, as in `WorkBudget`; planners made by `on` share it.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Planner:
     ) -> None:
         self.problem, self.work_seconds, self.options = problem, work_seconds, options
         nodes = len(problem.values) + len(problem.steps)
-        self.effort = Effort(units_of(limit_seconds(nodes, work_seconds)), is_over)
-        self.search = search = Search(problem, self.effort, options, archive)
+        self.work = WorkBudget(units_of(limit_seconds(nodes, work_seconds)), is_over)
+        self.search = search = Search(problem, self.work, options, archive)
         self.floors = Floors(search)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
     @property
     def ends(self) -> set[str]:
-        return self.effort.ends
+        return self.work.ends
 
     def on(self, problem: Problem) -> Planner:
         """A planner of another problem under the same limits; this one where it is the very same problem."""
@@ -72,8 +72,8 @@ class Planner:
         return self._twin(self.problem, archive)
 
     def _twin(self, problem: Problem, archive: Seen | None) -> Planner:
-        other = Planner(problem, self.work_seconds, self.effort.is_over, self.options, archive)
-        other.effort.ends = self.effort.ends
+        other = Planner(problem, self.work_seconds, self.work.is_over, self.options, archive)
+        other.work.ends = self.work.ends
         return other
 
     # -- what a caller asks -------------------------------------------------------------------------------------------
@@ -109,12 +109,12 @@ class Planner:
         quick = self._fastest
         if self.search.peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
-        with self.effort.search():
+        with self.work.search():
             return self._within(budget_bytes, once=once)
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
         for share in self.options.budget_targets:
-            if self.effort.is_spent:
+            if self.work.is_spent:
                 break
             masks = self.search.candidates(int(budget_bytes * share))
             feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
@@ -159,7 +159,7 @@ class Planner:
             anchors: Budgets at which its lower bound may be worked out, see `Moments.least_time_ns`.
         """
         if again:
-            return self._plan_of(candidate(self.problem, mask, again, self.effort), budget_bytes)
+            return self._plan_of(candidate(self.problem, mask, again, self.work), budget_bytes)
         return self._plan_of(self._once(mask), budget_bytes, anchors)
 
     def _once(self, mask: Bools) -> Candidate:
@@ -213,7 +213,7 @@ class Planner:
     def _lowest_nested(self) -> Candidate | None:
         """The plan of lowest peak among those, where it is below that of all others."""
         peak, pressed = self.search.peak, self.floors.pressed
-        with self.effort.search():
+        with self.work.search():
             found = self._nested.lowest(self.floors.unavoidable_bytes, int(peak(pressed) * self.options.same_peak))
         if found is None or found.peak_bytes <= self.options.recursive_lead * peak(pressed):
             return found

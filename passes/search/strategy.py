@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.problem.work_budget import Effort
+from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.continuation import Descent
 from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.lp_bound import Moments, at_the_begin
@@ -28,7 +28,7 @@ class Search:
     """Saved sets of one problem as masks over its values; what several budgets share is worked out once.
 
     Args:
-        effort: Counts the work, and says when to stop.
+        work: Counts the work, and says when to stop.
         options: What tunes it.
         archive: Remembers the best of all plans that are tried.
 
@@ -40,10 +40,10 @@ class Search:
     """
 
     def __init__(
-        self, problem: Problem, effort: Effort, options: SearchOptions = DEFAULT, archive: Seen | None = None
+        self, problem: Problem, work: WorkBudget, options: SearchOptions = DEFAULT, archive: Seen | None = None
     ) -> None:
-        self.problem, self.effort, self.options, self.archive = problem, effort, options, archive
-        self.simulator = Simulator(problem, effort)
+        self.problem, self.work, self.options, self.archive = problem, work, options, archive
+        self.simulator = Simulator(problem, work)
         self.cuts = CutSolver(problem)
         self.hull: list[Cut] = hull(self.cuts, options.hull_cuts)
         self.pinned = self.mask(pinned_indices(problem))
@@ -91,18 +91,18 @@ class Search:
         fixed_bytes = at_the_begin(self.simulator).fixed_bytes
         before = self.cuts.num_cuts
         least_ns = lower_bound_ns(self.cuts, self.hull, budget_bytes - fixed_bytes, self.options.bound_cuts)
-        self.effort.charge((self.cuts.num_cuts - before) * len(self.cuts.rows))
+        self.work.charge((self.cuts.num_cuts - before) * len(self.cuts.rows))
         if least_ns is None:
             return otherwise_ns
         bound = max(0, least_ns - self.fastest_time_ns)
         if not once or otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns:
             return bound
-        self.effort.charge(len(self.moments.rows))
+        self.work.charge(len(self.moments.rows))
         return max(bound, self.moments.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
 
     def is_open(self, mask: Bools, budget_bytes: int, anchors: Sequence[int] = ()) -> bool:
         """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
-        if self.effort.is_spent:
+        if self.work.is_spent:
             return False
         extra = self.time(mask) - self.fastest_time_ns
         return (
@@ -156,7 +156,7 @@ class Search:
     def spaced(self, budget_bytes: int, rounds: int | None = None) -> Bools | None:
         """The plan of the spans; None where there is none, or no work left to look for it."""
         rounds = self.options.segment_rounds if rounds is None else rounds
-        return None if self.effort.is_spent else self.spans.plan(budget_bytes, rounds)
+        return None if self.work.is_spent else self.spans.plan(budget_bytes, rounds)
 
     def best_level(self, budget_bytes: int) -> Bools:
         """The level that scores best."""
@@ -169,7 +169,7 @@ class Search:
     @property
     def spans(self) -> Spans:
         """Spans with their options."""
-        return self.effort.shared("spans", self._build_spans)
+        return self.work.shared("spans", self._build_spans)
 
     def _build_spans(self) -> Spans:
         options = self.options
@@ -183,7 +183,7 @@ class Search:
     @property
     def polisher(self) -> Polisher:
         """The local search."""
-        return self.effort.shared("polisher", self._build_polisher)
+        return self.work.shared("polisher", self._build_polisher)
 
     def _build_polisher(self) -> Polisher:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
@@ -195,7 +195,7 @@ class Search:
     @property
     def descent(self) -> Descent:
         """The chain of plans for ever smaller budgets."""
-        return self.effort.shared("descent", lambda: Descent(self.polisher, self.levels, self.peak(self.levels[0])))
+        return self.work.shared("descent", lambda: Descent(self.polisher, self.levels, self.peak(self.levels[0])))
 
     @cached_property
     def moments(self) -> Moments:

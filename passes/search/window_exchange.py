@@ -19,7 +19,7 @@ def cross(polisher: Polisher, mask: Bools, others: Sequence[Bools], budget_bytes
     options, weight = polisher.options, polisher.weight * weight_factor
     current, best = mask, _scores(polisher, mask[:, None], budget_bytes, weight)[0]
     for _ in range(options.window_rounds):
-        if polisher.simulator.effort.is_spent:
+        if polisher.simulator.work.is_spent:
             break
         columns = _crossings(polisher, current, others)
         if not columns.shape[1]:

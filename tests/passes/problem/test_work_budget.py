@@ -12,7 +12,7 @@ from compile_remat.passes.problem.work_budget import (
     LEAST_SECONDS,
     UNITS_PER_SECOND,
     WORK,
-    Effort,
+    WorkBudget,
     limit_seconds,
     units_of,
 )
@@ -23,37 +23,37 @@ LIMITS = (1e-9, 0.0005, 0.002, 0.01, 0.05)
 
 
 def test_what_is_shared_is_charged_to_every_search_once() -> None:
-    effort, built = Effort(10), []
+    work, built = WorkBudget(10), []
 
     def build() -> int:
         built.append(True)
-        effort.charge(4)
+        work.charge(4)
         return 7
 
     for _ in range(2):
-        with effort.search():
-            assert not effort.is_spent
-            assert (effort.shared("a", build), effort.spent_units) == (7, 4)
-            assert (effort.shared("a", build), effort.spent_units) == (7, 4)
-            effort.charge(6)
-            assert effort.is_spent
-    assert (len(built), effort.spent_units) == (1, 0)
+        with work.search():
+            assert not work.is_spent
+            assert (work.shared("a", build), work.spent_units) == (7, 4)
+            assert (work.shared("a", build), work.spent_units) == (7, 4)
+            work.charge(6)
+            assert work.is_spent
+    assert (len(built), work.spent_units) == (1, 0)
 
 
 def test_a_search_inside_another_has_a_count_of_its_own() -> None:
-    effort = Effort(10)
-    with effort.search():
-        effort.charge(9)
-        with pytest.raises(ValueError), effort.search():
-            effort.charge(9)
+    work = WorkBudget(10)
+    with work.search():
+        work.charge(9)
+        with pytest.raises(ValueError), work.search():
+            work.charge(9)
             raise ValueError
-        assert effort.spent_units == 9
+        assert work.spent_units == 9
 
 
 def test_without_a_limit_there_is_always_work_left() -> None:
-    effort = Effort()
-    effort.charge(10**15)
-    assert not effort.is_spent
+    work = WorkBudget()
+    work.charge(10**15)
+    assert not work.is_spent
 
 
 def test_limits() -> None:
@@ -70,10 +70,10 @@ def test_plans_are_counted_by_their_size_and_kept_ones_too() -> None:
     cells = len(problem.values) + len(problem.steps)
     mask = np.zeros(10, dtype=bool)
     simulator.run(np.zeros((10, 3), dtype=bool))
-    assert simulator.effort.spent_units == 3 * cells
+    assert simulator.work.spent_units == 3 * cells
     simulator.one(mask)
     simulator.one(mask)
-    assert simulator.effort.spent_units == 5 * cells
+    assert simulator.work.spent_units == 5 * cells
 
 
 def plans_of(problem: Problem, work_seconds: float | None, shares: tuple[float, ...]) -> list[Plan]:
@@ -125,32 +125,32 @@ class After:
 
 
 def test_a_limit_of_work_is_on_record_when_the_search_has_ended() -> None:
-    effort = Effort(10)
-    with effort.search():
-        effort.charge(9)
-    assert effort.ends == set()
-    with effort.search():
-        effort.charge(10)
-        assert effort.is_spent and effort.ends == set()
-    assert effort.ends == {WORK} and not effort.is_spent
+    work = WorkBudget(10)
+    with work.search():
+        work.charge(9)
+    assert work.ends == set()
+    with work.search():
+        work.charge(10)
+        assert work.is_spent and work.ends == set()
+    assert work.ends == {WORK} and not work.is_spent
 
 
 def test_who_said_once_that_it_is_over_is_not_asked_again() -> None:
-    effort, answers = Effort(10, lambda: answers.pop(0)), [False, True]
-    with effort.search():
-        assert not effort.is_spent
-        assert effort.is_spent and effort.is_spent
-    with effort.search():
-        assert effort.is_spent
-    assert effort.ends == {CLOCK}
+    work, answers = WorkBudget(10, lambda: answers.pop(0)), [False, True]
+    with work.search():
+        assert not work.is_spent
+        assert work.is_spent and work.is_spent
+    with work.search():
+        assert work.is_spent
+    assert work.ends == {CLOCK}
 
 
 def test_nobody_is_asked_where_the_work_is_done_anyway() -> None:
-    effort = Effort(1, After(0))
-    with effort.search():
-        effort.charge(1)
-        assert effort.is_spent
-    assert effort.ends == {WORK}
+    work = WorkBudget(1, After(0))
+    with work.search():
+        work.charge(1)
+        assert work.is_spent
+    assert work.ends == {WORK}
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 8))
@@ -179,13 +179,13 @@ def test_a_planner_of_another_problem_has_the_same_limits_and_the_same_record() 
     planner = Planner(problem, 0.001)
     assert planner.on(problem) is planner
     made = planner.on(other)
-    assert made.problem is other and made.effort.limit_units == planner.effort.limit_units
+    assert made.problem is other and made.work.limit_units == planner.work.limit_units
     made.lowest()
     assert planner.ends == {WORK}
     stopped = Planner(problem, None, After(0))
     stopped.on(other).lowest()
     assert CLOCK in stopped.ends
-    assert Planner(problem).on(other).effort.limit_units == Planner(other).effort.limit_units
+    assert Planner(problem).on(other).work.limit_units == Planner(other).work.limit_units
 
 
 def test_searches_that_come_to_their_end_leave_no_record() -> None:

@@ -27,7 +27,7 @@ def test_the_ladder_goes_down_as_far_as_the_budget() -> None:
     planner = Planner(chain(40))
     descent = Descent(planner.search.polisher, planner.search.levels, 40)
     start = descent.start(20)
-    rungs = [key[1] for key in planner.effort._shared if isinstance(key, tuple)]
+    rungs = [key[1] for key in planner.work._shared if isinstance(key, tuple)]
     assert rungs == [34, 29, 25, 21]
     assert rungs[-1] * planner.options.continuation_step <= 20
     assert planner.search.peak(start) < planner.fastest().peak_bytes

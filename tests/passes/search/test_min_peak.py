@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes import Planner
-from compile_remat.passes.problem.work_budget import Effort
+from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.min_peak import Floors
 from compile_remat.passes.search.strategy import Search
 from tests.oracles import Shape, all_plans, seeded_problem
@@ -17,7 +17,7 @@ LARGE = Shape(max_values=60, max_late=6, max_steps=50)
 
 @pytest.mark.parametrize("seed", range(0, 60, 6))
 def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
-    search = Search(seeded_problem(seed, LARGE), Effort())
+    search = Search(seeded_problem(seed, LARGE), WorkBudget())
     floors = Floors(search)
     levels = search.simulator.run(np.stack(search.levels, axis=1)).peak
     assert floors.unavoidable_bytes <= search.peak(floors.pressed) <= levels.min()
@@ -29,7 +29,7 @@ def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
 
 
 def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
-    search = Search(seeded_problem(6, LARGE), Effort())
+    search = Search(seeded_problem(6, LARGE), WorkBudget())
     found = Floors(search).found
     near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / search.options.same_peak]
     assert search.time(found[0]) == min(map(search.time, near))
@@ -42,7 +42,7 @@ def test_unavoidable_bytes_are_in_every_plan() -> None:
 
 
 def test_no_work_left_still_gives_a_plan() -> None:
-    effort = Effort(limit_units=1)
-    search = Search(seeded_problem(6, LARGE), effort)
+    work = WorkBudget(limit_units=1)
+    search = Search(seeded_problem(6, LARGE), work)
     floors = Floors(search)
     assert search.peak(floors.found[0]) == search.peak(floors.pressed)
