@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_remat.passes.memory.simulator import Batch, Bools, Floats, Ints, Simulator
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
-from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Polisher:
     weight: float
     options: SearchOptions = DEFAULT
     simulations: int = 0
-    archive: Seen | None = None
+    archive: ParetoArchive | None = None
 
     def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:
         """Time plus weighted excess, in ns; smaller is better."""

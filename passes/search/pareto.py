@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from compile_remat.passes.problem.plan import Plan
-from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.solver import Planner
 from compile_remat.passes.search.strategy import Search
 
@@ -23,8 +23,8 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
         planner: Its limits hold for each of the searches.
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
-    seen = Seen()
-    planner = planner.recording(seen)
+    archive = ParetoArchive()
+    planner = planner.recording(archive)
     search = planner.search
     fastest, lowest = planner.fastest(), planner.lowest()
     span = fastest.peak_bytes - lowest.peak_bytes
@@ -33,33 +33,33 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
     low = []
     for budget_bytes in budgets:
         with planner.work.search():
-            _look(search, seen, budget_bytes, anchors)
-        if seen.within(budget_bytes) is None:
+            _look(search, archive, budget_bytes, anchors)
+        if archive.within(budget_bytes) is None:
             low.append(budget_bytes)
-    found = [(mask, b) for b in budgets if (mask := seen.within(b)) is not None]
+    found = [(mask, b) for b in budgets if (mask := archive.within(b)) is not None]
     plans = [planner.plan_of(mask, budget_bytes, anchors=anchors) for mask, budget_bytes in found]
     return _best([fastest, *plans, *(planner.within(b) for b in low), lowest])
 
 
-def _look(search: Search, seen: Seen, budget_bytes: int, anchors: Sequence[int]) -> None:
+def _look(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Sequence[int]) -> None:
     """Try plans for one budget."""
-    if not _is_open(search, seen, budget_bytes, anchors):
+    if not _is_open(search, archive, budget_bytes, anchors):
         return
     options = search.options
     spaced = search.spaced(budget_bytes, options.frontier_segment_rounds)
     if spaced is not None:
-        seen.add(search.simulator.one(spaced), spaced[:, None])
-        if not _is_open(search, seen, budget_bytes, anchors):
+        archive.add(search.simulator.one(spaced), spaced[:, None])
+        if not _is_open(search, archive, budget_bytes, anchors):
             return
-    starts = [spaced, seen.within(budget_bytes), seen.above(budget_bytes), search.best_level(budget_bytes)]
+    starts = [spaced, archive.within(budget_bytes), archive.above(budget_bytes), search.best_level(budget_bytes)]
     start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
     polished = search.polish(start, budget_bytes, options.frontier_rounds)
     if search.peak(polished) > budget_bytes:
         search.polish(polished, budget_bytes, options.frontier_rounds, options.strict_factor)
 
 
-def _is_open(search: Search, seen: Seen, budget_bytes: int, anchors: Sequence[int]) -> bool:
-    known = seen.within(budget_bytes)
+def _is_open(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Sequence[int]) -> bool:
+    known = archive.within(budget_bytes)
     return known is None or search.is_open(known, budget_bytes, anchors)
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.memory.simulator import Batch, Bools, Ints
 
 
-class Seen:
+class ParetoArchive:
     """What is worth remembering of many plans, from the lowest peak to the fastest."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
-from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.segment_dp import Option, SegmentTable, fastest_row
 
 
@@ -46,7 +46,7 @@ class Spans:
         max_cuts: int = DEFAULT.max_segment_cuts,
         tuning: SearchOptions = DEFAULT,
         lengths: Sequence[int] = DEFAULT.short_segments + DEFAULT.long_segments,
-        archive: Seen | None = None,
+        archive: ParetoArchive | None = None,
     ) -> None:
         self.simulator, self.tuning = simulator, tuning
         self.levels = levels
@@ -91,7 +91,7 @@ class Spans:
 
     # -- what a span costs --------------------------------------------------------------------------------------------
 
-    def _measured(self, lengths: Sequence[int], archive: Seen | None) -> SegmentTable:
+    def _measured(self, lengths: Sequence[int], archive: ParetoArchive | None) -> SegmentTable:
         """Simulate tilings with spans of these lengths and read the options off."""
         tilings, columns = [], []
         for span in lengths:

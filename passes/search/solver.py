@@ -17,7 +17,7 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import Floors
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
-from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.plan_timeline import timeline_of
 from compile_remat.passes.search.recursive import Candidate, Nested, candidate
 from compile_remat.passes.search.strategy import Search
@@ -48,7 +48,7 @@ class Planner:
         work_seconds: float | None = None,
         is_over: Callable[[], bool] | None = None,
         options: SearchOptions = DEFAULT,
-        archive: Seen | None = None,
+        archive: ParetoArchive | None = None,
     ) -> None:
         self.problem, self.work_seconds, self.options = problem, work_seconds, options
         nodes = len(problem.values) + len(problem.steps)
@@ -67,11 +67,11 @@ class Planner:
             return self
         return self._twin(problem, None)
 
-    def recording(self, archive: Seen) -> Planner:
+    def recording(self, archive: ParetoArchive) -> Planner:
         """A planner of the same problem under the same limits that remembers the best of all plans that it tries."""
         return self._twin(self.problem, archive)
 
-    def _twin(self, problem: Problem, archive: Seen | None) -> Planner:
+    def _twin(self, problem: Problem, archive: ParetoArchive | None) -> Planner:
         other = Planner(problem, self.work_seconds, self.work.is_over, self.options, archive)
         other.work.ends = self.work.ends
         return other

@@ -19,7 +19,7 @@ from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.lp_bound import Moments, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
-from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.segments import Spans
 from compile_remat.passes.search.window_exchange import cross
 
@@ -40,7 +40,7 @@ class Search:
     """
 
     def __init__(
-        self, problem: Problem, work: WorkBudget, options: SearchOptions = DEFAULT, archive: Seen | None = None
+        self, problem: Problem, work: WorkBudget, options: SearchOptions = DEFAULT, archive: ParetoArchive | None = None
     ) -> None:
         self.problem, self.work, self.options, self.archive = problem, work, options, archive
         self.simulator = Simulator(problem, work)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.search.pareto_archive import Seen
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 from tests.oracles import Shape, seeded_problem
 
 
@@ -14,13 +14,13 @@ from tests.oracles import Shape, seeded_problem
 def test_the_fastest_within_any_budget(seed: int) -> None:
     simulator, random = Simulator(seeded_problem(seed, Shape(max_values=14, max_steps=9))), np.random.default_rng(seed)
     masks = (random.random((simulator.num_values, 60)) < 0.5) & simulator.is_saveable[:, None]
-    whole, seen = simulator.run(masks), Seen()
+    whole, archive = simulator.run(masks), ParetoArchive()
     for first in range(0, 60, 20):
         columns = masks[:, first : first + 20]
-        seen.add(simulator.run(columns), columns)
+        archive.add(simulator.run(columns), columns)
     for budget_bytes in [0, *whole.peak.tolist(), *(whole.peak - 1).tolist(), int(whole.peak.max()) + 1]:
         fits, over = whole.peak <= budget_bytes, whole.peak > budget_bytes
-        within, above = seen.within(budget_bytes), seen.above(budget_bytes)
+        within, above = archive.within(budget_bytes), archive.above(budget_bytes)
         assert (within is not None) == bool(fits.any())
         if within is not None:
             found = simulator.one(within)
@@ -35,10 +35,10 @@ def test_the_fastest_within_any_budget(seed: int) -> None:
 def test_nothing_is_kept_that_another_beats() -> None:
     simulator = Simulator(seeded_problem(3, Shape(max_values=14, max_steps=9)))
     masks = (np.random.default_rng(0).random((simulator.num_values, 200)) < 0.5) & simulator.is_saveable[:, None]
-    seen = Seen()
-    assert seen.within(1 << 40) is None
-    assert seen.above(0) is None
+    archive = ParetoArchive()
+    assert archive.within(1 << 40) is None
+    assert archive.above(0) is None
     for _ in range(2):  # the second time brings nothing new
-        seen.add(simulator.run(masks), masks)
-        assert (np.diff(seen.peaks) > 0).all()
-        assert (np.diff(seen.times) < 0).all()
+        archive.add(simulator.run(masks), masks)
+        assert (np.diff(archive.peaks) > 0).all()
+        assert (np.diff(archive.times) < 0).all()
