@@ -17,8 +17,8 @@ from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.search.local_search import Polisher
 
 
-class Descent:
-    """The ladder of one problem; rungs are climbed down as far as a budget needs and kept."""
+class Continuation:
+    """The ladder of one problem; targets are climbed down as far as a budget needs and kept."""
 
     def __init__(self, polisher: Polisher, levels: Sequence[Bools], top_bytes: int) -> None:
         self.polisher = polisher
@@ -26,15 +26,15 @@ class Descent:
         self.top = top_bytes, levels[0]
 
     def start(self, budget_bytes: int) -> Bools:
-        """The plan of the last rung above the budget, or a level where that scores better."""
+        """The plan of the last target above the budget, or a level where that scores better."""
         work, step = self.polisher.simulator.work, self.polisher.options.continuation_step
         target, plan = self.top
         while target * step > max(1, budget_bytes) and not work.is_spent:
             target, above = int(target * step), plan
-            plan = work.shared((self, target), partial(self._rung, target, above))
+            plan = work.shared((self, target), partial(self._at_target, target, above))
         return self._best(plan, budget_bytes)
 
-    def _rung(self, target_bytes: int, above: Bools) -> Bools:
+    def _at_target(self, target_bytes: int, above: Bools) -> Bools:
         return self.polisher.run(
             self._best(above, target_bytes), target_bytes, self.polisher.options.continuation_rounds
         )

@@ -14,7 +14,7 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
-from compile_remat.passes.search.continuation import Descent
+from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.lp_bound import Moments, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
@@ -131,7 +131,7 @@ class Search:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
         options = self.options
         if self.is_open(mask, budget_bytes) and options.uses_continuation:
-            start = self.descent.start(budget_bytes)
+            start = self.warm_starts.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
             for weight_factor in (1.0, options.strict_factor):
@@ -193,9 +193,11 @@ class Search:
         return self._has_polished
 
     @property
-    def descent(self) -> Descent:
+    def warm_starts(self) -> Continuation:
         """The chain of plans for ever smaller budgets."""
-        return self.work.shared("descent", lambda: Descent(self.polisher, self.levels, self.peak(self.levels[0])))
+        return self.work.shared(
+            "continuation", lambda: Continuation(self.polisher, self.levels, self.peak(self.levels[0]))
+        )
 
     @cached_property
     def moments(self) -> Moments:

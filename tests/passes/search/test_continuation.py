@@ -6,7 +6,7 @@ import pytest
 
 from compile_remat.passes import Planner
 from compile_remat.passes.search import perturbation
-from compile_remat.passes.search.continuation import Descent
+from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.window_exchange import cross
 from tests.oracles import Shape, all_plans, chain, seeded_problem
 
@@ -17,19 +17,19 @@ LARGE = Shape(max_values=16, max_late=3, max_steps=12)
 def test_a_start_does_not_depend_on_what_was_asked_before(seed: int) -> None:
     planner = Planner(seeded_problem(seed, LARGE))
     top = planner.fastest().peak_bytes
-    fresh = Descent(planner.search.polisher, planner.search.levels, top).start(top // 2)
-    used = Descent(planner.search.polisher, planner.search.levels, top)
+    fresh = Continuation(planner.search.polisher, planner.search.levels, top).start(top // 2)
+    used = Continuation(planner.search.polisher, planner.search.levels, top)
     used.start(top // 4)
     assert (used.start(top // 2) == fresh).all()
 
 
 def test_the_ladder_goes_down_as_far_as_the_budget() -> None:
     planner = Planner(chain(40))
-    descent = Descent(planner.search.polisher, planner.search.levels, 40)
-    start = descent.start(20)
-    rungs = [key[1] for key in planner.work._shared if isinstance(key, tuple)]
-    assert rungs == [34, 29, 25, 21]
-    assert rungs[-1] * planner.options.continuation_step <= 20
+    continuation = Continuation(planner.search.polisher, planner.search.levels, 40)
+    start = continuation.start(20)
+    targets = [key[1] for key in planner.work._shared if isinstance(key, tuple)]
+    assert targets == [34, 29, 25, 21]
+    assert targets[-1] * planner.options.continuation_step <= 20
     assert planner.search.peak(start) < planner.fastest().peak_bytes
 
 
