@@ -1,7 +1,7 @@
 """Restarts from near by: a few values of a plan are flipped at random, and the result is polished.
 
 On small graphs one corner can hold the search although a much lower peak lies four flips away.  The work is bounded, so large
-graphs get few kicks or none; the seed is fixed, so that the same problem gives the same plan.
+graphs get few perturbations or none; the seed is fixed, so that the same problem gives the same plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compile_remat.passes.search.local_search import Polisher
 
 
 def lower(polisher: Polisher, mask: Bools, rounds: int, weight_factor: float) -> Bools:
-    """The plan of lowest peak among the given one and what its kicks lead to."""
+    """The plan of lowest peak among the given one and what its perturbations lead to."""
     options = polisher.options
     choices = polisher.pool[~polisher.pinned[polisher.pool]]
     if len(choices) < options.perturbation_flips:

@@ -1,4 +1,4 @@
-"""Further starts of the search: the ladder of budgets, long moves, kicks; all deterministic, none worse than its start."""
+"""Further starts of the search: the ladder of budgets, long moves, perturbations; all deterministic, none worse than its start."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def test_a_long_move_never_scores_worse(seed: int) -> None:
 
 
 def test_a_kick_finds_what_flips_and_swaps_do_not() -> None:
-    """Measured: of 100 problems polish alone misses the lowest peak of any plan in 12, with kicks in 2."""
-    missed = {"polished": 0, "kicked": 0}
+    """Measured: of 100 problems polish alone misses the lowest peak of any plan in 12, with perturbations in 2."""
+    missed = {"polished": 0, "perturbed": 0}
     for seed in range(100):
         problem = seeded_problem(seed)
         planner, lowest = Planner(problem), all_plans(problem).lowest_peak
         start = planner.search.levels[0]
         polished = planner.search.polish(start, int(0.9 * planner.search.peak(start)), rounds=3, weight_factor=10.0)
-        kicked, again = (
+        perturbed, again = (
             perturbation.lower(planner.search.polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2)
         )
-        assert (kicked == again).all()
-        assert planner.search.peak(kicked) <= planner.search.peak(polished)
-        assert not (planner.pinned & ~kicked).any()
+        assert (perturbed == again).all()
+        assert planner.search.peak(perturbed) <= planner.search.peak(polished)
+        assert not (planner.pinned & ~perturbed).any()
         missed["polished"] += planner.search.peak(polished) > lowest
-        missed["kicked"] += planner.search.peak(kicked) > lowest
-    assert missed["kicked"] <= missed["polished"] // 2, missed
+        missed["perturbed"] += planner.search.peak(perturbed) > lowest
+    assert missed["perturbed"] <= missed["polished"] // 2, missed
