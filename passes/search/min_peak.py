@@ -15,14 +15,14 @@ from compile_remat.passes.search import perturbation
 from compile_remat.passes.search.strategy import Search
 
 
-class Floors:
+class MinimumPeak:
     """The floor of one problem."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
 
     @cached_property
-    def pressed(self) -> Bools:
+    def first(self) -> Bools:
         """A plan of low peak, quickly found."""
         with self.search.work.search():
             best = self._spaced()
@@ -36,19 +36,19 @@ class Floors:
     @cached_property
     def found(self) -> list[Bools]:
         """Plans of low peak; the one to be called the lowest stands first."""
-        search, pressed, options = self.search, self.pressed, self.search.options
+        search, pressed, options = self.search, self.first, self.search.options
         with search.work.search():
             best = pressed
             if options.uses_perturbation:
                 best = perturbation.lower(search.polisher, pressed, options.rounds, options.strict_factor)
-            floors = [best]
+            minimum_peak = [best]
             if search.peak(best) < search.peak(pressed) * options.same_peak:
                 if options.uses_floor_search and not search.work.is_spent:
                     target = int(options.floor_search_target * search.peak(best))
-                    floors.append(min(search.candidates(target), key=search.peak))
-                    best = min(floors, key=search.peak)
+                    minimum_peak.append(min(search.candidates(target), key=search.peak))
+                    best = min(minimum_peak, key=search.peak)
         near = search.peak(best) / options.same_peak
-        return sorted(floors, key=lambda m: (search.peak(m) > near, search.time(m)))
+        return sorted(minimum_peak, key=lambda m: (search.peak(m) > near, search.time(m)))
 
     @cached_property
     def unavoidable_bytes(self) -> int:

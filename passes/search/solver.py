@@ -15,7 +15,7 @@ from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, units_of
-from compile_remat.passes.search.min_peak import Floors
+from compile_remat.passes.search.min_peak import MinimumPeak
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.plan_timeline import timeline_of
@@ -54,7 +54,7 @@ class Planner:
         nodes = len(problem.values) + len(problem.steps)
         self.work = WorkBudget(units_of(limit_seconds(nodes, work_seconds)), is_over)
         self.search = search = Search(problem, self.work, options, archive)
-        self.floors = Floors(search)
+        self.minimum_peak = MinimumPeak(search)
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
     @property
@@ -121,7 +121,7 @@ class Planner:
             if feasible:
                 fastest = min(feasible, key=self.search.time)
                 return self.plan_of(self.search.improved(fastest, budget_bytes), budget_bytes)
-            if budget_bytes < self.options.recursive_lead * self.search.peak(self.floors.pressed):
+            if budget_bytes < self.options.recursive_lead * self.search.peak(self.minimum_peak.first):
                 break  # out of reach
         found = self._low(budget_bytes, once=once)
         best = [c for c in found if c.peak_bytes <= budget_bytes]
@@ -136,11 +136,11 @@ class Planner:
         if nested is not None:
             fits = nested.peak_bytes <= budget_bytes
             found.append((self._nested.within(budget_bytes) if fits else None) or nested)
-            if fits and self.search.peak(self.floors.pressed) > budget_bytes:
+            if fits and self.search.peak(self.minimum_peak.first) > budget_bytes:
                 return found
-        fitting = [m for m in self.floors.found if self.search.peak(m) <= budget_bytes]
+        fitting = [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
         if not fitting:
-            return [*found, self._once(min(self.floors.found, key=self.search.peak))]
+            return [*found, self._once(min(self.minimum_peak.found, key=self.search.peak))]
         lowest = min(fitting, key=self.search.time)
         polished = self.search.polish(lowest, budget_bytes, self.options.rounds)
         return [*found, self._once(polished), self._once(lowest)]
@@ -148,7 +148,7 @@ class Planner:
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
         nested = self._lowest_nested if self.options.uses_recursion and not once else None
-        return self.plan_of(self.floors.found[0], None) if nested is None else self._plan_of(nested, None)
+        return self.plan_of(self.minimum_peak.found[0], None) if nested is None else self._plan_of(nested, None)
 
     def plan_of(
         self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = (), anchors: Sequence[int] = ()
@@ -212,10 +212,12 @@ class Planner:
     @cached_property
     def _lowest_nested(self) -> Candidate | None:
         """The plan of lowest peak among those, where it is below that of all others."""
-        peak, pressed = self.search.peak, self.floors.pressed
+        peak, pressed = self.search.peak, self.minimum_peak.first
         with self.work.search():
-            found = self._nested.lowest(self.floors.unavoidable_bytes, int(peak(pressed) * self.options.same_peak))
+            found = self._nested.lowest(
+                self.minimum_peak.unavoidable_bytes, int(peak(pressed) * self.options.same_peak)
+            )
         if found is None or found.peak_bytes <= self.options.recursive_lead * peak(pressed):
             return found
-        lowest = min(peak(m) for m in self.floors.found)
+        lowest = min(peak(m) for m in self.minimum_peak.found)
         return found if found.peak_bytes <= int(lowest * self.options.same_peak) * self.options.recursive_gain else None

@@ -7,7 +7,7 @@ import pytest
 
 from compile_remat.passes import Planner
 from compile_remat.passes.problem.work_budget import WorkBudget
-from compile_remat.passes.search.min_peak import Floors
+from compile_remat.passes.search.min_peak import MinimumPeak
 from compile_remat.passes.search.strategy import Search
 from tests.oracles import Shape, all_plans, seeded_problem
 
@@ -18,19 +18,19 @@ LARGE = Shape(max_values=60, max_late=6, max_steps=50)
 @pytest.mark.parametrize("seed", range(0, 60, 6))
 def test_each_way_goes_lower_or_leaves_it(seed: int) -> None:
     search = Search(seeded_problem(seed, LARGE), WorkBudget())
-    floors = Floors(search)
+    minimum_peak = MinimumPeak(search)
     levels = search.simulator.run(np.stack(search.levels, axis=1)).peak
-    assert floors.unavoidable_bytes <= search.peak(floors.pressed) <= levels.min()
-    lowest = min(search.peak(m) for m in floors.found)
-    assert lowest <= search.peak(floors.pressed)
-    assert search.peak(floors.found[0]) <= lowest / search.options.same_peak
-    for mask in (floors.pressed, *floors.found):
+    assert minimum_peak.unavoidable_bytes <= search.peak(minimum_peak.first) <= levels.min()
+    lowest = min(search.peak(m) for m in minimum_peak.found)
+    assert lowest <= search.peak(minimum_peak.first)
+    assert search.peak(minimum_peak.found[0]) <= lowest / search.options.same_peak
+    for mask in (minimum_peak.first, *minimum_peak.found):
         assert not (search.pinned & ~mask).any()
 
 
 def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
     search = Search(seeded_problem(6, LARGE), WorkBudget())
-    found = Floors(search).found
+    found = MinimumPeak(search).found
     near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / search.options.same_peak]
     assert search.time(found[0]) == min(map(search.time, near))
 
@@ -38,11 +38,11 @@ def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
 def test_unavoidable_bytes_are_in_every_plan() -> None:
     for seed in range(20):
         problem = seeded_problem(seed, SMALL)
-        assert Planner(problem).floors.unavoidable_bytes <= all_plans(problem).lowest_peak
+        assert Planner(problem).minimum_peak.unavoidable_bytes <= all_plans(problem).lowest_peak
 
 
 def test_no_work_left_still_gives_a_plan() -> None:
     work = WorkBudget(limit_units=1)
     search = Search(seeded_problem(6, LARGE), work)
-    floors = Floors(search)
-    assert search.peak(floors.found[0]) == search.peak(floors.pressed)
+    minimum_peak = MinimumPeak(search)
+    assert search.peak(minimum_peak.found[0]) == search.peak(minimum_peak.first)
