@@ -80,7 +80,7 @@ class Plan:
         mib = 1 << 20
         share = 100 / max(1, self.step_time_ns)
         budget = "none" if self.budget_bytes is None else f"{self.budget_bytes / mib:.1f} MiB"
-        nested = f", {len(self.again)} of them in nested spans" if self.again else ""
+        nested = f", {len(self.again)} of them in nested segments" if self.again else ""
         rows = [
             ("status", self.status.value),
             ("budget", budget),

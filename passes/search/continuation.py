@@ -1,6 +1,6 @@
 """A chain of plans for ever smaller budgets, each polished from the one before it.
 
-Where a graph has no narrow place, spans between two cuts of the forward describe it badly, and a search that starts at
+Where a graph has no narrow place, segments between two cuts of the forward describe it badly, and a search that starts at
 the budget itself ends in a poor corner.  A plan for a slightly larger budget is then the better start: little has to
 change.  The budgets are a fixed ladder below the fastest plan's peak, so that what is found at one budget does not depend on
 which budgets were asked for before.

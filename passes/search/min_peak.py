@@ -1,6 +1,6 @@
 """Plans of lowest peak among those that compute no value twice in the backward.
 
-Bisection over what the spans can meet, then the best is pressed down: polished for a part of its own peak, again and again.  Each
+Bisection over what the segments can meet, then the best is pressed down: polished for a part of its own peak, again and again.  Each
 further way to go lower is tried only where the one before it got lower; the dear ones seldom do.
 """
 
@@ -25,7 +25,7 @@ class MinimumPeak:
     def first(self) -> Bools:
         """A plan of low peak, quickly found."""
         with self.search.work.search():
-            best = self._spaced()
+            best = self._from_segments()
             for share in self.search.options.min_peak_targets:
                 lower = self._press(best, share)
                 if lower is best:
@@ -57,7 +57,7 @@ class MinimumPeak:
         kept = simulator.step_last >= simulator.num_steps
         return simulator.output_bytes + int(simulator.step_bytes[kept].sum())
 
-    def _spaced(self) -> Bools:
+    def _from_segments(self) -> Bools:
         search = self.search
         peaks = search.simulator.run(np.stack(search.levels, axis=1)).peak
         starts = [search.levels[int(np.argmin(peaks))]]
@@ -66,10 +66,10 @@ class MinimumPeak:
             if search.work.is_spent:
                 break
             target = (low + high) // 2
-            spaced = search.spaced(target)
-            peak = None if spaced is None else search.peak(spaced)
-            if spaced is not None:
-                starts.append(spaced)
+            from_segments = search.from_segments(target)
+            peak = None if from_segments is None else search.peak(from_segments)
+            if from_segments is not None:
+                starts.append(from_segments)
             if peak is not None and peak <= target:
                 high = peak
             else:

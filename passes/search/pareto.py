@@ -46,12 +46,12 @@ def _look(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Se
     if not _is_open(search, archive, budget_bytes, anchors):
         return
     options = search.options
-    spaced = search.spaced(budget_bytes, options.frontier_segment_rounds)
-    if spaced is not None:
-        archive.add(search.simulator.one(spaced), spaced[:, None])
+    from_segments = search.from_segments(budget_bytes, options.frontier_segment_rounds)
+    if from_segments is not None:
+        archive.add(search.simulator.one(from_segments), from_segments[:, None])
         if not _is_open(search, archive, budget_bytes, anchors):
             return
-    starts = [spaced, archive.within(budget_bytes), archive.above(budget_bytes), search.best_level(budget_bytes)]
+    starts = [from_segments, archive.within(budget_bytes), archive.above(budget_bytes), search.best_level(budget_bytes)]
     start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
     polished = search.polish(start, budget_bytes, options.frontier_rounds)
     if search.peak(polished) > budget_bytes:

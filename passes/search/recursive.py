@@ -6,10 +6,10 @@ second copy of each value that runs twice: the first run computes the originals,
 other, and the backward steps read the copies.  What is known of liveness, cuts and extraction holds for the graph with copies
 as for any other.
 
-Which spans are nested, and where, comes from the dynamic programme of `spans` with more options: for each pair of cuts the
-best places of one to six inner checkpoints, with time and local peak put together from the simulated spans between
+Which segments are nested, and where, comes from the dynamic programme of `segments` with more options: for each pair of cuts the
+best places of one to six inner checkpoints, with time and local peak put together from the simulated segments between
 them.  What it finds is simulated on the graph with copies, options that turn out worse are corrected, and the result is
-polished there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on spans of any graph.
+polished there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on segments of any graph.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.local_search import Polisher, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Option, SegmentTable
-from compile_remat.passes.search.segments import Spans
+from compile_remat.passes.search.segments import Segments
 
 
 def may_run_again(value: Value) -> bool:
@@ -78,7 +78,7 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str], work: Work
 
 @dataclass(frozen=True)
 class _Chain:
-    """Spans in a row whose ends but the last are inner checkpoints.
+    """Segments in a row whose ends but the last are inner checkpoints.
 
     Attributes:
         peak_bytes: The local peak: everything but what is saved before.
@@ -102,10 +102,10 @@ class _Chain:
 
 
 class Nested:
-    """Nested spans of one problem; what several budgets share is worked out once.
+    """Nested segments of one problem; what several budgets share is worked out once.
 
     Args:
-        level: What a span saves inside besides its entry: little.
+        level: What a segment saves inside besides its entry: little.
         pinned: What must be saved.
         weight: Price of a byte above the budget, ns, as in `Polisher`.
     """
@@ -115,14 +115,14 @@ class Nested:
     ) -> None:
         self.simulator, self.level, self.pinned, self.weight, self.options = simulator, level, pinned, weight, options
         cuts, parts = options.recursive_segment_cuts, options.recursive_parts
-        self.spans = Spans(simulator, [level], pinned, cuts, options, parts)
+        self.segments = Segments(simulator, [level], pinned, cuts, options, parts)
         self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
-        self.table = self._with_nested(self.spans.charging_whole_frontiers())
-        self.simulations = self.spans.simulations
+        self.table = self._with_nested(self.segments.charging_whole_frontiers())
+        self.simulations = self.segments.simulations
 
     def within(self, budget_bytes: int) -> Candidate | None:
         """The fastest plan found within the budget; None if there is none."""
-        found = self._spaced(budget_bytes)
+        found = self._from_segments(budget_bytes)
         if found is None:
             return None
         polished = self._polished(found, budget_bytes)
@@ -131,7 +131,7 @@ class Nested:
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
         """The plan of lowest peak found between the two; None where there is none clearly below `high_bytes`."""
-        best = self._spaced(int(high_bytes * self.options.recursive_gain))
+        best = self._from_segments(int(high_bytes * self.options.recursive_gain))
         if best is None or best.peak_bytes > high_bytes * self.options.recursive_gain:
             return None
         high_bytes = best.peak_bytes
@@ -139,7 +139,7 @@ class Nested:
             if self.simulator.work.is_spent:
                 break
             target = (low_bytes + high_bytes) // 2
-            found = self._spaced(target)
+            found = self._from_segments(target)
             if found is not None and found.peak_bytes < best.peak_bytes:
                 best, high_bytes = found, found.peak_bytes
             if found is None or found.peak_bytes > target:
@@ -153,10 +153,10 @@ class Nested:
 
     def _with_nested(self, table: SegmentTable) -> SegmentTable:
         """Adds for each pair of cuts and number of inner checkpoints the chain of least peak, where more of them lower it."""
-        options, count, tuning = dict(table), len(self.spans.bounds) - 1, self.options
-        spans = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]
-        single = {(a, length): options.get((a, a + length, 0)) for a, length in spans}
-        full_ns = self.spans.times_until(self.simulator.one(self.pinned))
+        options, count, tuning = dict(table), len(self.segments.bounds) - 1, self.options
+        segments = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]
+        single = {(a, length): options.get((a, a + length, 0)) for a, length in segments}
+        full_ns = self.segments.times_until(self.simulator.one(self.pinned))
         chains = {key: _Chain(0, 0, 0, ()) + option for key, option in single.items() if option is not None}
         lowest = {key: chain.peak_bytes for key, chain in chains.items()}
         for level in range(1, tuning.max_inner_checkpoints + 1):
@@ -177,20 +177,22 @@ class Nested:
 
     # -- plans --------------------------------------------------------------------------------------------------------
 
-    def _spaced(self, budget_bytes: int) -> Candidate | None:
+    def _from_segments(self, budget_bytes: int) -> Candidate | None:
         """What the dynamic programme finds; it may still exceed the budget."""
         table = self.table
         best: Candidate | None = None
         for turn in range(self.options.recursive_rounds):
             if turn and self.simulator.work.is_spent:
                 break
-            path = self.spans.shortest(table, budget_bytes)
+            path = self.segments.shortest(table, budget_bytes)
             if path is None:
                 break
             found, base = self._candidate(path)
             if best is None or found.peak_bytes < best.peak_bytes:
                 best = found
-            changes = self.spans.corrections(table, found.batch, path, base) if found.peak_bytes > budget_bytes else {}
+            changes = (
+                self.segments.corrections(table, found.batch, path, base) if found.peak_bytes > budget_bytes else {}
+            )
             if not changes:
                 break
             table = {**table, **changes}
@@ -198,14 +200,14 @@ class Nested:
 
     def _candidate(self, path: Sequence[Option]) -> tuple[Candidate, Batch]:
         """The plan of a path on the problem with copies, and what it saves on the one without."""
-        bounds, position = self.spans.bounds, self.simulator.position
-        saved = self.spans.union([o.first - 1 for o in path if o.first > 0]) | self.level
+        bounds, position = self.segments.bounds, self.simulator.position
+        saved = self.segments.union([o.first - 1 for o in path if o.first > 0]) | self.level
         kept, twice = np.zeros_like(saved), np.zeros_like(saved)
         for option in path:
             ends = self.inner.get((option.first, option.last, option.level), ())
             if ends:
                 twice |= (position > bounds[option.first]) & (position <= bounds[ends[-1]])
-                kept |= self.spans.union([end - 1 for end in ends])
+                kept |= self.segments.union([end - 1 for end in ends])
         base = self.simulator.one(saved)
         twice &= base.recomputed[:, 0] & ~kept & self._may_run_again
         self.simulations += 2
@@ -234,7 +236,7 @@ def _longer(
     count: int,
     tuning: SearchOptions,
 ) -> dict[tuple[int, int], _Chain]:
-    """The chains of least peak with one more span at the end, by first bound and length."""
+    """The chains of least peak with one more segment at the end, by first bound and length."""
     found: dict[tuple[int, int], _Chain] = {}
     for (first, length), chain in chains.items():
         for more in tuning.recursive_parts:

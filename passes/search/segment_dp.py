@@ -1,4 +1,4 @@
-"""The fastest row of spans whose peaks fit: a dynamic programme over (cut, saved bytes so far) with exact bytes as labels."""
+"""The fastest row of segments whose peaks fit: a dynamic programme over (cut, saved bytes so far) with exact bytes as labels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compile_remat.passes.search.options import DEFAULT
 
 @dataclass(frozen=True)
 class Option:
-    """One way to run the span between two cuts."""
+    """One way to run the segment between two cuts."""
 
     first: int
     last: int
@@ -32,7 +32,7 @@ SegmentTable = Mapping[tuple[int, int, int], Option]
 """Options by first bound, last bound and level."""
 
 
-def fastest_row(
+def fastest_path(
     known: SegmentTable,
     last_bound: int,
     budget_bytes: int,

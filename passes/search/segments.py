@@ -1,10 +1,10 @@
-"""Spaced checkpoints: a dynamic programme over spans of the forward.
+"""Spaced checkpoints: a dynamic programme over segments of the forward.
 
 Equal layers tie in every cut, so no price finds "save every fourth block" and no knapsack sees that one recomputation
-feeds another.  Here the forward is cut at about 50 places where little is live.  A *span* between two cuts saves its
+feeds another.  Here the forward is cut at about 50 places where little is live.  A *segment* between two cuts saves its
 entry (the *frontier*) and some level of what lies inside; its charge, time and local peak are read off simulated plans
-that tile the whole forward with spans of that length, so that nothing is modelled twice.  A backward step belongs to
-the span that holds the furthest forward position which any step from it on still reads (`reach`, a suffix maximum);
+that tile the whole forward with segments of that length, so that nothing is modelled twice.  A backward step belongs to
+the segment that holds the furthest forward position which any step from it on still reads (`reach`, a suffix maximum);
 that makes U-Nets and encoder-decoders look like chains, because it falls monotonically.  The programme minimises time over
 (cut, saved bytes so far) with exact bytes as labels.
 
@@ -23,18 +23,18 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
-from compile_remat.passes.search.segment_dp import Option, SegmentTable, fastest_row
+from compile_remat.passes.search.segment_dp import Option, SegmentTable, fastest_path
 
 
-class Spans:
+class Segments:
     """Cuts, frontiers and options of one problem; nothing of it changes once it is made.
 
     Args:
-        lengths: Lengths of the spans to simulate, in cuts.
+        lengths: Lengths of the segments to simulate, in cuts.
         archive: Remembers the best of the simulated plans.
 
     Attributes:
-        table: What a span costs beside equal ones.
+        table: What a segment costs beside equal ones.
         simulations: How many plans that took.
     """
 
@@ -89,21 +89,21 @@ class Spans:
                 member[v] = False
         return np.asarray(member)
 
-    # -- what a span costs --------------------------------------------------------------------------------------------
+    # -- what a segment costs --------------------------------------------------------------------------------------------
 
     def _measured(self, lengths: Sequence[int], archive: ParetoArchive | None) -> SegmentTable:
-        """Simulate tilings with spans of these lengths and read the options off."""
+        """Simulate tilings with segments of these lengths and read the options off."""
         tilings, columns = [], []
-        for span in lengths:
-            if span > len(self.cuts) + 1:
+        for segment in lengths:
+            if segment > len(self.cuts) + 1:
                 continue
             levels = (
                 range(len(self.levels))
-                if span in self.tuning.short_segments
+                if segment in self.tuning.short_segments
                 else range(max(0, len(self.levels) - self.tuning.long_levels), len(self.levels))
             )
-            for offset in range(0, span, -(-span // self.tuning.tiling_offsets)):
-                chosen = list(range(offset, len(self.cuts), span))
+            for offset in range(0, segment, -(-segment // self.tuning.tiling_offsets)):
+                chosen = list(range(offset, len(self.cuts), segment))
                 fronts = self.union(chosen)
                 for level in levels:
                     tilings.append((chosen, level))
@@ -161,7 +161,7 @@ class Spans:
         return found
 
     def _local_peak(self, batch: Batch, p: int, first: int, last: int) -> int | None:
-        """Largest live bytes over the steps that belong to the span; None where it owns no step."""
+        """Largest live bytes over the steps that belong to the segment; None where it owns no step."""
         low, high = self.bounds[first], self.bounds[last]
         # `reach` falls, so the owned steps are one run.
         begin = int(np.searchsorted(-self.reach, -high, side="left"))
@@ -178,7 +178,7 @@ class Spans:
     def plan(self, budget_bytes: int, rounds: int = DEFAULT.segment_rounds) -> Bools | None:
         """The fastest combination of options whose peak is predicted, then simulated, to fit; None if there is none.
 
-        Where a span turns out worse beside its real neighbours than in its tiling, its option is corrected and the
+        Where a segment turns out worse beside its real neighbours than in its tiling, its option is corrected and the
         programme runs again.
         """
         table = self.table
@@ -228,7 +228,7 @@ class Spans:
         return changes
 
     def charging_whole_frontiers(self) -> SegmentTable:
-        """The table in which each span is charged for its exit as if all behind it ran again.
+        """The table in which each segment is charged for its exit as if all behind it ran again.
 
         How much of a frontier is needed depends on what follows, and a programme that minimises finds each place where
         too little was charged.
@@ -253,7 +253,7 @@ class Spans:
 
     def shortest(self, table: SegmentTable, budget_bytes: int) -> list[Option] | None:
         """The fastest row of options whose predicted peak fits; None if there is none."""
-        return fastest_row(table, len(self.bounds) - 1, budget_bytes, self.tuning.segment_labels)
+        return fastest_path(table, len(self.bounds) - 1, budget_bytes, self.tuning.segment_labels)
 
 
 def _reach(problem: Problem) -> Ints:
@@ -263,7 +263,7 @@ def _reach(problem: Problem) -> Ints:
 
 
 def _needed_until(problem: Problem, reach: Ints) -> Ints:
-    """The furthest forward position whose span still needs the value."""
+    """The furthest forward position whose segment still needs the value."""
     until = np.array([v.position for v in problem.values], dtype=np.int64)
     for value in problem.values:
         for v in value.reads:

@@ -1,6 +1,6 @@
 """The search for a plan within a budget among those that compute no value twice in the backward.
 
-Levels by min-cut, spans by dynamic programme, polish by local search, a lower bound beside it.  All loops run in index order and
+Levels by min-cut, segments by dynamic programme, polish by local search, a lower bound beside it.  All loops run in index order and
 count plans tried, not seconds, so that the same problem gives the same plan in every process.
 """
 
@@ -20,7 +20,7 @@ from compile_remat.passes.search.lp_bound import Moments, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
-from compile_remat.passes.search.segments import Spans
+from compile_remat.passes.search.segments import Segments
 from compile_remat.passes.search.window_exchange import cross
 
 
@@ -49,13 +49,13 @@ class Search:
         self.pinned = self.mask(pinned_indices(problem))
         self.levels = [self.mask(c.saved) | self.pinned for c in _spread(self.hull, options.max_levels)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
-        self._in_spans = 0
+        self._in_segments = 0
         self._has_polished: Polisher | None = None
 
     @property
     def simulations(self) -> int:
         """Plans tried so far."""
-        return self._in_spans + (self._has_polished.simulations if self._has_polished is not None else 0)
+        return self._in_segments + (self._has_polished.simulations if self._has_polished is not None else 0)
 
     # -- what is known of a plan --------------------------------------------------------------------------------------
 
@@ -119,9 +119,9 @@ class Search:
     def candidates(self, budget_bytes: int) -> list[Bools]:
         """Polished plans: a first round from both kinds of start, the rest from the better; then what fits, or nearly."""
         starts = [self.best_level(budget_bytes)]
-        spaced = self.spaced(budget_bytes)
-        if spaced is not None:
-            starts.append(spaced)
+        from_segments = self.from_segments(budget_bytes)
+        if from_segments is not None:
+            starts.append(from_segments)
         found = [self.polish(start, budget_bytes, rounds=1) for start in starts]
         found.sort(key=lambda m: self.score(m, budget_bytes))
         best = self.finish(found[0], budget_bytes)
@@ -153,10 +153,10 @@ class Search:
         """See `Polisher.run`."""
         return self.polisher.run(mask, budget_bytes, rounds, weight_factor)
 
-    def spaced(self, budget_bytes: int, rounds: int | None = None) -> Bools | None:
-        """The plan of the spans; None where there is none, or no work left to look for it."""
+    def from_segments(self, budget_bytes: int, rounds: int | None = None) -> Bools | None:
+        """The plan of the segments; None where there is none, or no work left to look for it."""
         rounds = self.options.segment_rounds if rounds is None else rounds
-        return None if self.work.is_spent else self.spans.plan(budget_bytes, rounds)
+        return None if self.work.is_spent else self.segments.plan(budget_bytes, rounds)
 
     def best_level(self, budget_bytes: int) -> Bools:
         """The level that scores best."""
@@ -167,17 +167,17 @@ class Search:
     # -- what budgets share -------------------------------------------------------------------------------------------
 
     @property
-    def spans(self) -> Spans:
-        """Spans with their options."""
-        return self.work.shared("spans", self._build_spans)
+    def segments(self) -> Segments:
+        """Segments with their options."""
+        return self.work.shared("segments", self._build_segments)
 
-    def _build_spans(self) -> Spans:
+    def _build_segments(self) -> Segments:
         options = self.options
         lengths = options.short_segments + options.long_segments
-        built = Spans(
+        built = Segments(
             self.simulator, self.levels, self.pinned, options.max_segment_cuts, options, lengths, self.archive
         )
-        self._in_spans = built.simulations
+        self._in_segments = built.simulations
         return built
 
     @property

@@ -132,7 +132,7 @@ def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     problem = chain(12)
     planner, seen = Planner(problem), []
 
-    def spaced(self: Nested, budget_bytes: int) -> Candidate | None:
+    def from_segments(self: Nested, budget_bytes: int) -> Candidate | None:
         if budget_bytes < 200:
             return None
         found = candidate(problem, planner.pinned, ())
@@ -140,7 +140,7 @@ def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append((found.peak_bytes, budget_bytes))
         return found
 
-    monkeypatch.setattr(Nested, "_spaced", spaced)
+    monkeypatch.setattr(Nested, "_from_segments", from_segments)
     monkeypatch.setattr(Nested, "_polished", lambda self, found, budget_bytes: found)
     lowest = planner._nested.lowest(0, 1000)
     assert lowest is not None
