@@ -1,12 +1,12 @@
 """Values computed a third time: below what one recomputation of each value can reach.
 
-A *nested* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints, and
+A *recursive* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints, and
 between two of those everything is computed once more when the gradients get there.  In the joint graph that is a
 second copy of each value that runs twice: the first run computes the originals, the copies read the inner checkpoints and each
 other, and the backward steps read the copies.  What is known of liveness, cuts and extraction holds for the graph with copies
 as for any other.
 
-Which segments are nested, and where, comes from the dynamic programme of `segments` with more options: for each pair of cuts the
+Which segments are recursive, and where, comes from the dynamic programme of `segments` with more options: for each pair of cuts the
 best places of one to six inner checkpoints, with time and local peak put together from the simulated segments between
 them.  What it finds is simulated on the graph with copies, options that turn out worse are corrected, and the result is
 polished there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on segments of any graph.
@@ -101,8 +101,8 @@ class _Chain:
         )
 
 
-class Nested:
-    """Nested segments of one problem; what several budgets share is worked out once.
+class Recursion:
+    """Recursion segments of one problem; what several budgets share is worked out once.
 
     Args:
         level: What a segment saves inside besides its entry: little.
@@ -117,7 +117,7 @@ class Nested:
         cuts, parts = options.recursive_segment_cuts, options.recursive_parts
         self.segments = Segments(simulator, [level], pinned, cuts, options, parts)
         self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
-        self.table = self._with_nested(self.segments.charging_whole_frontiers())
+        self.table = self._with_recursive(self.segments.charging_whole_frontiers())
         self.simulations = self.segments.simulations
 
     def within(self, budget_bytes: int) -> Candidate | None:
@@ -151,7 +151,7 @@ class Nested:
 
     # -- options ------------------------------------------------------------------------------------------------------
 
-    def _with_nested(self, table: SegmentTable) -> SegmentTable:
+    def _with_recursive(self, table: SegmentTable) -> SegmentTable:
         """Adds for each pair of cuts and number of inner checkpoints the chain of least peak, where more of them lower it."""
         options, count, tuning = dict(table), len(self.segments.bounds) - 1, self.options
         segments = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]

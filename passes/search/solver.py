@@ -19,7 +19,7 @@ from compile_remat.passes.search.min_peak import MinimumPeak
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
 from compile_remat.passes.search.plan_timeline import timeline_of
-from compile_remat.passes.search.recursive import Candidate, Nested, candidate
+from compile_remat.passes.search.recursive import Candidate, Recursion, candidate
 from compile_remat.passes.search.strategy import Search
 
 
@@ -132,10 +132,10 @@ class Planner:
     def _low(self, budget_bytes: int, *, once: bool) -> list[Candidate]:
         """Plans near the floor, at least one."""
         found: list[Candidate] = []
-        nested = self._lowest_nested if self.options.uses_recursion and not once else None
-        if nested is not None:
-            fits = nested.peak_bytes <= budget_bytes
-            found.append((self._nested.within(budget_bytes) if fits else None) or nested)
+        recursive = self._lowest_recursive if self.options.uses_recursion and not once else None
+        if recursive is not None:
+            fits = recursive.peak_bytes <= budget_bytes
+            found.append((self._recursion.within(budget_bytes) if fits else None) or recursive)
             if fits and self.search.peak(self.minimum_peak.first) > budget_bytes:
                 return found
         fitting = [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
@@ -147,8 +147,8 @@ class Planner:
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
-        nested = self._lowest_nested if self.options.uses_recursion and not once else None
-        return self.plan_of(self.minimum_peak.found[0], None) if nested is None else self._plan_of(nested, None)
+        recursive = self._lowest_recursive if self.options.uses_recursion and not once else None
+        return self.plan_of(self.minimum_peak.found[0], None) if recursive is None else self._plan_of(recursive, None)
 
     def plan_of(
         self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = (), anchors: Sequence[int] = ()
@@ -192,7 +192,7 @@ class Planner:
             extra_time_ns=extra,
             bound_time_ns=bound,
             largest=seen.largest,
-            simulations=self.search.simulations + (self._nested.simulations if found.again else 0),
+            simulations=self.search.simulations + (self._recursion.simulations if found.again else 0),
         )
 
     def mask_of(self, names: Iterable[str]) -> Bools:
@@ -205,16 +205,16 @@ class Planner:
         return self.search.mask(self.search.hull[0].saved) | self.pinned
 
     @cached_property
-    def _nested(self) -> Nested:
+    def _recursion(self) -> Recursion:
         """Plans that recompute some values more than once."""
-        return Nested(self.simulator, self.search.levels[-1], self.pinned, self.search.polisher.weight, self.options)
+        return Recursion(self.simulator, self.search.levels[-1], self.pinned, self.search.polisher.weight, self.options)
 
     @cached_property
-    def _lowest_nested(self) -> Candidate | None:
+    def _lowest_recursive(self) -> Candidate | None:
         """The plan of lowest peak among those, where it is below that of all others."""
         peak, pressed = self.search.peak, self.minimum_peak.first
         with self.work.search():
-            found = self._nested.lowest(
+            found = self._recursion.lowest(
                 self.minimum_peak.unavoidable_bytes, int(peak(pressed) * self.options.same_peak)
             )
         if found is None or found.peak_bytes <= self.options.recursive_lead * peak(pressed):

@@ -22,7 +22,7 @@ from compile_remat.passes import Plan, Planner, Problem, Value, build_problem, e
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.duplication import SUFFIX, original, with_copies
 from compile_remat.passes.problem.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
-from compile_remat.passes.search.recursive import Candidate, Nested, candidate, may_run_again
+from compile_remat.passes.search.recursive import Candidate, Recursion, candidate, may_run_again
 from tests.oracles import chain, random_problem, slow_run
 from tests.passes.graph.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
 
@@ -132,7 +132,7 @@ def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     problem = chain(12)
     planner, seen = Planner(problem), []
 
-    def from_segments(self: Nested, budget_bytes: int) -> Candidate | None:
+    def from_segments(self: Recursion, budget_bytes: int) -> Candidate | None:
         if budget_bytes < 200:
             return None
         found = candidate(problem, planner.pinned, ())
@@ -140,9 +140,9 @@ def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         seen.append((found.peak_bytes, budget_bytes))
         return found
 
-    monkeypatch.setattr(Nested, "_from_segments", from_segments)
-    monkeypatch.setattr(Nested, "_polished", lambda self, found, budget_bytes: found)
-    lowest = planner._nested.lowest(0, 1000)
+    monkeypatch.setattr(Recursion, "_from_segments", from_segments)
+    monkeypatch.setattr(Recursion, "_polished", lambda self, found, budget_bytes: found)
+    lowest = planner._recursion.lowest(0, 1000)
     assert lowest is not None
     assert lowest.peak_bytes == min(peak for peak, _ in seen) == 510
     assert (510, 490) in seen
