@@ -1,11 +1,11 @@
-"""A lower bound on the time of every plan within a budget, from many moments of the step at once.
+"""A lower bound on the time of every plan within a budget, from many points of the step at once.
 
-The cut's bound (`min_cut.lower_bound_ns`) knows one moment: the begin of the backward, when all that is saved is alive.
-Here a linear programme holds the budget at moments all over forward and backward, each with the buffers that live then in
+The cut's bound (`min_cut.lower_bound_ns`) knows one point: the begin of the backward, when all that is saved is alive.
+Here a linear programme holds the budget at points all over forward and backward, each with the buffers that live then in
 every plan: gradients and temporaries, values read both before and after, and of the saved ones those still to be read.
 
 Variables, each in [0, 1]: `a` available in the backward, `r` recomputed there, so `a - r` saved, and `late` for a saved value
-that some value recomputed after the moment will read.  Every plan is a point of the programme, so its minimum is a bound.
+that some value recomputed after the point will read.  Every plan is a point of the programme, so its minimum is a bound.
 The solver's answer is only trusted for its multipliers: any multipliers prove what they come to over the box of the variables
 (Neumaier and Shcherbina, Safe bounds in linear and mixed-integer linear programming, 2004), which is worked out here.
 """
@@ -26,7 +26,7 @@ from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 
 @dataclass(frozen=True)
-class Moment:
+class BudgetPoint:
     """A place of forward or backward.
 
     Attributes:
@@ -40,12 +40,12 @@ class Moment:
     late: tuple[tuple[int, int], ...] = ()
 
 
-class Moments:
+class LpBound:
     """The programme of one problem; only the budget changes between bounds."""
 
     def __init__(self, simulator: Simulator, options: SearchOptions = DEFAULT) -> None:
         self.simulator = simulator
-        self.moments = [at_the_begin(simulator), *_in_forward(simulator, options), *_in_backward(simulator, options)]
+        self.points = [at_the_begin(simulator), *_in_forward(simulator, options), *_in_backward(simulator, options)]
         self._build()
         self._multipliers: dict[int, Floats] = {}
 
@@ -63,7 +63,7 @@ class Moments:
         return max(0, _proven_ns(self._multipliers[anchor], self.matrix, limits, self.cost, self.box))
 
     def _multipliers_at(self, budget_bytes: int) -> Floats:
-        """Of the rules in ns, of the moments in ns for each byte; zeros, which prove nothing, where there is no point."""
+        """Of the rules in ns, of the points in ns for each byte; zeros, which prove nothing, where there is no point."""
         unit = max(1.0, float(self.cost.max(initial=0.0)))
         limits = self._limits(budget_bytes)
         scales = np.where(np.arange(len(limits)) >= self.num_rules, max(1.0, float(budget_bytes)), 1.0)
@@ -74,8 +74,8 @@ class Moments:
         return np.asarray(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales)
 
     def _limits(self, budget_bytes: int) -> Floats:
-        """The right-hand side: of the rules 0, of the moments the bytes that are left there."""
-        left = [budget_bytes - m.fixed_bytes for m in self.moments]
+        """The right-hand side: of the rules 0, of the points the bytes that are left there."""
+        left = [budget_bytes - m.fixed_bytes for m in self.points]
         return np.concatenate([np.zeros(self.num_rules), np.array(left, dtype=np.float64)])
 
     def _build(self) -> None:
@@ -87,14 +87,14 @@ class Moments:
         entries = [
             (row, column, sign) for row, pair in enumerate(rules) for column, sign in zip(pair, (1, -1), strict=True)
         ]
-        late = [(k, v, w) for k, m in enumerate(self.moments) for v, w in m.late]
+        late = [(k, v, w) for k, m in enumerate(self.points) for v, w in m.late]
         number = {pair: 2 * n + i for i, pair in enumerate(dict.fromkeys((k, v) for k, v, _ in late))}
         for row, (k, v, w) in enumerate(late, start=len(rules)):
             entries += [(row, n + w, 1), (row, n + v, -1), (row, number[k, v], -1)]
         self.num_rules = len(rules) + len(late)
-        for k, moment in enumerate(self.moments):
+        for k, point in enumerate(self.points):
             row = self.num_rules + k
-            for v in np.flatnonzero(moment.held & (simulator.saved_nbytes > 0)).tolist():
+            for v in np.flatnonzero(point.held & (simulator.saved_nbytes > 0)).tolist():
                 nbytes = int(simulator.saved_nbytes[v])
                 entries += [(row, v, nbytes), (row, n + v, -nbytes)]
             entries += [(row, number[key], int(simulator.saved_nbytes[key[1]])) for key in number if key[0] == k]
@@ -127,20 +127,20 @@ def _proven_ns(multipliers: Floats, matrix: csr_array, right: Floats, cost: Floa
     return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
 
 
-def _in_forward(simulator: Simulator, options: SearchOptions) -> list[Moment]:
+def _in_forward(simulator: Simulator, options: SearchOptions) -> list[BudgetPoint]:
     """Places of the forward, with what is saved before them beside what lives there anyway."""
     tops, order = simulator.forward.tops, simulator.forward.order
-    moments = []
+    points = []
     for window in np.array_split(np.arange(len(order)), min(options.bound_forward_points, max(1, len(order)))):
         if len(window):
             place = int(window[np.argmax(tops[window])])
             held = np.zeros(simulator.num_values, dtype=bool)
             held[order[: place + 1]] = True
-            moments.append(Moment(int(tops[place]), held))
-    return moments
+            points.append(BudgetPoint(int(tops[place]), held))
+    return points
 
 
-def at_the_begin(simulator: Simulator) -> Moment:
+def at_the_begin(simulator: Simulator) -> BudgetPoint:
     """The first kernel of the backward, when all that is saved is alive.
 
     A first step that reads no value is that kernel in every plan, and what it writes is alive too.
@@ -148,11 +148,11 @@ def at_the_begin(simulator: Simulator) -> Moment:
     fixed = simulator.output_bytes
     if not simulator.problem.steps[0].reads:
         fixed += int(simulator.step_bytes[0])
-    return Moment(fixed, np.ones(simulator.num_values, dtype=bool))
+    return BudgetPoint(fixed, np.ones(simulator.num_values, dtype=bool))
 
 
-def _in_backward(simulator: Simulator, options: SearchOptions) -> list[Moment]:
-    """The moments at which steps run, in each window the one with the most bytes that no plan avoids."""
+def _in_backward(simulator: Simulator, options: SearchOptions) -> list[BudgetPoint]:
+    """The points at which steps run, in each window the one with the most bytes that no plan avoids."""
     first, last = _first_step(simulator), _last_step(simulator)
     is_both = (simulator.saved_nbytes > 0) & simulator.always_stored & (first <= last)
     delta = np.zeros(simulator.num_steps + 1, dtype=np.int64)
@@ -160,15 +160,15 @@ def _in_backward(simulator: Simulator, options: SearchOptions) -> list[Moment]:
     np.add.at(delta, last[is_both] + 1, -simulator.saved_nbytes[is_both])
     always = _gradient_bytes(simulator) + np.cumsum(delta)[:-1]
     earliest = _earliest(simulator)
-    moments = []
+    points = []
     for window in np.array_split(
         np.arange(simulator.num_steps), min(options.bound_backward_points, simulator.num_steps)
     ):
         b = int(window[np.argmax(always[window])])
         ahead = last >= b
         held = ahead & ~(is_both & (first <= b))
-        moments.append(Moment(int(always[b]), held, _late_pairs(simulator, b, ahead, earliest)))
-    return moments
+        points.append(BudgetPoint(int(always[b]), held, _late_pairs(simulator, b, ahead, earliest)))
+    return points
 
 
 def _gradient_bytes(simulator: Simulator) -> Ints:

@@ -156,7 +156,7 @@ class Planner:
         """Describe the plan that saves the values in `mask` and computes those in `again` twice in the backward.
 
         Args:
-            anchors: Budgets at which its lower bound may be worked out, see `Moments.least_time_ns`.
+            anchors: Budgets at which its lower bound may be worked out, see `LpBound.least_time_ns`.
         """
         if again:
             return self._plan_of(candidate(self.problem, mask, again, self.work), budget_bytes)

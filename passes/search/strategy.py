@@ -16,7 +16,7 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.local_search import Polisher, search_pool
-from compile_remat.passes.search.lp_bound import Moments, at_the_begin
+from compile_remat.passes.search.lp_bound import LpBound, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
@@ -82,11 +82,11 @@ class Search:
         """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
 
         The cut asks what has to be recomputed for the begin of the backward.  Where that is not close to the plan's own
-        time, all other moments are asked as well: there, what is alive may be computed again later, but `once`.
+        time, all other points are asked as well: there, what is alive may be computed again later, but `once`.
 
         Args:
             otherwise_ns: The plan's extra time.
-            anchors: See `Moments.least_time_ns`.
+            anchors: See `LpBound.least_time_ns`.
         """
         fixed_bytes = at_the_begin(self.simulator).fixed_bytes
         before = self.cuts.num_cuts
@@ -97,8 +97,8 @@ class Search:
         bound = max(0, least_ns - self.fastest_time_ns)
         if not once or otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns:
             return bound
-        self.work.charge(len(self.moments.rows))
-        return max(bound, self.moments.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
+        self.work.charge(len(self.lp_points.rows))
+        return max(bound, self.lp_points.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
 
     def is_open(self, mask: Bools, budget_bytes: int, anchors: Sequence[int] = ()) -> bool:
         """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
@@ -200,9 +200,9 @@ class Search:
         )
 
     @cached_property
-    def moments(self) -> Moments:
+    def lp_points(self) -> LpBound:
         """The bound that asks at many moments."""
-        return Moments(self.simulator, self.options)
+        return LpBound(self.simulator, self.options)
 
 
 def _spread(cuts: list[Cut], most: int) -> list[Cut]:

@@ -1,4 +1,4 @@
-"""The bound of many moments against all plans, and against the cut's."""
+"""The bound of many points against all plans, and against the cut's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from compile_remat.passes import Planner, Problem, Status, Step, Value
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN
-from compile_remat.passes.search.lp_bound import Moments, _first_step, _gradient_bytes, _in_backward, _last_step
+from compile_remat.passes.search.lp_bound import LpBound, _first_step, _gradient_bytes, _in_backward, _last_step
 from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns
 from tests.oracles import AllPlans, Shape, all_plans, chain, seeded_problem
 
@@ -26,9 +26,9 @@ def test_no_plan_is_faster_than_the_bound(shape: Shape) -> None:
     count = exact = 0
     for seed in range(200):
         problem = seeded_problem(seed, shape)
-        plans, moments = all_plans(problem), Moments(Simulator(problem))
+        plans, points = all_plans(problem), LpBound(Simulator(problem))
         for budget_bytes in budgets(plans):
-            best, bound = plans.fastest_within(budget_bytes), moments.least_time_ns(budget_bytes)
+            best, bound = plans.fastest_within(budget_bytes), points.least_time_ns(budget_bytes)
             assert best is not None
             assert bound <= best, (seed, budget_bytes)
             count, exact = count + 1, exact + (bound == best)
@@ -37,15 +37,15 @@ def test_no_plan_is_faster_than_the_bound(shape: Shape) -> None:
 
 @pytest.mark.parametrize("seed", range(0, 60, 4))
 def test_what_is_fixed_is_alive_in_every_plan(seed: int) -> None:
-    """Of every plan: fixed bytes and what is held or late, at each moment, never more than its peak."""
+    """Of every plan: fixed bytes and what is held or late, at each point, never more than its peak."""
     problem = seeded_problem(seed, SHAPES[0])
     plans, simulator = all_plans(problem), Simulator(problem)
     batch = simulator.run(plans.masks)
-    for moment in Moments(simulator).moments:
-        alive = np.repeat(moment.held[:, None], len(plans.peaks), axis=1)
-        for v, w in moment.late:
+    for point in LpBound(simulator).points:
+        alive = np.repeat(point.held[:, None], len(plans.peaks), axis=1)
+        for v, w in point.late:
             alive[v] |= batch.recomputed[w]
-        nbytes = moment.fixed_bytes + simulator.saved_nbytes @ (batch.used & alive)
+        nbytes = point.fixed_bytes + simulator.saved_nbytes @ (batch.used & alive)
         assert (nbytes <= plans.peaks).all()
 
 
@@ -69,13 +69,13 @@ def test_gradients_in_the_middle_of_the_backward_count() -> None:
 
 def test_a_bound_is_the_same_in_every_planner() -> None:
     problem = chain(24, 8, 3)
-    first, second = Moments(Simulator(problem)), Moments(Simulator(Problem.from_json(problem.to_json())))
+    first, second = LpBound(Simulator(problem)), LpBound(Simulator(Problem.from_json(problem.to_json())))
     assert [first.least_time_ns(b) for b in range(60, 200, 7)] == [second.least_time_ns(b) for b in range(60, 200, 7)]
 
 
 def test_a_problem_whose_backward_reads_no_value() -> None:
     steps = (Step("g", 2, EXTERN, (), (), is_output=True), Step("output", 0, CONSTANT, (), (0,)))
-    assert Moments(Simulator(Problem((Value("a", 4, EXTERN, (), 1),), steps))).least_time_ns(4) == 0
+    assert LpBound(Simulator(Problem((Value("a", 4, EXTERN, (), 1),), steps))).least_time_ns(4) == 0
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -100,7 +100,7 @@ def test_multipliers_of_one_budget_prove_something_at_others(seed: int) -> None:
     """Never above any plan, equal at the anchor itself, and never above what the programme gives when solved there."""
     problem = seeded_problem(seed, Shape(max_values=9, max_late=2, max_steps=8))
     plans, simulator = all_plans(problem), Simulator(problem)
-    solved, shared = Moments(simulator), Moments(simulator)
+    solved, shared = LpBound(simulator), LpBound(simulator)
     low, high = plans.lowest_peak, int(plans.peaks.max())
     anchors = [(low + high) // 2, high]
     assert shared.least_time_ns(anchors[0], anchors) == solved.least_time_ns(anchors[0])
