@@ -103,7 +103,7 @@ def problem_of(name: str, arguments: argparse.Namespace, scale: float) -> Proble
 def gap_rows(name: str, problem: Problem) -> list[GapRow]:
     """Plans at the fractions of the default peak; below the floor the lowest one stands, over its budget."""
     planner = Planner(problem)
-    default = planner.torchs_own(None).peak_bytes
+    default = planner.torch_default(None).peak_bytes
     floor = planner.lowest().peak_bytes
     return [_row("gap", name, problem, int(fraction * default), default, floor) for fraction in FRACTIONS]
 

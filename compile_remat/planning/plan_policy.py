@@ -43,7 +43,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
     """
     if effective.budget.kind == "max":
         problem = obeying(planner.problem, LIKE_TORCH)
-        return ChosenPlan(keyed(planner.on(problem).reference(), planner))
+        return ChosenPlan(keyed(planner.on(problem).no_worse_than_torch(), planner))
     if effective.budget.kind == "min":
         return _lowest(planner)
     budget_bytes = bytes_of(planner, effective) or 0

@@ -82,7 +82,7 @@ class Planner:
         """The fastest plan of any size: exact, by the cut at price 0."""
         return self.plan_of(self._fastest, None)
 
-    def reference(self) -> Plan:
+    def no_worse_than_torch(self) -> Plan:
         """The fastest plan whose peak and moved bytes do not exceed those of torch's own choice (`max`)."""
         torch_mask = self.search.mask(self.problem.reference) | self.pinned
         candidates = np.stack([torch_mask, *self.search.levels], axis=1)
@@ -95,7 +95,7 @@ class Planner:
             best = 0  # its own choice stands
         return self.plan_of(candidates[:, best], None)
 
-    def torchs_own(self, budget_bytes: int | None) -> Plan:
+    def torch_default(self, budget_bytes: int | None) -> Plan:
         """The plan that saves the problem's `reference` and what must be saved, whatever its peak."""
         return self.plan_of(self.search.mask(self.problem.reference) | self.pinned, budget_bytes)
 

@@ -63,4 +63,4 @@ def test_the_state_of_an_unrolled_cell_is_a_buffer() -> None:
     torch.manual_seed(0)
     problem = look(Recurrent(16), (torch.randn(16, 64, 16),), memory_budget="max")[0].problem
     planner = Planner(problem)
-    assert planner.lowest().peak_bytes < 0.4 * planner.torchs_own(None).peak_bytes
+    assert planner.lowest().peak_bytes < 0.4 * planner.torch_default(None).peak_bytes
