@@ -1,4 +1,4 @@
-"""A chain of plans for ever smaller budgets, each polished from the one before it.
+"""A chain of plans for ever smaller budgets, each improved from the one before it.
 
 Where a graph has no narrow place, segments between two cuts of the forward describe it badly, and a search that starts at
 the budget itself ends in a poor corner.  A plan for a slightly larger budget is then the better start: little has to
@@ -14,20 +14,20 @@ from functools import partial
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.local_search import LocalSearch
 
 
 class Continuation:
     """The ladder of one problem; targets are climbed down as far as a budget needs and kept."""
 
-    def __init__(self, polisher: Polisher, levels: Sequence[Bools], top_bytes: int) -> None:
-        self.polisher = polisher
+    def __init__(self, searcher: LocalSearch, levels: Sequence[Bools], top_bytes: int) -> None:
+        self.searcher = searcher
         self.levels = levels
         self.top = top_bytes, levels[0]
 
     def start(self, budget_bytes: int) -> Bools:
         """The plan of the last target above the budget, or a level where that scores better."""
-        work, step = self.polisher.simulator.work, self.polisher.options.continuation_step
+        work, step = self.searcher.simulator.work, self.searcher.options.continuation_step
         target, plan = self.top
         while target * step > max(1, budget_bytes) and not work.is_spent:
             target, above = int(target * step), plan
@@ -35,11 +35,11 @@ class Continuation:
         return self._best(plan, budget_bytes)
 
     def _at_target(self, target_bytes: int, above: Bools) -> Bools:
-        return self.polisher.run(
-            self._best(above, target_bytes), target_bytes, self.polisher.options.continuation_rounds
+        return self.searcher.run(
+            self._best(above, target_bytes), target_bytes, self.searcher.options.continuation_rounds
         )
 
     def _best(self, plan: Bools, budget_bytes: int) -> Bools:
         candidates = [plan, *self.levels]
-        batch = self.polisher.simulator.run(np.stack(candidates, axis=1))
-        return candidates[int(np.argmin(self.polisher.score(batch, budget_bytes, self.polisher.weight)))]
+        batch = self.searcher.simulator.run(np.stack(candidates, axis=1))
+        return candidates[int(np.argmin(self.searcher.score(batch, budget_bytes, self.searcher.weight)))]

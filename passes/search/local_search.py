@@ -17,7 +17,7 @@ from compile_remat.passes.search.pareto_archive import ParetoArchive
 
 
 @dataclass
-class Polisher:
+class LocalSearch:
     """Moves over a pool of values, in forward order.
 
     Attributes:

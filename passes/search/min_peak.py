@@ -1,6 +1,6 @@
 """Plans of lowest peak among those that compute no value twice in the backward.
 
-Bisection over what the segments can meet, then the best is pressed down: polished for a part of its own peak, again and again.  Each
+Bisection over what the segments can meet, then the best is pressed down: improved for a part of its own peak, again and again.  Each
 further way to go lower is tried only where the one before it got lower; the dear ones seldom do.
 """
 
@@ -40,7 +40,7 @@ class MinimumPeak:
         with search.work.search():
             best = pressed
             if options.uses_perturbation:
-                best = perturbation.lower(search.polisher, pressed, options.rounds, options.strict_factor)
+                best = perturbation.lower(search.searcher, pressed, options.rounds, options.strict_factor)
             minimum_peak = [best]
             if search.peak(best) < search.peak(pressed) * options.same_peak:
                 if options.uses_floor_search and not search.work.is_spent:
@@ -76,11 +76,11 @@ class MinimumPeak:
                 low = target
         starts = sorted(starts, key=search.peak)[: search.options.min_peak_starts]
         share, factor = search.options.start_target, search.options.strict_factor
-        pressed = [search.polish(m, int(share * search.peak(m)), rounds=1, weight_factor=factor) for m in starts]
+        pressed = [search.improve(m, int(share * search.peak(m)), rounds=1, weight_factor=factor) for m in starts]
         return min([*pressed, *starts], key=search.peak)
 
     def _press(self, mask: Bools, share: float) -> Bools:
         """Aim below the plan's peak; the plan itself where that does not lower it."""
         options, target = self.search.options, int(self.search.peak(mask) * share)
-        pressed = self.search.polish(mask, target, options.min_peak_rounds, options.strict_factor)
+        pressed = self.search.improve(mask, target, options.min_peak_rounds, options.strict_factor)
         return min(mask, pressed, key=self.search.peak)

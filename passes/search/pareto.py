@@ -1,6 +1,6 @@
 """Plans from the fastest to the one of lowest peak: one search for all budgets in place of one for each.
 
-Every plan that is tried on the way to one budget is remembered where no other beats it in both peak and time; what the polish of
+Every plan that is tried on the way to one budget is remembered where no other beats it in both peak and time; what the local search of
 one plan passes by is often the plan for another budget.  Only where that is not close to the bound is a budget searched for itself.
 """
 
@@ -53,9 +53,9 @@ def _look(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Se
             return
     starts = [from_segments, archive.within(budget_bytes), archive.above(budget_bytes), search.best_level(budget_bytes)]
     start = min((m for m in starts if m is not None), key=lambda m: search.score(m, budget_bytes))
-    polished = search.polish(start, budget_bytes, options.frontier_rounds)
-    if search.peak(polished) > budget_bytes:
-        search.polish(polished, budget_bytes, options.frontier_rounds, options.strict_factor)
+    improved = search.improve(start, budget_bytes, options.frontier_rounds)
+    if search.peak(improved) > budget_bytes:
+        search.improve(improved, budget_bytes, options.frontier_rounds, options.strict_factor)
 
 
 def _is_open(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Sequence[int]) -> bool:

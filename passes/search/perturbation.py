@@ -1,4 +1,4 @@
-"""Restarts from near by: a few values of a plan are flipped at random, and the result is polished.
+"""Restarts from near by: a few values of a plan are flipped at random, and the result is improved.
 
 On small graphs one corner can hold the search although a much lower peak lies four flips away.  The work is bounded, so large
 graphs get few perturbations or none; the seed is fixed, so that the same problem gives the same plan.
@@ -9,28 +9,28 @@ from __future__ import annotations
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.local_search import LocalSearch
 
 
-def lower(polisher: Polisher, mask: Bools, rounds: int, weight_factor: float) -> Bools:
+def lower(searcher: LocalSearch, mask: Bools, rounds: int, weight_factor: float) -> Bools:
     """The plan of lowest peak among the given one and what its perturbations lead to."""
-    options = polisher.options
-    choices = polisher.pool[~polisher.pinned[polisher.pool]]
+    options = searcher.options
+    choices = searcher.pool[~searcher.pinned[searcher.pool]]
     if len(choices) < options.perturbation_flips:
         return mask
     random = np.random.default_rng(0)
-    best, peak = mask, _peak(polisher, mask)
+    best, peak = mask, _peak(searcher, mask)
     for _ in range(min(options.max_perturbations, options.perturbation_work // len(choices))):
-        if polisher.simulator.work.is_spent:
+        if searcher.simulator.work.is_spent:
             break
         start = best.copy()
         start[random.choice(choices, size=options.perturbation_flips, replace=False)] ^= True
-        found = polisher.run(start, int(options.perturbation_target * peak), rounds, weight_factor)
-        found_peak = _peak(polisher, found)
+        found = searcher.run(start, int(options.perturbation_target * peak), rounds, weight_factor)
+        found_peak = _peak(searcher, found)
         if found_peak < peak:
             best, peak = found, found_peak
     return best
 
 
-def _peak(polisher: Polisher, mask: Bools) -> int:
-    return int(polisher.simulator.one(mask).peak[0])
+def _peak(searcher: LocalSearch, mask: Bools) -> int:
+    return int(searcher.simulator.one(mask).peak[0])

@@ -9,7 +9,7 @@ as for any other.
 Which segments are recursive, and where, comes from the dynamic programme of `segments` with more options: for each pair of cuts the
 best places of one to six inner checkpoints, with time and local peak put together from the simulated segments between
 them.  What it finds is simulated on the graph with copies, options that turn out worse are corrected, and the result is
-polished there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on segments of any graph.
+improved there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on segments of any graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original, with_copies
 from compile_remat.passes.problem.problem import SAVE, Problem, Value
 from compile_remat.passes.problem.work_budget import WorkBudget
-from compile_remat.passes.search.local_search import Polisher, search_pool
+from compile_remat.passes.search.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Option, SegmentTable
 from compile_remat.passes.search.segments import Segments
@@ -107,7 +107,7 @@ class Recursion:
     Args:
         level: What a segment saves inside besides its entry: little.
         pinned: What must be saved.
-        weight: Price of a byte above the budget, ns, as in `Polisher`.
+        weight: Price of a byte above the budget, ns, as in `LocalSearch`.
     """
 
     def __init__(
@@ -125,8 +125,8 @@ class Recursion:
         found = self._from_segments(budget_bytes)
         if found is None:
             return None
-        polished = self._polished(found, budget_bytes)
-        fitting = [c for c in (found, polished) if c.peak_bytes <= budget_bytes]
+        improved = self._improved(found, budget_bytes)
+        fitting = [c for c in (found, improved) if c.peak_bytes <= budget_bytes]
         return min(fitting, key=lambda c: c.time_ns, default=None)
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
@@ -146,8 +146,8 @@ class Recursion:
                 low_bytes = target
             if low_bytes >= high_bytes:
                 break
-        polished = self._polished(best, best.peak_bytes)
-        return polished if polished.peak_bytes <= best.peak_bytes else best
+        improved = self._improved(best, best.peak_bytes)
+        return improved if improved.peak_bytes <= best.peak_bytes else best
 
     # -- options ------------------------------------------------------------------------------------------------------
 
@@ -219,14 +219,14 @@ class Recursion:
     def _may_run_again(self) -> Bools:
         return np.array([may_run_again(v) for v in self.simulator.problem.values], dtype=bool)
 
-    def _polished(self, found: Candidate, budget_bytes: int) -> Candidate:
+    def _improved(self, found: Candidate, budget_bytes: int) -> Candidate:
         simulator, values = found.simulator, found.simulator.problem.values
         copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
         pinned = _widened(self.pinned, _has_copy(self.simulator.problem, found.again))
         pool = search_pool(simulator, pinned, self.options.pool_share, ~copied)
-        polisher = Polisher(simulator, pool, pinned, self.weight, self.options)
-        mask = polisher.run(found.saved, budget_bytes, self.options.min_peak_rounds, self.options.strict_factor)
-        self.simulations += polisher.simulations
+        searcher = LocalSearch(simulator, pool, pinned, self.weight, self.options)
+        mask = searcher.run(found.saved, budget_bytes, self.options.min_peak_rounds, self.options.strict_factor)
+        self.simulations += searcher.simulations
         return replace(found, saved=mask, batch=simulator.one(mask))
 
 

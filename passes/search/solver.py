@@ -142,8 +142,8 @@ class Planner:
         if not fitting:
             return [*found, self._once(min(self.minimum_peak.found, key=self.search.peak))]
         lowest = min(fitting, key=self.search.time)
-        polished = self.search.polish(lowest, budget_bytes, self.options.rounds)
-        return [*found, self._once(polished), self._once(lowest)]
+        improved = self.search.improve(lowest, budget_bytes, self.options.rounds)
+        return [*found, self._once(improved), self._once(lowest)]
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
@@ -207,7 +207,7 @@ class Planner:
     @cached_property
     def _recursion(self) -> Recursion:
         """Plans that recompute some values more than once."""
-        return Recursion(self.simulator, self.search.levels[-1], self.pinned, self.search.polisher.weight, self.options)
+        return Recursion(self.simulator, self.search.levels[-1], self.pinned, self.search.searcher.weight, self.options)
 
     @cached_property
     def _lowest_recursive(self) -> Candidate | None:

@@ -1,6 +1,6 @@
 """The search for a plan within a budget among those that compute no value twice in the backward.
 
-Levels by min-cut, segments by dynamic programme, polish by local search, a lower bound beside it.  All loops run in index order and
+Levels by min-cut, segments by dynamic programme, local search by local search, a lower bound beside it.  All loops run in index order and
 count plans tried, not seconds, so that the same problem gives the same plan in every process.
 """
 
@@ -15,7 +15,7 @@ from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.continuation import Continuation
-from compile_remat.passes.search.local_search import Polisher, search_pool
+from compile_remat.passes.search.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.lp_bound import LpBound, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
@@ -50,12 +50,12 @@ class Search:
         self.levels = [self.mask(c.saved) | self.pinned for c in _spread(self.hull, options.max_levels)]
         self.fastest_time_ns = min(c.time_ns for c in self.hull)
         self._in_segments = 0
-        self._has_polished: Polisher | None = None
+        self._made_searcher: LocalSearch | None = None
 
     @property
     def simulations(self) -> int:
         """Plans tried so far."""
-        return self._in_segments + (self._has_polished.simulations if self._has_polished is not None else 0)
+        return self._in_segments + (self._made_searcher.simulations if self._made_searcher is not None else 0)
 
     # -- what is known of a plan --------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ class Search:
     def score(self, mask: Bools, budget_bytes: int) -> float:
         """As the local search sees it; smaller is better."""
         batch = self.simulator.one(mask)
-        return float(self.polisher.score(batch, budget_bytes, self.polisher.weight)[0])
+        return float(self.searcher.score(batch, budget_bytes, self.searcher.weight)[0])
 
     def bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True, anchors: Sequence[int] = ()) -> int:
         """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
@@ -122,7 +122,7 @@ class Search:
         from_segments = self.from_segments(budget_bytes)
         if from_segments is not None:
             starts.append(from_segments)
-        found = [self.polish(start, budget_bytes, rounds=1) for start in starts]
+        found = [self.improve(start, budget_bytes, rounds=1) for start in starts]
         found.sort(key=lambda m: self.score(m, budget_bytes))
         best = self.finish(found[0], budget_bytes)
         return [best, *found, *starts]
@@ -135,7 +135,7 @@ class Search:
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
             for weight_factor in (1.0, options.strict_factor):
-                crossed = cross(self.polisher, mask, self.levels, budget_bytes, weight_factor)
+                crossed = cross(self.searcher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_lower_target:  # its plan may be faster than what was found
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
@@ -143,15 +143,15 @@ class Search:
         return mask
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:
-        """Polish to the end; what does not fit yet, once more with more weight on the budget."""
-        best = self.polish(start, budget_bytes, self.options.rounds)
+        """Local search to the end; what does not fit yet, once more with more weight on the budget."""
+        best = self.improve(start, budget_bytes, self.options.rounds)
         if self.peak(best) > budget_bytes:
-            best = self.polish(best, budget_bytes, self.options.rounds, self.options.strict_factor)
+            best = self.improve(best, budget_bytes, self.options.rounds, self.options.strict_factor)
         return best
 
-    def polish(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
-        """See `Polisher.run`."""
-        return self.polisher.run(mask, budget_bytes, rounds, weight_factor)
+    def improve(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
+        """See `LocalSearch.run`."""
+        return self.searcher.run(mask, budget_bytes, rounds, weight_factor)
 
     def from_segments(self, budget_bytes: int, rounds: int | None = None) -> Bools | None:
         """The plan of the segments; None where there is none, or no work left to look for it."""
@@ -161,7 +161,7 @@ class Search:
     def best_level(self, budget_bytes: int) -> Bools:
         """The level that scores best."""
         batch = self.simulator.run(np.stack(self.levels, axis=1))
-        scores = self.polisher.score(batch, budget_bytes, self.polisher.weight)
+        scores = self.searcher.score(batch, budget_bytes, self.searcher.weight)
         return self.levels[int(np.argmin(scores))]
 
     # -- what budgets share -------------------------------------------------------------------------------------------
@@ -181,22 +181,22 @@ class Search:
         return built
 
     @property
-    def polisher(self) -> Polisher:
+    def searcher(self) -> LocalSearch:
         """The local search."""
-        return self.work.shared("polisher", self._build_polisher)
+        return self.work.shared("local search", self._build_searcher)
 
-    def _build_polisher(self) -> Polisher:
+    def _build_searcher(self) -> LocalSearch:
         forward_ns = sum(v.time_ns for v in self.problem.values if v.in_forward)
         weight = self.options.excess_weight * max(1, forward_ns) / max(1, self.peak(self.levels[0]))
         pool = search_pool(self.simulator, self.pinned, self.options.pool_share)
-        self._has_polished = Polisher(self.simulator, pool, self.pinned, weight, self.options, archive=self.archive)
-        return self._has_polished
+        self._made_searcher = LocalSearch(self.simulator, pool, self.pinned, weight, self.options, archive=self.archive)
+        return self._made_searcher
 
     @property
     def warm_starts(self) -> Continuation:
         """The chain of plans for ever smaller budgets."""
         return self.work.shared(
-            "continuation", lambda: Continuation(self.polisher, self.levels, self.peak(self.levels[0]))
+            "continuation", lambda: Continuation(self.searcher, self.levels, self.peak(self.levels[0]))
         )
 
     @cached_property

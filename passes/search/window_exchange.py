@@ -11,34 +11,36 @@ from collections.abc import Sequence
 import numpy as np
 
 from compile_remat.passes.memory.simulator import Bools
-from compile_remat.passes.search.local_search import Polisher
+from compile_remat.passes.search.local_search import LocalSearch
 
 
-def cross(polisher: Polisher, mask: Bools, others: Sequence[Bools], budget_bytes: int, weight_factor: float) -> Bools:
-    """Exchange stretches with the other plans and polish, as long as that scores better."""
-    options, weight = polisher.options, polisher.weight * weight_factor
-    current, best = mask, _scores(polisher, mask[:, None], budget_bytes, weight)[0]
+def cross(
+    searcher: LocalSearch, mask: Bools, others: Sequence[Bools], budget_bytes: int, weight_factor: float
+) -> Bools:
+    """Exchange stretches with the other plans and local search, as long as that scores better."""
+    options, weight = searcher.options, searcher.weight * weight_factor
+    current, best = mask, _scores(searcher, mask[:, None], budget_bytes, weight)[0]
     for _ in range(options.window_rounds):
-        if polisher.simulator.work.is_spent:
+        if searcher.simulator.work.is_spent:
             break
-        columns = _crossings(polisher, current, others)
+        columns = _crossings(searcher, current, others)
         if not columns.shape[1]:
             break
-        scores = _scores(polisher, columns, budget_bytes, weight)
-        found = polisher.run(
+        scores = _scores(searcher, columns, budget_bytes, weight)
+        found = searcher.run(
             columns[:, int(np.argmin(scores))], budget_bytes, options.window_search_rounds, weight_factor
         )
-        score = _scores(polisher, found[:, None], budget_bytes, weight)[0]
+        score = _scores(searcher, found[:, None], budget_bytes, weight)[0]
         if score >= best - options.min_gain_ns:
             break
         current, best = found, score
     return current
 
 
-def _crossings(polisher: Polisher, current: Bools, others: Sequence[Bools]) -> Bools:
-    pool = polisher.pool
+def _crossings(searcher: LocalSearch, current: Bools, others: Sequence[Bools]) -> Bools:
+    pool = searcher.pool
     columns = []
-    for length in polisher.options.window_lengths:
+    for length in searcher.options.window_lengths:
         for first in range(0, max(1, len(pool) - length // 2), max(1, length // 2)):
             stretch = pool[first : first + length]
             seen = {current[stretch].tobytes()}
@@ -52,11 +54,11 @@ def _crossings(polisher: Polisher, current: Bools, others: Sequence[Bools]) -> B
     return np.stack(columns, axis=1) if columns else np.zeros((len(current), 0), dtype=bool)
 
 
-def _scores(polisher: Polisher, columns: Bools, budget_bytes: int, weight: float) -> list[float]:
+def _scores(searcher: LocalSearch, columns: Bools, budget_bytes: int, weight: float) -> list[float]:
     scores: list[float] = []
-    most = polisher.options.window_batch
+    most = searcher.options.window_batch
     for first in range(0, columns.shape[1], most):
         batch = columns[:, first : first + most]
-        polisher.simulations += batch.shape[1]
-        scores += polisher.score(polisher.simulator.run(batch), budget_bytes, weight).tolist()
+        searcher.simulations += batch.shape[1]
+        scores += searcher.score(searcher.simulator.run(batch), budget_bytes, weight).tolist()
     return scores

@@ -17,15 +17,15 @@ LARGE = Shape(max_values=16, max_late=3, max_steps=12)
 def test_a_start_does_not_depend_on_what_was_asked_before(seed: int) -> None:
     planner = Planner(seeded_problem(seed, LARGE))
     top = planner.fastest().peak_bytes
-    fresh = Continuation(planner.search.polisher, planner.search.levels, top).start(top // 2)
-    used = Continuation(planner.search.polisher, planner.search.levels, top)
+    fresh = Continuation(planner.search.searcher, planner.search.levels, top).start(top // 2)
+    used = Continuation(planner.search.searcher, planner.search.levels, top)
     used.start(top // 4)
     assert (used.start(top // 2) == fresh).all()
 
 
 def test_the_ladder_goes_down_as_far_as_the_budget() -> None:
     planner = Planner(chain(40))
-    continuation = Continuation(planner.search.polisher, planner.search.levels, 40)
+    continuation = Continuation(planner.search.searcher, planner.search.levels, 40)
     start = continuation.start(20)
     targets = [key[1] for key in planner.work._shared if isinstance(key, tuple)]
     assert targets == [34, 29, 25, 21]
@@ -38,25 +38,25 @@ def test_a_long_move_never_scores_worse(seed: int) -> None:
     planner = Planner(seeded_problem(seed, LARGE))
     budget_bytes = planner.fastest().peak_bytes * 3 // 4
     for level in planner.search.levels:
-        crossed = cross(planner.search.polisher, level, planner.search.levels, budget_bytes, 1.0)
+        crossed = cross(planner.search.searcher, level, planner.search.levels, budget_bytes, 1.0)
         assert planner.search.score(crossed, budget_bytes) <= planner.search.score(level, budget_bytes)
         assert (crossed | ~planner.pinned).all()
 
 
 def test_a_kick_finds_what_flips_and_swaps_do_not() -> None:
-    """Measured: of 100 problems polish alone misses the lowest peak of any plan in 12, with perturbations in 2."""
-    missed = {"polished": 0, "perturbed": 0}
+    """Measured: of 100 problems local search alone misses the lowest peak of any plan in 12, with perturbations in 2."""
+    missed = {"improved": 0, "perturbed": 0}
     for seed in range(100):
         problem = seeded_problem(seed)
         planner, lowest = Planner(problem), all_plans(problem).lowest_peak
         start = planner.search.levels[0]
-        polished = planner.search.polish(start, int(0.9 * planner.search.peak(start)), rounds=3, weight_factor=10.0)
+        improved = planner.search.improve(start, int(0.9 * planner.search.peak(start)), rounds=3, weight_factor=10.0)
         perturbed, again = (
-            perturbation.lower(planner.search.polisher, polished, rounds=3, weight_factor=10.0) for _ in range(2)
+            perturbation.lower(planner.search.searcher, improved, rounds=3, weight_factor=10.0) for _ in range(2)
         )
         assert (perturbed == again).all()
-        assert planner.search.peak(perturbed) <= planner.search.peak(polished)
+        assert planner.search.peak(perturbed) <= planner.search.peak(improved)
         assert not (planner.pinned & ~perturbed).any()
-        missed["polished"] += planner.search.peak(polished) > lowest
+        missed["improved"] += planner.search.peak(improved) > lowest
         missed["perturbed"] += planner.search.peak(perturbed) > lowest
-    assert missed["perturbed"] <= missed["polished"] // 2, missed
+    assert missed["perturbed"] <= missed["improved"] // 2, missed

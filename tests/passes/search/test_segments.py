@@ -110,7 +110,7 @@ def test_a_plan_keeps_the_pins_and_saves_only_what_may_be_saved(seed: int) -> No
 
 
 def test_plans_of_a_chain_fit_and_rise_in_time() -> None:
-    """The programme alone, without polish, meets every budget of a chain down to a third of its peak."""
+    """The programme alone, without local search, meets every budget of a chain down to a third of its peak."""
     segments = segments_of(chain(64))
     high = peak(segments, segments.levels[0])
     times = []
