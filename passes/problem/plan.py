@@ -30,7 +30,7 @@ class Plan:
         budget_bytes: What it was asked to fit; None where only speed or only memory counted.
         saved: Names of the saved values that the backward reads.
         recomputed: Names of the values computed once more, or more often.
-        again: Those of them that have a second copy in the backward, see `nested`; where nothing reads the first, it is not run.
+        again: Those of them that have a second copy in the backward, see `recursive`; where nothing reads the first, it is not run.
         peak_bytes: Predicted region peak: the most bytes live at once in forward and backward.
         forward_peak_bytes: The same, of the forward alone.
         saved_bytes: Bytes handed from forward to backward, outputs not counted.
@@ -80,13 +80,13 @@ class Plan:
         mib = 1 << 20
         share = 100 / max(1, self.step_time_ns)
         budget = "none" if self.budget_bytes is None else f"{self.budget_bytes / mib:.1f} MiB"
-        nested = f", {len(self.again)} of them in nested segments" if self.again else ""
+        recursive = f", {len(self.again)} of them in recursive segments" if self.again else ""
         rows = [
             ("status", self.status.value),
             ("budget", budget),
             ("predicted peak", f"{self.peak_bytes / mib:.1f} MiB (forward {self.forward_peak_bytes / mib:.1f})"),
             ("saved", f"{self.saved_bytes / mib:.1f} MiB in {len(self.saved)} tensors"),
-            ("recomputed", f"{len(self.recomputed)} values{nested}, {self.recompute_time_ns / 1e6:.2f} ms"),
+            ("recomputed", f"{len(self.recomputed)} values{recursive}, {self.recompute_time_ns / 1e6:.2f} ms"),
             ("step", f"{self.step_time_ns / 1e6:.2f} ms with nothing recomputed"),
             ("extra time", f"{self.extra_time_ns / 1e6:.2f} ms ({self.extra_time_ns * share:.2f} % of the step)"),
             ("lower bound", f"{self.bound_time_ns / 1e6:.2f} ms, gap {100 * self.gap:.2f} % of the step"),

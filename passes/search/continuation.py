@@ -1,9 +1,9 @@
-"""A chain of plans for ever smaller budgets, each improved from the one before it.
+"""A chain of plans for ever smaller budgets; each is the start of the local search for the next one.
 
-Where a graph has no narrow place, segments between two cuts of the forward describe it badly, and a search that starts at
-the budget itself ends in a poor corner.  A plan for a slightly larger budget is then the better start: little has to
-change.  The budgets are a fixed ladder below the fastest plan's peak, so that what is found at one budget does not depend on
-which budgets were asked for before.
+Where no place of a graph is narrow, segments between two cuts of the forward describe it badly, and a search that starts at
+the budget itself ends in a poor local optimum.  The plan for a slightly larger budget is a better start, because little has to
+change.  The budgets fall by a fixed factor from the fastest plan's peak, so that a plan does not depend on which budgets were
+asked for before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compile_remat.passes.search.local_search import LocalSearch
 
 
 class Continuation:
-    """The ladder of one problem; targets are climbed down as far as a budget needs and kept."""
+    """The budgets of one problem from the largest, worked out as far down as a budget needs, with their plans."""
 
     def __init__(self, searcher: LocalSearch, levels: Sequence[Bools], top_bytes: int) -> None:
         self.searcher = searcher
@@ -26,7 +26,7 @@ class Continuation:
         self.top = top_bytes, levels[0]
 
     def start(self, budget_bytes: int) -> Bools:
-        """The plan of the last target above the budget, or a level where that scores better."""
+        """The plan of the last budget above this one, or a level where that scores better."""
         work, step = self.searcher.simulator.work, self.searcher.options.continuation_step
         target, plan = self.top
         while target * step > max(1, budget_bytes) and not work.is_spent:

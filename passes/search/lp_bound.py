@@ -1,11 +1,11 @@
 """A lower bound on the time of every plan within a budget, from many points of the step at once.
 
-The cut's bound (`min_cut.lower_bound_ns`) knows one point: the begin of the backward, when all that is saved is alive.
-Here a linear programme holds the budget at points all over forward and backward, each with the buffers that live then in
-every plan: gradients and temporaries, values read both before and after, and of the saved ones those still to be read.
+The cut's bound (`min_cut.lower_bound_ns`) holds the budget at one point: the begin of the backward, when all saved values are
+alive.  The linear programme here holds it at points all over forward and backward, each with the buffers that live then in
+every plan: gradients and temporaries, values read both before and after, and the saved values that are still to be read.
 
 Variables, each in [0, 1]: `a` available in the backward, `r` recomputed there, so `a - r` saved, and `late` for a saved value
-that some value recomputed after the point will read.  Every plan is a point of the programme, so its minimum is a bound.
+that some value recomputed after the point will read.  Every plan is a feasible solution, so the minimum is a bound.
 The solver's answer is only trusted for its multipliers: any multipliers prove what they come to over the box of the variables
 (Neumaier and Shcherbina, Safe bounds in linear and mixed-integer linear programming, 2004), which is worked out here.
 """

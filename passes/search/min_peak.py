@@ -1,7 +1,7 @@
 """Plans of lowest peak among those that compute no value twice in the backward.
 
-Bisection over what the segments can meet, then the best is pressed down: improved for a part of its own peak, again and again.  Each
-further way to go lower is tried only where the one before it got lower; the dear ones seldom do.
+Bisection finds the lowest budget that the segments' dynamic programme meets.  Local search then lowers the peak of the best
+plan: it aims at a part of the plan's own peak, several times.  Perturbation comes last, because it costs the most.
 """
 
 from __future__ import annotations

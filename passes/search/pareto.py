@@ -1,7 +1,8 @@
-"""Plans from the fastest to the one of lowest peak: one search for all budgets in place of one for each.
+"""Plans from the fastest to the one of lowest peak: one search for all budgets instead of one for each.
 
-Every plan that is tried on the way to one budget is remembered where no other beats it in both peak and time; what the local search of
-one plan passes by is often the plan for another budget.  Only where that is not close to the bound is a budget searched for itself.
+An archive keeps every plan that no other plan tried so far beats in both peak and time: a plan that the local search for one
+budget passes is often the best one for another budget.  A budget is searched for itself only where the archive's plan is far
+from the lower bound.
 """
 
 from __future__ import annotations

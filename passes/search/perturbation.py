@@ -1,7 +1,7 @@
-"""Restarts from near by: a few values of a plan are flipped at random, and the result is improved.
+"""Iterated local search for a lower peak: a few values of a plan are flipped at random, and local search improves the result.
 
-On small graphs one corner can hold the search although a much lower peak lies four flips away.  The work is bounded, so large
-graphs get few perturbations or none; the seed is fixed, so that the same problem gives the same plan.
+Single flips and swaps can end in a plan whose peak is much higher than that of another plan four flips away.  The work is
+bounded: a large graph gets few perturbations or none.  The seed is fixed, so that the same problem gives the same plan.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Values computed a third time: below what one recomputation of each value can reach.
+"""Plans that recompute some values twice: they reach peaks below what one recomputation of each value can reach.
 
-A *recursive* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints, and
-between two of those everything is computed once more when the gradients get there.  In the joint graph that is a
-second copy of each value that runs twice: the first run computes the originals, the copies read the inner checkpoints and each
-other, and the backward steps read the copies.  What is known of liveness, cuts and extraction holds for the graph with copies
-as for any other.
+A *recursive* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints; between two
+of those everything is computed once more when the gradients get there.  In the joint graph that is a second copy of each value
+that runs twice: the first run computes the originals, the copies read the inner checkpoints and each other, and the backward
+steps read the copies.  Liveness, cuts and extraction treat the graph with copies like any other graph.
 
-Which segments are recursive, and where, comes from the dynamic programme of `segments` with more options: for each pair of cuts the
-best places of one to six inner checkpoints, with time and local peak put together from the simulated segments between
-them.  What it finds is simulated on the graph with copies, options that turn out worse are corrected, and the result is
-improved there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on segments of any graph.
+The dynamic programme of `segments` chooses the recursive segments: for each pair of cuts it gets further options, with the best
+places of one to six inner checkpoints.  Their time and local peak are put together from the simulated segments between the
+checkpoints.  The plan that it finds is simulated on the graph with copies, options that turn out worse are corrected, and local
+search improves the result there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on
+segments of any graph.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Chain:
 
 
 class Recursion:
-    """Recursion segments of one problem; what several budgets share is worked out once.
+    """Recursive segments of one problem; what several budgets share is worked out once.
 
     Args:
         level: What a segment saves inside besides its entry: little.

@@ -1,4 +1,8 @@
-"""The fastest row of segments whose peaks fit: a dynamic programme over (cut, saved bytes so far) with exact bytes as labels."""
+"""The fastest path of segments whose peaks fit: resource-constrained shortest path by label setting.
+
+Labels are (cut, saved bytes so far) with exact bytes.  The result is the fastest path as long as no cut has more labels than
+are kept; beyond that the labels are thinned.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""Spaced checkpoints: a dynamic programme over segments of the forward.
+"""Segment checkpoints: what a segment of the forward costs, by simulation, and the fastest combination of segments.
 
-Equal layers tie in every cut, so no price finds "save every fourth block" and no knapsack sees that one recomputation
-feeds another.  Here the forward is cut at about 50 places where little is live.  A *segment* between two cuts saves its
-entry (the *frontier*) and some level of what lies inside; its charge, time and local peak are read off simulated plans
+Equal layers tie in every cut, so no price finds "save every fourth block", and no knapsack sees that one recomputation
+feeds another.  Here the forward is cut at about 50 places where few bytes are live.  A *segment* between two cuts saves its
+entry (the *frontier*) and some level of what lies inside.  Its saved bytes, time and local peak are read off simulated plans
 that tile the whole forward with segments of that length, so that nothing is modelled twice.  A backward step belongs to
-the segment that holds the furthest forward position which any step from it on still reads (`reach`, a suffix maximum);
-that makes U-Nets and encoder-decoders look like chains, because it falls monotonically.  The programme minimises time over
-(cut, saved bytes so far) with exact bytes as labels.
+the segment that holds the furthest forward position which any step from it on still reads (`reach`, a suffix maximum).
+`reach` falls monotonically, which makes U-Nets and encoder-decoders look like chains.
 
-The DP over segments is that of Rotor and Rockmate (Zhao et al., ICML 2023) with options taken from simulation.
+The dynamic programme over segments is that of Rotor and Rockmate (Zhao et al., ICML 2023) with options taken from simulation.
 """
 
 from __future__ import annotations

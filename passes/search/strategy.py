@@ -1,7 +1,8 @@
 """The search for a plan within a budget among those that compute no value twice in the backward.
 
-Levels by min-cut, segments by dynamic programme, local search by local search, a lower bound beside it.  All loops run in index order and
-count plans tried, not seconds, so that the same problem gives the same plan in every process.
+Its starts are the saved sets of min-cuts (levels) and of the dynamic programme over segments; local search improves them; a lower
+bound tells when to stop.  All loops run in index order and count plans, not seconds, so that the same problem gives the same
+plan in every process.
 """
 
 from __future__ import annotations
