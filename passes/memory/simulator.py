@@ -1,13 +1,9 @@
 """Exact liveness of many plans at once.
 
-A plan is a column of a boolean matrix `saved[value, plan]`.  From it follow, by the rule of torch's
-``reordering_to_mimic_autograd_engine``, when each value is computed once more (just before its first reader, missing
-ancestors first, in graph order), and from that which buffers live at each moment.  All plans of a batch go through
-the same numpy operations, so that a plan costs about 0.05 ms where a walk over the graph costs 10.
-
-Which values are buffers follows Inductor: a pointwise value stays in registers, and what it reads stays alive until
-its own readers run, unless it is saved or returned, a kernel that is not fused reads it, or it gathers too many reads.
-A pointwise kernel writes over an input of its own size that dies there (``config.inplace_buffers``).
+A plan is a column of a boolean matrix `saved[value, plan]`.  From it follows when each value is computed once more
+(`recompute_schedule`), from that which buffers live from when to when (`lifetimes`), and from that the live bytes at each slot
+of the backward.  All plans of a batch go through the same numpy operations, so that a plan costs about 0.05 ms where a
+walk over the graph costs 10.
 """
 
 from __future__ import annotations
@@ -21,27 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.memory.buffers import (
-    Bools as Bools,
-)
-from compile_remat.passes.memory.buffers import (
-    Ints as Ints,
-)
-from compile_remat.passes.memory.buffers import (
-    effective_ends,
-    is_always_stored,
-    may_be_written_over,
-    overwrites,
-    readers_of,
-    register_path,
-    register_reads,
-    sources_in_place,
-    step_buffers,
-    stored_steps,
-)
+from compile_remat.passes.memory.buffers import Bools as Bools
+from compile_remat.passes.memory.buffers import Ints as Ints
+from compile_remat.passes.memory.buffers import readers_of
 from compile_remat.passes.memory.forward import Forward
-from compile_remat.passes.memory.inplace import Overwriting
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
+from compile_remat.passes.memory.lifetimes import LifetimeModel, Lifetimes
+from compile_remat.passes.memory.recompute_schedule import RecomputeSchedule, Schedule
+from compile_remat.passes.problem.problem import ITEM, Problem, Step, Value
 from compile_remat.passes.problem.work_budget import WorkBudget
 
 Floats = NDArray[np.float64]
@@ -51,9 +33,6 @@ BATCH_CELLS = 1 << 21
 
 KEPT = 16
 """Batches of one plan that are kept."""
-
-NEVER = np.int32(1 << 30)
-"""Start of a value that the backward does not compute."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +77,15 @@ class Batch:
 
 
 class Simulator:
-    """Liveness of plans of one problem; everything that does not depend on the plan is worked out once.
+    """Liveness of plans of one problem; what does not depend on the plan is worked out once.
 
     Args:
         work: Where the plans are counted.
+
+    Attributes:
+        incoming: Outputs whose gradients come in beside them, with the last step that reads that gradient.
+        copied: Readers of concatenations that get a copy, with the concatenation.
+        ordered: For concatenations that may be made in their reader's order: the values that tell it, and the readers.
     """
 
     def __init__(self, problem: Problem, work: WorkBudget | None = None) -> None:
@@ -109,27 +93,23 @@ class Simulator:
         self.work = WorkBudget() if work is None else work
         values, steps = problem.values, problem.steps
         self.num_values, self.num_steps = len(values), len(steps)
-        self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
         self.saved_nbytes = np.array([0 if v.is_output else v.nbytes for v in values], dtype=np.int64)
         self.time_ns = np.array([v.time_ns for v in values], dtype=np.int64)
         self.save_time_ns = np.array([v.save_time_ns for v in values], dtype=np.int64)
         self.position = np.array([v.position for v in values], dtype=np.int64)
+        self.is_saveable = np.array([v.is_saveable for v in values], dtype=bool)
         self.readers = readers_of(values)
-        self.extern_readers = [[w for w in r if values[w].kernel == EXTERN] for r in self.readers]
-        self.item_of = np.array([v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)])
+        self.schedules = RecomputeSchedule(values, steps, self.readers)
+        self.lifetimes = lifetimes = LifetimeModel(values, steps, self.readers)
+        self.nbytes = lifetimes.nbytes
         self.step_item_of = np.array([s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)])
         self.workspace = np.array([v.workspace_bytes for v in values], dtype=np.int64)
         self.step_transient = np.array([s.transient_bytes + s.workspace_bytes for s in steps], dtype=np.int64)
         self.step_held = np.array([s.held_bytes for s in steps], dtype=np.int64)
-        self._place_in_backward(values, steps)
-        self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
-        self.overwriting = Overwriting(sources_in_place(values, self.always_stored))
-        self.step_in_place_sources = self._step_sources(values, steps)
-        self.overwriting_steps = Overwriting(self.step_in_place_sources)
+        ends = lifetimes.step_end
         self.incoming = [
-            (v, max(self.step_end[b] for b in x.gradient_readers)) for v, x in enumerate(values) if x.gradient_readers
+            (v, max(ends[b] for b in x.gradient_readers)) for v, x in enumerate(values) if x.gradient_readers
         ]
-        self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
         self.copied = [(w, v) for w, value in enumerate(values) for v in value.copies]
         self.ordered = {
             v: (list(value.ordered_by), [w for w, copied in self.copied if copied == v])
@@ -137,62 +117,10 @@ class Simulator:
             if value.ordered_by
         }
         self.several = _Several(values, frozenset(self.ordered))
-        returned = set(steps[-1].reads) if steps else set()
-        self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
-        self.is_saveable = np.array([v.is_saveable for v in values], dtype=bool)
-        self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
-        self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
-        self.forward = Forward(values, self.forward_stored, self.readers, self.drawn, int(self.step_held.sum()))
+        held_bytes = int(self.step_held.sum())
+        self.forward = Forward(values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes)
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
-
-    # -- what no plan changes -----------------------------------------------------------------------------------------
-
-    def _place_in_backward(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
-        n = self.num_values
-        self.first_anchor = np.full(n, NEVER, dtype=np.int32)
-        self.last_step = np.full(n, -1, dtype=np.int32)
-        self._number_anchors(values)
-        self.always_stored = np.array([is_always_stored(v) for v in values], dtype=bool)
-        self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
-        self.step_stored = stored_steps(steps)
-        self.step_end = effective_ends(steps, self.step_stored)
-        for b, step in enumerate(steps):
-            for v in step.reads:
-                self.first_anchor[v] = min(self.first_anchor[v], self.step_anchor[b])
-                end = self.step_end[b]
-                if end > self.last_step[v]:
-                    self.last_step[v] = end
-                if step.kernel == EXTERN or b == self.num_steps - 1:
-                    self.always_stored[v] |= values[v].kernel in (POINTWISE, CONSTANT) and values[v].nbytes > 0
-        for v in range(n):
-            if any(values[w].in_forward for w in self.extern_readers[v]):
-                self.forward_stored[v] |= values[v].nbytes > 0
-        self.runs_once = self.always_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
-        has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
-        self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
-
-    def _number_anchors(self, values: Sequence[Value]) -> None:
-        """Number what torch's reordering walks over, in the joint graph's order: the steps, late values before them."""
-        late = [(value.late_step, 0, v) for v, value in enumerate(values) if value.late_step >= 0]
-        walk = sorted(late + [(b, 1, b) for b in range(self.num_steps)])
-        self.late_anchor = np.full(len(values), NEVER, dtype=np.int32)
-        self.step_anchor = np.empty(self.num_steps, dtype=np.int32)
-        for anchor, (_, is_step, index) in enumerate(walk):
-            (self.step_anchor if is_step else self.late_anchor)[index] = anchor
-        self.anchor_step = np.array([b for b, _, _ in walk], dtype=np.int32)
-
-    def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
-        """For each pointwise step that writes over no gradient, the values that it might be written over."""
-        busy = set(self.step_last[self.step_in_place > 0].tolist())
-        pairs = []
-        for b, step in enumerate(steps):
-            if overwrites(step) and self.step_stored[b] and b not in busy:
-                path = register_path(register_reads(b, steps, self.step_stored), values, self.always_stored)
-                sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
-                if sources:
-                    pairs.append((b, sources))
-        return pairs
 
     # -- a batch ------------------------------------------------------------------------------------------------------
 
@@ -219,178 +147,49 @@ class Simulator:
             yield self.run(saved[:, first : first + most])
 
     def run(self, saved: Bools) -> Batch:
-        """Simulate the plans in the columns of `saved`, bool [values, P].  Pins are the caller's affair."""
+        """Simulate the plans in the columns of `saved`, bool [values, P].  That pins are kept is up to the caller."""
         self._charge(saved.shape[1])
-        start, recomputed = self._starts(saved)
-        used = saved & (start < NEVER)
-        slots, step_slots, length = self._slots(start, recomputed)
-        stored = self._stored(recomputed)
-        ends = self._ends(recomputed, stored, slots, step_slots)
-        buffers = recomputed & stored
-        if len(self.drawn):
-            self._leave_in_registers(buffers, recomputed, slots, step_slots, ends, length)
-        begins, beside = self._joined(buffers, slots, ends)
-        alive = buffers | (used & (self.saved_nbytes > 0)[:, None])
-        ends -= self._taken(buffers, alive, slots, step_slots, ends)
+        schedule = self.schedules.of(saved)
+        lifetimes = self.lifetimes.of(schedule)
+        used, recomputed = schedule.used, schedule.recomputed
         saved_bytes = self.saved_nbytes @ used
-        live = self._live(used, recomputed, buffers, alive, slots, begins, step_slots, ends, saved_bytes, length)
-        self._add_beside(live, used, recomputed, slots, beside)
-        time_ns = self.time_ns @ recomputed + self.save_time_ns @ used
-        peak = self.forward.peak(used)
-        return Batch(used, recomputed, time_ns, saved_bytes, peak, live, step_slots, slots, begins, ends, buffers)
+        return Batch(
+            used=used,
+            recomputed=recomputed,
+            time_ns=self.time_ns @ recomputed + self.save_time_ns @ used,
+            saved_bytes=saved_bytes,
+            forward_peak=self.forward.peak(used),
+            live=self._live(schedule, lifetimes, saved_bytes),
+            step_slots=schedule.step_slots,
+            slots=schedule.slots,
+            begins=lifetimes.begins,
+            ends=lifetimes.ends,
+            buffers=lifetimes.buffers,
+        )
 
-    def _joined(
-        self, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], list[tuple[int, NDArray[np.int32]]]]:
-        """Where buffers begin, [values, P]; what is made inside a concatenation has none of its own any more.
-
-        With that, up to which slot a concatenation and the copy that its reader gets are both alive, [P].
-        """
-        begins = slots[self.item_of]
-        beside: list[tuple[int, NDArray[np.int32]]] = []
-        for w, parts in self.parts:
-            own, last = ends[w].copy(), np.full(ends.shape[1], -1, dtype=np.int32)
-            for v in parts:
-                both = buffers[w] & buffers[v]
-                np.maximum(last, ends[v], out=last, where=both)
-                np.minimum(begins[w], slots[v], out=begins[w], where=both)
-                buffers[v] &= ~both
-            np.maximum(ends[w], last, out=ends[w])
-            if self.problem.values[w].transient_bytes:
-                beside.append((w, np.minimum(own, last)))
-        return begins, beside
-
-    def _add_beside(
-        self,
-        live: Ints,
-        used: Bools,
-        recomputed: Bools,
-        slots: NDArray[np.int32],
-        beside: Sequence[tuple[int, NDArray[np.int32]]],
-    ) -> None:
-        """Copies of concatenations that live on for what is made inside them."""
-        at = np.arange(live.shape[1])
-        for w, last in beside:
-            rows = np.flatnonzero((last > slots[w]) & ~self._is_in_order(w, used, recomputed))
-            is_beside = (at > slots[w, rows][:, None]) & (at <= last[rows][:, None])
-            live[rows] += is_beside * self.nbytes[w]
-
-    def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
-        """The anchor as which, or for which, each value is computed at the latest, and what is recomputed."""
-        n, plans = saved.shape
-        start = np.empty((n, plans), dtype=np.int32)
-        reach = np.empty((n, plans), dtype=np.int32)  # the start that a value hands to what it reads
-        barred = saved * NEVER
-        first, is_late = list(self.first_anchor), (self.late_anchor < NEVER).tolist()
-        for v in range(n - 1, -1, -1):
-            row, readers = start[v], self.readers[v]
-            if readers:
-                np.minimum(first[v], reach[readers[0]], out=row)
-                for w in readers[1:]:
-                    np.minimum(row, reach[w], out=row)
-            else:
-                row[:] = first[v]
-            if is_late[v]:
-                np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
-            np.maximum(row, barred[v], out=reach[v])
-        return start, (reach < NEVER)
-
-    def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-        n, plans = start.shape
-        m = self.num_steps
-        order = np.argsort(np.where(recomputed, start, NEVER).T, axis=1, kind="stable")
-        last = len(self.anchor_step) - 1
-        burst = np.where(recomputed, self.anchor_step[np.minimum(start, last)], m).T  # [P, n]: the step that follows
-        rank = np.empty((plans, n), dtype=np.int32)
-        np.put_along_axis(rank, order, np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)), axis=1)
-        slots = np.ascontiguousarray((rank + burst).T).astype(np.int32)
-        flat = (burst + np.arange(plans)[:, None] * (m + 1)).ravel()
-        counts = np.bincount(flat, minlength=plans * (m + 1)).reshape(plans, m + 1)[:, :m]
-        step_slots = (np.cumsum(counts, axis=1) + np.arange(m)).astype(np.int32)
-        length = int(step_slots[:, -1].max()) + 1 if m else 0
-        return slots, step_slots, length
-
-    def _stored(self, recomputed: Bools) -> Bools:
-        stored = np.repeat(self.always_stored[:, None], recomputed.shape[1], axis=1)
-        for v in np.flatnonzero(self.is_sometimes_stored):
-            for w in self.extern_readers[v]:
-                stored[v] |= recomputed[w]
-        return stored
-
-    def _leave_in_registers(
-        self,
-        buffers: Bools,
-        recomputed: Bools,
-        slots: NDArray[np.int32],
-        step_slots: NDArray[np.int32],
-        ends: NDArray[np.int32],
-        length: int,
-    ) -> None:
-        """Random numbers have no buffer where no unfused kernel runs between them and the last that reads them."""
-        plans = np.arange(buffers.shape[1])
-        at = np.zeros((len(plans), length + 1), dtype=np.int32)
-        made, of = np.nonzero(recomputed & self.is_extern[:, None])
-        at[of, slots[made, of]] = 1
-        at[plans[:, None], step_slots[:, self.extern_steps]] = 1
-        externs = np.cumsum(at, axis=1)
-        rows = self.drawn
-        first = externs[plans, np.minimum(slots[rows], length)]
-        buffers[rows] &= externs[plans, np.clip(ends[rows], 0, length)] > first
-
-    def _ends(
-        self, recomputed: Bools, stored: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
-    ) -> NDArray[np.int32]:
-        n, plans = recomputed.shape
-        ends = np.empty((n, plans), dtype=np.int32)
-        reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
-        in_registers = recomputed & ~stored
-        by_step = np.concatenate([step_slots.T, np.full((1, plans), -1, dtype=np.int32)])  # for -1 its last row
-        last_step, runs_once = self.last_step.tolist(), self.runs_once.tolist()
-        for v in range(n - 1, -1, -1):
-            row, readers = ends[v], self.readers[v]
-            if readers:
-                np.maximum(by_step[last_step[v]], reach[readers[0]], out=row)
-                for w in readers[1:]:
-                    np.maximum(row, reach[w], out=row)
-            else:
-                row[:] = by_step[last_step[v]]
-            if not runs_once[v]:
-                np.maximum(row, reach[v], out=reach[v], where=in_registers[v])
-        return ends
-
-    def _live(
-        self,
-        used: Bools,
-        recomputed: Bools,
-        buffers: Bools,
-        alive: Bools,
-        slots: NDArray[np.int32],
-        begins: NDArray[np.int32],
-        step_slots: NDArray[np.int32],
-        ends: NDArray[np.int32],
-        saved_bytes: Ints,
-        length: int,
-    ) -> Ints:
-        plans = buffers.shape[1]
+    def _live(self, schedule: Schedule, lifetimes: Lifetimes, saved_bytes: Ints) -> Ints:
+        """Live bytes at each slot, [P, slots]: what begins and ends at each, summed up."""
+        step_slots, length, model = schedule.step_slots, schedule.length, self.lifetimes
+        alive, plans = lifetimes.alive, lifetimes.buffers.shape[1]
         width = length + 2
         rows = np.arange(plans, dtype=np.int64) * width
         index, weight = [], []
         own = np.flatnonzero((self.nbytes > 0) & alive.any(axis=1))
         grid_bytes = np.broadcast_to(self.nbytes[own][:, None], (len(own), plans))
-        made = buffers[own]
-        index.append((begins[own] + rows)[made])
+        made = lifetimes.buffers[own]
+        index.append((lifetimes.begins[own] + rows)[made])
         weight.append(grid_bytes[made])
         freed = alive[own]
-        index.append((ends[own] + 1 + rows)[freed])
+        index.append((lifetimes.ends[own] + 1 + rows)[freed])
         weight.append(-grid_bytes[freed])
-        kept = np.flatnonzero(self.step_bytes)
-        flat_bytes = np.broadcast_to(self.step_bytes[kept], (plans, len(kept)))
+        kept = np.flatnonzero(model.step_bytes)
+        flat_bytes = np.broadcast_to(model.step_bytes[kept], (plans, len(kept)))
         index.append((step_slots[:, self.step_item_of[kept]] + rows[:, None]).ravel())
         weight.append(flat_bytes.ravel())
-        dying = kept[self.step_last[kept] < self.num_steps]
-        free_at = step_slots[:, self.step_last[dying]] + 1 - self.step_in_place[dying]
+        dying = kept[model.step_last[kept] < self.num_steps]
+        free_at = step_slots[:, model.step_last[dying]] + 1 - model.step_in_place[dying]
         index.append((free_at + rows[:, None]).ravel())
-        weight.append(-np.broadcast_to(self.step_bytes[dying], (plans, len(dying))).ravel())
+        weight.append(-np.broadcast_to(model.step_bytes[dying], (plans, len(dying))).ravel())
         holding = np.flatnonzero(self.step_held)
         index.append((step_slots[:, holding] + 1 + rows[:, None]).ravel())
         weight.append(-np.broadcast_to(self.step_held[holding], (plans, len(holding))).ravel())
@@ -398,22 +197,35 @@ class Simulator:
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
         live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
         for v, end in self.incoming:
-            live += (used[v][:, None] & (np.arange(length) <= step_slots[:, end][:, None])) * self.nbytes[v]
-        self._add_transients(live, used, recomputed, slots, step_slots)
+            live += (schedule.used[v][:, None] & (np.arange(length) <= step_slots[:, end][:, None])) * self.nbytes[v]
+        self._add_transients(live, schedule)
         live[np.arange(length) > step_slots[:, -1:]] = 0
-        return np.asarray(live, dtype=np.int64)
+        live = np.asarray(live, dtype=np.int64)
+        self._add_copies(live, schedule, lifetimes)
+        return live
 
-    def _is_in_order(self, v: int, used: Bools, recomputed: Bools) -> Any:
-        """Whether a concatenation is made in the order that its reader wants, [P]: what is saved tells it; two get copies."""
+    def _add_copies(self, live: Ints, schedule: Schedule, lifetimes: Lifetimes) -> None:
+        """Copies of concatenations that live on for what is made inside them."""
+        slots = schedule.slots
+        at = np.arange(live.shape[1])
+        for w, last in lifetimes.copied_until:
+            rows = np.flatnonzero((last > slots[w]) & ~self._is_in_order(w, schedule))
+            is_copied = (at > slots[w, rows][:, None]) & (at <= last[rows][:, None])
+            live[rows] += is_copied * self.nbytes[w]
+
+    def _is_in_order(self, v: int, schedule: Schedule) -> Any:
+        """Whether a concatenation is made directly in its reader's memory order, [P]: a saved channels-last input decides.
+
+        With two readers each gets a copy.
+        """
         if v not in self.ordered:
             return np.False_
         telling, readers = self.ordered[v]
-        return used[telling].any(axis=0) & ~recomputed[readers].any(axis=0)
+        return schedule.used[telling].any(axis=0) & ~schedule.recomputed[readers].any(axis=0)
 
-    def _add_transients(
-        self, live: Any, used: Bools, recomputed: Bools, slots: NDArray[np.int32], step_slots: NDArray[np.int32]
-    ) -> None:
+    def _add_transients(self, live: Any, schedule: Schedule) -> None:
         """Outputs of multi-output kernels that nothing reads, or that are saved and made once more for a sibling."""
+        recomputed, slots, step_slots = schedule.recomputed, schedule.slots, schedule.step_slots
         plans = np.arange(live.shape[0])
         steps = np.flatnonzero(self.step_transient)
         live[plans[:, None], step_slots[:, steps]] += self.step_transient[steps]  # no slot comes twice
@@ -422,7 +234,7 @@ class Simulator:
         for numbers, items in several.items:
             nbytes[numbers] += np.where(recomputed[items], 0, self.nbytes[items][:, None])
         for k, v in several.ordered:
-            nbytes[k] -= np.where(self._is_in_order(v, used, recomputed), self.nbytes[v], 0)
+            nbytes[k] -= np.where(self._is_in_order(v, schedule), self.nbytes[v], 0)
         made, of = np.nonzero(recomputed[several.values] & (nbytes > 0))
         live[of, slots[several.values[made], of]] += nbytes[made, of]
         for w, v in self.copied:
@@ -431,22 +243,6 @@ class Simulator:
         working = np.flatnonzero(self.workspace)
         made, of = np.nonzero(recomputed[working])
         live[of, slots[working[made], of]] += self.workspace[working[made]]
-
-    def _taken(
-        self,
-        buffers: Bools,
-        alive: Bools,
-        slots: NDArray[np.int32],
-        step_slots: NDArray[np.int32],
-        ends: NDArray[np.int32],
-    ) -> Bools:
-        """Whether a later kernel writes over the value's buffer, so that it counts one slot less, [values, P]."""
-        taken = np.zeros(buffers.shape, dtype=bool)
-        by_steps, by_values = self.overwriting_steps, self.overwriting
-        free = np.ones((len(by_steps.kernels), buffers.shape[1]), dtype=bool)
-        by_steps.mark(taken, free, step_slots.T[by_steps.kernels], alive, ends)
-        by_values.mark(taken, buffers[by_values.kernels], slots[by_values.kernels], alive, ends)
-        return taken
 
 
 def _is_item(step: Step) -> bool:

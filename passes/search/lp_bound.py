@@ -20,7 +20,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from compile_remat.passes.memory.simulator import NEVER, Bools, Floats, Ints, Simulator
+from compile_remat.passes.memory.recompute_schedule import NEVER
+from compile_remat.passes.memory.simulator import Bools, Floats, Ints, Simulator
 from compile_remat.passes.problem.problem import SAVE
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
@@ -147,14 +148,14 @@ def at_the_begin(simulator: Simulator) -> BudgetPoint:
     """
     fixed = simulator.output_bytes
     if not simulator.problem.steps[0].reads:
-        fixed += int(simulator.step_bytes[0])
+        fixed += int(simulator.lifetimes.step_bytes[0])
     return BudgetPoint(fixed, np.ones(simulator.num_values, dtype=bool))
 
 
 def _in_backward(simulator: Simulator, options: SearchOptions) -> list[BudgetPoint]:
     """The points at which steps run, in each window the one with the most bytes that no plan avoids."""
     first, last = _first_step(simulator), _last_step(simulator)
-    is_both = (simulator.saved_nbytes > 0) & simulator.always_stored & (first <= last)
+    is_both = (simulator.saved_nbytes > 0) & simulator.lifetimes.always_stored & (first <= last)
     delta = np.zeros(simulator.num_steps + 1, dtype=np.int64)
     np.add.at(delta, first[is_both], simulator.saved_nbytes[is_both])
     np.add.at(delta, last[is_both] + 1, -simulator.saved_nbytes[is_both])
@@ -175,28 +176,28 @@ def _gradient_bytes(simulator: Simulator) -> Ints:
     """Bytes of outputs, gradients and temporaries while each step runs, [steps]."""
     m = simulator.num_steps
     delta = np.zeros(m + 2, dtype=np.int64)
-    np.add.at(delta, simulator.step_item_of, simulator.step_bytes)
-    ends = np.minimum(simulator.step_last + 1 - simulator.step_in_place, m + 1)
-    np.add.at(delta, ends, -simulator.step_bytes)
+    np.add.at(delta, simulator.step_item_of, simulator.lifetimes.step_bytes)
+    ends = np.minimum(simulator.lifetimes.step_last + 1 - simulator.lifetimes.step_in_place, m + 1)
+    np.add.at(delta, ends, -simulator.lifetimes.step_bytes)
     return np.asarray(np.cumsum(delta)[:m] + simulator.step_transient + simulator.output_bytes)
 
 
 def _last_step(simulator: Simulator) -> Ints:
     """The last step that reads each value and does not write over it, [values]; -1 where there is none."""
-    last = simulator.last_step.astype(np.int64)
-    for b, sources in simulator.step_in_place_sources:
-        last[[v for v in sources if simulator.last_step[v] == b]] = b - 1
+    last = simulator.lifetimes.last_step.astype(np.int64)
+    for b, sources in simulator.lifetimes.step_in_place_sources:
+        last[[v for v in sources if simulator.lifetimes.last_step[v] == b]] = b - 1
     return last
 
 
 def _first_step(simulator: Simulator) -> Ints:
     """The first step at or before which each value is read by a step: there it was computed, [values]."""
-    return np.searchsorted(simulator.step_anchor, simulator.first_anchor)
+    return np.searchsorted(simulator.schedules.step_anchor, simulator.schedules.first_anchor)
 
 
 def _earliest(simulator: Simulator) -> Ints:
     """The anchor before which no plan recomputes each value: the first of all that it can be computed for."""
-    found = np.minimum(simulator.first_anchor, simulator.late_anchor).astype(np.int64)
+    found = np.minimum(simulator.schedules.first_anchor, simulator.schedules.late_anchor).astype(np.int64)
     for v in range(simulator.num_values - 1, -1, -1):
         for w in simulator.readers[v]:
             found[v] = min(found[v], found[w])
@@ -205,7 +206,7 @@ def _earliest(simulator: Simulator) -> Ints:
 
 def _late_pairs(simulator: Simulator, b: int, known: Bools, earliest: Ints) -> tuple[tuple[int, int], ...]:
     """Values, not `known` to live at step b, with the readers that are recomputed after it if at all."""
-    anchor = int(simulator.step_anchor[b])
+    anchor = int(simulator.schedules.step_anchor[b])
     is_late = (earliest > anchor) & (earliest < NEVER)
     open_values = np.flatnonzero(~known & (simulator.saved_nbytes > 0)).tolist()
     return tuple((v, w) for v in open_values for w in simulator.readers[v] if is_late[w])

@@ -54,8 +54,8 @@ class MinimumPeak:
     def unavoidable_bytes(self) -> int:
         """Live at the end of every backward: gradients and outputs."""
         simulator = self.search.simulator
-        kept = simulator.step_last >= simulator.num_steps
-        return simulator.output_bytes + int(simulator.step_bytes[kept].sum())
+        kept = simulator.lifetimes.step_last >= simulator.num_steps
+        return simulator.output_bytes + int(simulator.lifetimes.step_bytes[kept].sum())
 
     def _from_segments(self) -> Bools:
         search = self.search

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compile_remat._util.live_buffer import LiveBuffer
-from compile_remat.passes.memory.simulator import NEVER, Batch, Bools, Simulator
+from compile_remat.passes.memory.recompute_schedule import NEVER
+from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.search.recursive import candidate
@@ -105,11 +106,15 @@ def _others_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer
 def _steps_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
     found = []
     for b, step in enumerate(simulator.problem.steps):
-        last = int(simulator.step_last[b])
-        end = int(NEVER) if last >= simulator.num_steps else int(batch.step_slots[0, last] - simulator.step_in_place[b])
+        last = int(simulator.lifetimes.step_last[b])
+        end = (
+            int(NEVER)
+            if last >= simulator.num_steps
+            else int(batch.step_slots[0, last] - simulator.lifetimes.step_in_place[b])
+        )
         if step.held_bytes and slot <= batch.step_slots[0, b]:
             found.append(replace(_buffer(step, "copies of inputs"), nbytes=step.held_bytes))
-        if simulator.step_bytes[b] and batch.step_slots[0, simulator.step_item_of[b]] <= slot <= end:
+        if simulator.lifetimes.step_bytes[b] and batch.step_slots[0, simulator.step_item_of[b]] <= slot <= end:
             found.append(_buffer(step, "gradient" if step.is_output else "temporary"))
     return found
 

@@ -83,13 +83,13 @@ def test_what_steps_read_is_what_a_table_of_all_steps_says(seed: int) -> None:
     """The table has a row for each step, and is too large for large graphs."""
     simulator = Simulator(seeded_problem(seed, SHAPES[seed % len(SHAPES)]))
     steps = np.arange(simulator.num_steps)[:, None]
-    ahead = simulator.last_step[None, :] >= steps
-    for b, sources in simulator.step_in_place_sources:
-        ahead[b, sources] &= simulator.last_step[sources] > b
-    before = simulator.first_anchor[None, :] <= simulator.step_anchor[:, None]
+    ahead = simulator.lifetimes.last_step[None, :] >= steps
+    for b, sources in simulator.lifetimes.step_in_place_sources:
+        ahead[b, sources] &= simulator.lifetimes.last_step[sources] > b
+    before = simulator.schedules.first_anchor[None, :] <= simulator.schedules.step_anchor[:, None]
     assert ((_last_step(simulator) >= steps) == ahead).all()
     assert ((_first_step(simulator) <= steps) == before).all()
-    both = ahead & before & (simulator.always_stored & (simulator.saved_nbytes > 0))
+    both = ahead & before & (simulator.lifetimes.always_stored & (simulator.saved_nbytes > 0))
     nbytes = _gradient_bytes(simulator) + both @ simulator.saved_nbytes
     assert {m.fixed_bytes for m in _in_backward(simulator)} <= set(nbytes.tolist())
     assert max(m.fixed_bytes for m in _in_backward(simulator)) == nbytes.max()

@@ -1,0 +1,196 @@
+"""Which values and steps have a buffer in the backward, and from when to when, for many plans at once.
+
+Which values are buffers follows Inductor: a pointwise value stays in registers, and what it reads stays alive until
+its own readers run, unless it is saved or returned, a kernel that is not fused reads it, or it gathers too many reads.
+A pointwise kernel writes over an input of its own size that dies there (``config.inplace_buffers``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile_remat.passes.memory.buffers import (
+    Bools,
+    effective_ends,
+    is_always_stored,
+    may_be_written_over,
+    overwrites,
+    register_path,
+    register_reads,
+    sources_in_place,
+    step_buffers,
+    stored_steps,
+)
+from compile_remat.passes.memory.inplace import Overwriting
+from compile_remat.passes.memory.recompute_schedule import Schedule
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Step, Value
+
+
+@dataclass(frozen=True)
+class Lifetimes:
+    """The buffers of P plans in the backward.
+
+    Attributes:
+        buffers: Computed once more into memory, not just into registers, [values, P].
+        alive: The same, and what is saved, [values, P].
+        begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
+        ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
+        copied_until: For concatenations that a reader copies: up to which slot the concatenation and its copy are both alive, [P].
+    """
+
+    buffers: Bools
+    alive: Bools
+    begins: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    copied_until: Sequence[tuple[int, NDArray[np.int32]]]
+
+
+class LifetimeModel:
+    """Lifetimes of buffers of one problem; what does not depend on the plan is worked out once.
+
+    Attributes:
+        always_stored: Whether a value that is recomputed has a buffer in every plan, [values].
+        forward_stored: Whether a value has a buffer in the forward though it is not saved, [values].
+        last_step: The last step whose kernel reads each value, [values]; -1 for none.
+        step_bytes, step_last, step_in_place: See `step_buffers`.
+        step_in_place_sources: Pointwise steps with the values that each may be written over.
+        drawn: Indices of random numbers, which have a buffer only where an unfused kernel runs before their last reader.
+    """
+
+    def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
+        self.values, self.readers = values, readers
+        self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
+        self.is_saved_buffer = np.array([v.nbytes > 0 and not v.is_output for v in values], dtype=bool)
+        self.extern_readers = [[w for w in r if values[w].kernel == EXTERN] for r in readers]
+        self.item_of = np.array([v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)])
+        self._find_stored(values, steps)
+        self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
+        self.overwriting = Overwriting(sources_in_place(values, self.always_stored))
+        self.step_in_place_sources = self._step_sources(values, steps)
+        self.overwriting_steps = Overwriting(self.step_in_place_sources)
+        self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
+        returned = set(steps[-1].reads) if steps else set()
+        self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
+        self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
+        self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
+
+    def _find_stored(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
+        self.last_step = np.full(len(values), -1, dtype=np.int32)
+        self.always_stored = np.array([is_always_stored(v) for v in values], dtype=bool)
+        self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
+        self.step_stored = stored_steps(steps)
+        self.step_end = effective_ends(steps, self.step_stored)
+        for b, step in enumerate(steps):
+            for v in step.reads:
+                end = self.step_end[b]
+                if end > self.last_step[v]:
+                    self.last_step[v] = end
+                if step.kernel == EXTERN or b == len(steps) - 1:
+                    self.always_stored[v] |= values[v].kernel in (POINTWISE, CONSTANT) and values[v].nbytes > 0
+        for v in range(len(values)):
+            if any(values[w].in_forward for w in self.extern_readers[v]):
+                self.forward_stored[v] |= values[v].nbytes > 0
+        self.runs_once = self.always_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
+        has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
+        self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
+
+    def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
+        """For each pointwise step that writes over no gradient, the values that it might be written over."""
+        busy = set(self.step_last[self.step_in_place > 0].tolist())
+        pairs = []
+        for b, step in enumerate(steps):
+            if overwrites(step) and self.step_stored[b] and b not in busy:
+                path = register_path(register_reads(b, steps, self.step_stored), values, self.always_stored)
+                sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
+                if sources:
+                    pairs.append((b, sources))
+        return pairs
+
+    def of(self, schedule: Schedule) -> Lifetimes:
+        """The buffers of the plans of a schedule."""
+        recomputed = schedule.recomputed
+        stored = self._stored(recomputed)
+        ends = self._ends(schedule, stored)
+        buffers = recomputed & stored
+        if len(self.drawn):
+            self._leave_in_registers(buffers, schedule, ends)
+        begins, copied_until = self._joined(buffers, schedule.slots, ends)
+        alive = buffers | (schedule.used & self.is_saved_buffer[:, None])
+        ends -= self._taken(schedule, buffers, alive, ends)
+        return Lifetimes(buffers, alive, begins, ends, copied_until)
+
+    def _stored(self, recomputed: Bools) -> Bools:
+        """Whether each value has a buffer if it is recomputed, [values, P]."""
+        stored = np.repeat(self.always_stored[:, None], recomputed.shape[1], axis=1)
+        for v in np.flatnonzero(self.is_sometimes_stored):
+            for w in self.extern_readers[v]:
+                stored[v] |= recomputed[w]
+        return stored
+
+    def _ends(self, schedule: Schedule, stored: Bools) -> NDArray[np.int32]:
+        """The last slot at which each value is read from memory, [values, P]."""
+        recomputed, slots, step_slots = schedule.recomputed, schedule.slots, schedule.step_slots
+        n, plans = recomputed.shape
+        ends = np.empty((n, plans), dtype=np.int32)
+        reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
+        in_registers = recomputed & ~stored
+        by_step = np.concatenate([step_slots.T, np.full((1, plans), -1, dtype=np.int32)])  # for -1 its last row
+        last_step, runs_once = self.last_step.tolist(), self.runs_once.tolist()
+        for v in range(n - 1, -1, -1):
+            row, readers = ends[v], self.readers[v]
+            if readers:
+                np.maximum(by_step[last_step[v]], reach[readers[0]], out=row)
+                for w in readers[1:]:
+                    np.maximum(row, reach[w], out=row)
+            else:
+                row[:] = by_step[last_step[v]]
+            if not runs_once[v]:
+                np.maximum(row, reach[v], out=reach[v], where=in_registers[v])
+        return ends
+
+    def _leave_in_registers(self, buffers: Bools, schedule: Schedule, ends: NDArray[np.int32]) -> None:
+        """Random numbers have no buffer where no unfused kernel runs between them and the last that reads them."""
+        slots, step_slots, length = schedule.slots, schedule.step_slots, schedule.length
+        plans = np.arange(buffers.shape[1])
+        at = np.zeros((len(plans), length + 1), dtype=np.int32)
+        made, of = np.nonzero(schedule.recomputed & self.is_extern[:, None])
+        at[of, slots[made, of]] = 1
+        at[plans[:, None], step_slots[:, self.extern_steps]] = 1
+        externs = np.cumsum(at, axis=1)
+        rows = self.drawn
+        first = externs[plans, np.minimum(slots[rows], length)]
+        buffers[rows] &= externs[plans, np.clip(ends[rows], 0, length)] > first
+
+    def _joined(
+        self, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], list[tuple[int, NDArray[np.int32]]]]:
+        """Where buffers begin, [values, P]; what is made inside a concatenation has none of its own any more.
+
+        With that, up to which slot a concatenation and the copy that its reader gets are both alive, [P].
+        """
+        begins = slots[self.item_of]
+        copied_until: list[tuple[int, NDArray[np.int32]]] = []
+        for w, parts in self.parts:
+            own, last = ends[w].copy(), np.full(ends.shape[1], -1, dtype=np.int32)
+            for v in parts:
+                both = buffers[w] & buffers[v]
+                np.maximum(last, ends[v], out=last, where=both)
+                np.minimum(begins[w], slots[v], out=begins[w], where=both)
+                buffers[v] &= ~both
+            np.maximum(ends[w], last, out=ends[w])
+            if self.values[w].transient_bytes:
+                copied_until.append((w, np.minimum(own, last)))
+        return begins, copied_until
+
+    def _taken(self, schedule: Schedule, buffers: Bools, alive: Bools, ends: NDArray[np.int32]) -> Bools:
+        """Whether a later kernel writes over the value's buffer, so that it counts one slot less, [values, P]."""
+        taken = np.zeros(buffers.shape, dtype=bool)
+        by_steps, by_values = self.overwriting_steps, self.overwriting
+        free = np.ones((len(by_steps.kernels), buffers.shape[1]), dtype=bool)
+        by_steps.mark(taken, free, schedule.step_slots.T[by_steps.kernels], alive, ends)
+        by_values.mark(taken, buffers[by_values.kernels], schedule.slots[by_values.kernels], alive, ends)
+        return taken

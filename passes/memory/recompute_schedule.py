@@ -1,0 +1,111 @@
+"""When a plan recomputes each value: torch's order of the backward, for many plans at once.
+
+The rule is that of torch's ``reordering_to_mimic_autograd_engine``: a value is computed once more just before its first reader,
+missing ancestors first, in graph order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compile_remat.passes.memory.buffers import Bools
+from compile_remat.passes.problem.problem import Step, Value
+
+NEVER = np.int32(1 << 30)
+"""Start of a value that the backward does not compute."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The backward of P plans, a slot for each node that runs.
+
+    Attributes:
+        used: Saved and read in the backward, [values, P].
+        recomputed: Computed once more in the backward, [values, P].
+        slots: Slot of each recomputed value, [values, P]; meaningless elsewhere.
+        step_slots: Slot of each step, [P, steps].
+        length: Slots of the longest backward.
+    """
+
+    used: Bools
+    recomputed: Bools
+    slots: NDArray[np.int32]
+    step_slots: NDArray[np.int32]
+    length: int
+
+
+class RecomputeSchedule:
+    """Schedules of one problem's plans.
+
+    An *anchor* is a place in the order that torch's reordering walks over: the steps, and before them the values that stand among
+    them in the joint graph.
+
+    Attributes:
+        first_anchor: The first anchor that reads each value, [values]; NEVER for none.
+        late_anchor: The anchor of each value that is one, [values]; NEVER for the others.
+        step_anchor: The anchor of each step, [steps].
+    """
+
+    def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
+        self.readers, self.num_steps = readers, len(steps)
+        self._number_anchors(values)
+        self.first_anchor = np.full(len(values), NEVER, dtype=np.int32)
+        for b, step in enumerate(steps):
+            for v in step.reads:
+                self.first_anchor[v] = min(self.first_anchor[v], self.step_anchor[b])
+
+    def _number_anchors(self, values: Sequence[Value]) -> None:
+        """Number the anchors in the joint graph's order."""
+        late = [(value.late_step, 0, v) for v, value in enumerate(values) if value.late_step >= 0]
+        walk = sorted(late + [(b, 1, b) for b in range(self.num_steps)])
+        self.late_anchor = np.full(len(values), NEVER, dtype=np.int32)
+        self.step_anchor = np.empty(self.num_steps, dtype=np.int32)
+        for anchor, (_, is_step, index) in enumerate(walk):
+            (self.step_anchor if is_step else self.late_anchor)[index] = anchor
+        self.anchor_step = np.array([b for b, _, _ in walk], dtype=np.int32)
+
+    def of(self, saved: Bools) -> Schedule:
+        """The schedule of the plans in the columns of `saved`, [values, P]."""
+        start, recomputed = self._starts(saved)
+        slots, step_slots, length = self._slots(start, recomputed)
+        return Schedule(saved & (start < NEVER), recomputed, slots, step_slots, length)
+
+    def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
+        """For each value the last anchor before which it may be recomputed, and the mask of what is recomputed; [values, P]."""
+        n, plans = saved.shape
+        start = np.empty((n, plans), dtype=np.int32)
+        reach = np.empty((n, plans), dtype=np.int32)  # the start that a value hands to what it reads
+        barred = saved * NEVER
+        first, is_late = list(self.first_anchor), (self.late_anchor < NEVER).tolist()
+        for v in range(n - 1, -1, -1):
+            row, readers = start[v], self.readers[v]
+            if readers:
+                np.minimum(first[v], reach[readers[0]], out=row)
+                for w in readers[1:]:
+                    np.minimum(row, reach[w], out=row)
+            else:
+                row[:] = first[v]
+            if is_late[v]:
+                np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
+            np.maximum(row, barred[v], out=reach[v])
+        return start, (reach < NEVER)
+
+    def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+        """Slots of values, [values, P], of steps, [P, steps], and how many there are."""
+        n, plans = start.shape
+        m = self.num_steps
+        order = np.argsort(np.where(recomputed, start, NEVER).T, axis=1, kind="stable")
+        last = len(self.anchor_step) - 1
+        burst = np.where(recomputed, self.anchor_step[np.minimum(start, last)], m).T  # [P, n]: the step that follows
+        rank = np.empty((plans, n), dtype=np.int32)
+        np.put_along_axis(rank, order, np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)), axis=1)
+        slots = np.ascontiguousarray((rank + burst).T).astype(np.int32)
+        flat = (burst + np.arange(plans)[:, None] * (m + 1)).ravel()
+        counts = np.bincount(flat, minlength=plans * (m + 1)).reshape(plans, m + 1)[:, :m]
+        step_slots = (np.cumsum(counts, axis=1) + np.arange(m)).astype(np.int32)
+        length = int(step_slots[:, -1].max()) + 1 if m else 0
+        return slots, step_slots, length
