@@ -8,6 +8,8 @@ from compile_remat.passes.graph.origins import origin_of as origin_of
 from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
+from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
+from compile_remat.passes.memory.plan_timeline import timeline as timeline
 from compile_remat.passes.memory.simulator import Bools as Bools
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import Status as Status
@@ -30,8 +32,6 @@ from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import Offer as Offer
 from compile_remat.passes.search.plan_menu import offers as offers
-from compile_remat.passes.search.plan_timeline import Timeline as Timeline
-from compile_remat.passes.search.plan_timeline import timeline as timeline
 from compile_remat.passes.search.solver import Planner as Planner
 from compile_remat.passes.search.solver import solve as solve
 

@@ -14,66 +14,19 @@ segments of any graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes.memory.candidate_plan import Candidate, candidate, has_copy, may_run_again, widened
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
-from compile_remat.passes.problem.duplication import original, with_copies
-from compile_remat.passes.problem.problem import SAVE, Problem, Value
-from compile_remat.passes.problem.work_budget import WorkBudget
+from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.search.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Option, SegmentTable
 from compile_remat.passes.search.segments import Segments
-
-
-def may_run_again(value: Value) -> bool:
-    """Whether the value may be computed a third time."""
-    return value.pin != SAVE and not value.may_differ
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan some of whose values are computed three times.
-
-    Attributes:
-        saved: Mask over the values of the problem with copies, [values].
-        again: Names of the values with a copy.
-        simulator: Of that problem.
-        batch: What the plan does there.
-    """
-
-    saved: Bools
-    again: tuple[str, ...]
-    simulator: Simulator
-    batch: Batch
-
-    @property
-    def peak_bytes(self) -> int:
-        return int(self.batch.peak[0])
-
-    @property
-    def time_ns(self) -> int:
-        return int(self.batch.time_ns[0])
-
-
-def candidate(problem: Problem, saved: Bools, again: Collection[str], work: WorkBudget | None = None) -> Candidate:
-    """The plan that saves the values in the mask `saved`, [values], and computes those in `again` twice in the backward.
-
-    Raises:
-        ValueError: A value of `again` is not in the problem, or may not be computed so often.
-    """
-    known = {v.name for v in problem.values if may_run_again(v)}
-    if wrong := sorted(set(again) - known):
-        raise ValueError(f"{wrong[0]!r} cannot be computed more than twice")
-    is_copied = _has_copy(problem, again)
-    simulator = Simulator(with_copies(problem, again), work)
-    wide = _widened(saved, is_copied)
-    names = tuple(v.name for v in problem.values if v.name in frozenset(again))
-    return Candidate(wide, names, simulator, simulator.one(wide))
 
 
 @dataclass(frozen=True)
@@ -222,7 +175,7 @@ class Recursion:
     def _improved(self, found: Candidate, budget_bytes: int) -> Candidate:
         simulator, values = found.simulator, found.simulator.problem.values
         copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
-        pinned = _widened(self.pinned, _has_copy(self.simulator.problem, found.again))
+        pinned = widened(self.pinned, has_copy(self.simulator.problem, found.again))
         pool = search_pool(simulator, pinned, self.options.pool_share, ~copied)
         searcher = LocalSearch(simulator, pool, pinned, self.weight, self.options)
         mask = searcher.run(found.saved, budget_bytes, self.options.min_peak_rounds, self.options.strict_factor)
@@ -248,15 +201,3 @@ def _longer(
             if known is None or max(chain.peak_bytes, chain.kept_bytes + option.local_peak_bytes) < known.peak_bytes:
                 found[first, whole] = chain + option
     return found
-
-
-def _has_copy(problem: Problem, names: Collection[str]) -> Bools:
-    wanted = frozenset(names)
-    return np.array([v.name in wanted for v in problem.values], dtype=bool)
-
-
-def _widened(mask: Bools, is_copied: Bools) -> Bools:
-    """A mask over the values as one over the values with copies."""
-    wide = np.zeros(len(mask) + int(is_copied.sum()), dtype=bool)
-    wide[np.arange(len(mask)) + np.cumsum(is_copied) - is_copied] = mask
-    return wide

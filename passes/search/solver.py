@@ -10,6 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
+from compile_remat.passes.memory.candidate_plan import Candidate, candidate
+from compile_remat.passes.memory.plan_timeline import timeline_of
 from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
@@ -18,8 +20,7 @@ from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, 
 from compile_remat.passes.search.min_peak import MinimumPeak
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
-from compile_remat.passes.search.plan_timeline import timeline_of
-from compile_remat.passes.search.recursive import Candidate, Recursion, candidate
+from compile_remat.passes.search.recursive import Recursion
 from compile_remat.passes.search.strategy import Search
 
 

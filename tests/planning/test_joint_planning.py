@@ -14,7 +14,7 @@ import compile_remat
 from compile_remat import partition
 from compile_remat.backend import remat
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlannerWarning
-from compile_remat.passes.search.recursive import original
+from compile_remat.passes.problem.duplication import original
 from compile_remat.planning import joint_planning
 
 MIB = 1 << 20

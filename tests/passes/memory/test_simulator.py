@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_remat.passes.memory import simulator
+from compile_remat.passes.memory.plan_timeline import timeline_of
 from compile_remat.passes.memory.simulator import Batch, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
-from compile_remat.passes.search.plan_timeline import timeline_of
 from tests.oracles import all_plans, chain, problems, seeded_problem, slow_run
 
 

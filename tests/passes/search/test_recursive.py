@@ -19,10 +19,11 @@ from torch._decomp import core_aten_decompositions
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Plan, Planner, Problem, Value, build_problem, extract, timeline
+from compile_remat.passes.memory.candidate_plan import Candidate, candidate, may_run_again
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.duplication import SUFFIX, original, with_copies
 from compile_remat.passes.problem.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
-from compile_remat.passes.search.recursive import Candidate, Recursion, candidate, may_run_again
+from compile_remat.passes.search.recursive import Recursion
 from tests.oracles import chain, random_problem, slow_run
 from tests.passes.graph.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compile_remat._util.live_buffer import LiveBuffer
+from compile_remat.passes.memory.plan_timeline import Timeline, timeline, timeline_of
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
-from compile_remat.passes.search.plan_timeline import Timeline, timeline, timeline_of
 from tests.oracles import problems, slow_run
 
 ORIGIN = Origin((5, 2), "int8", "body", "model.py:3")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from compile_remat._util.live_buffer import LiveBuffer
+from compile_remat.passes.memory.candidate_plan import candidate
 from compile_remat.passes.memory.recompute_schedule import NEVER
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.search.recursive import candidate
 
 
 @dataclass(frozen=True)
