@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "recursion": {"uses_recursion": False},
 }
 """The options without each heuristic."""
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 SETTINGS = (*map(str, FRACTIONS), "min")
 
@@ -146,9 +148,11 @@ def _planned(
     )
 
 
-def search_table(rows: Sequence[SearchRow]) -> str:
-    """One line for each heuristic: changes where it is switched off."""
+def search_table(rows: Sequence[SearchRow]) -> Table:
+    """One line for each heuristic: changes without it, of extra time and gap in % of the step, of the floor in %."""
     base = {(row.problem, row.setting): row for row in rows if not row.off}
+    if not base:
+        return (), ()
     kept = list(base.values())
     gap = 100 * statistics.mean(row.extra - row.bound for row in kept if _is_in_budget(row))
     lines = [["(all on)", "", "", "", "", "", "", f"{gap:.2f}", "1.00", ""]]
@@ -156,8 +160,7 @@ def search_table(rows: Sequence[SearchRow]) -> str:
         pairs = [(base[row.problem, row.setting], row) for row in rows if row.off == off]
         lines.append([off, *_changes(pairs), str(sum(row.is_reached for _, row in pairs))])
     titles = ("off", "extra worst", "at", "mean", "floor worst", "at", "mean", "gap", "CPU time", "reached")
-    note = "extra time and gap in % of the step, floor in % of the peak; +: worse without the heuristic"
-    return f"{len(base)} plans: {note}\n{ascii_table(titles, lines)}"
+    return titles, lines
 
 
 def _is_in_budget(row: SearchRow) -> bool:
@@ -230,15 +233,15 @@ def _predicted_bytes(problem: Problem, plan: Plan) -> int:
     return timeline(problem, plan).peak_bytes
 
 
-def rule_table(rows: Sequence[RuleRow]) -> str:
-    """One line for each plan: the error of the prediction with all rules and without each."""
+def rule_table(rows: Sequence[RuleRow]) -> Table:
+    """One line for each plan: the error of its predicted peak with all rules and without each, in % of the codegen peak."""
     lines = []
     for model, setting in dict.fromkeys((row.model, row.setting) for row in rows):
         of = {row.off: row for row in rows if (row.model, row.setting) == (model, setting)}
         errors = [f"{100 * (row.predicted_bytes / row.codegen_bytes - 1):+.2f}" for row in of.values()]
         lines.append([f"{model} {setting}", harness.mib(of[""].codegen_bytes), *errors, ""])
     titles = ("plan", "codegen MiB", "all rules", *(f"no {off}" for off in RULES if off), "")
-    return f"error of the predicted peak, % of the codegen peak\n{ascii_table(titles, lines)}"
+    return titles, lines
 
 
 # -- the command --------------------------------------------------------------------------------------------------------
@@ -250,9 +253,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(2)  # workspaces of kernels depend on it
     head = header("cpu")
     print_header(head)
-    known = _known(arguments.json) if arguments.merge else {}
-    search: list[SearchRow] = [SearchRow(**row) for row in known.get("search", [])]
-    rules: list[RuleRow] = [RuleRow(**row) for row in known.get("rules", [])]
+    search, rules = rows_of(_known(arguments.json) if arguments.merge else [])
     parts = arguments.part or ("search", "rules")
     for name, problem in stored_problems().items() if "search" in parts else ():
         if name in (arguments.problem or (name,)):
@@ -264,7 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rules = [row for row in rules if row.model != name] + rule_rows(name)
             harness.progress(f"{name}: emitted")
             _write(arguments.json, head, search, rules)
-    print("\n\n".join([search_table(search)] * bool(search) + [rule_table(rules)] * bool(rules)))
+    for title, table in (("search", search_table(search)), ("rules", rule_table(rules))):
+        print(f"\n{title}\n{ascii_table(*table)}" if table[1] else "")
     return 0
 
 
@@ -277,15 +279,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _known(path: Path | None) -> dict[str, Any]:
-    known: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
+def rows_of(stored: Sequence[dict[str, Any]]) -> tuple[list[SearchRow], list[RuleRow]]:
+    """The rows of a file, of both kinds."""
+    search = [SearchRow(**row) for row in stored if "problem" in row]
+    return search, [RuleRow(**row) for row in stored if "model" in row]
+
+
+def _known(path: Path | None) -> list[dict[str, Any]]:
+    known: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
     return known
 
 
 def _write(path: Path | None, head: dict[str, str], search: Sequence[SearchRow], rules: Sequence[RuleRow]) -> None:
-    if path is not None:
-        rows = {"search": [asdict(row) for row in search], "rules": [asdict(row) for row in rules]}
-        path.write_text(json.dumps({"header": head, **rows}, indent=1) + "\n")
+    harness.write_json(path, head, [*search, *rules])
 
 
 if __name__ == "__main__":
