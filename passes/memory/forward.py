@@ -1,8 +1,8 @@
 """Live bytes of the forward under many plans at once.
 
-What is saved has a buffer of its own: what it was computed from may die there, and is not kept for those who would have computed it
-once more in registers.  Nobody writes over what is saved; what is saved and computed only behind the forward (`late`) keeps
-what it reads until then.
+A saved value has a buffer of its own.  What it was computed from may then be freed there: it is not kept for readers that would
+compute the value once more in registers.  No kernel writes over a saved buffer.  A value that is computed in the
+`forward_epilogue` keeps what it reads until then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, register_path
-from compile_remat.passes.memory.forward_epilogue import late_sources
+from compile_remat.passes.memory.forward_epilogue import epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
 
@@ -25,13 +25,13 @@ class Forward:
 
     Args:
         stored: Whether a value has a buffer though it is not saved, [values].
-        readers: Who reads each value.
-        drawn: Random numbers, which have a buffer only where another kernel runs before their last reader.
+        readers: The readers of each value.
+        drawn: Indices of random numbers, which have a buffer only where another kernel runs before their last reader.
         held_bytes: Copies of inputs that live through the whole forward.
 
     Attributes:
-        tops, order: The places where the values in `order` begin to cost if they are saved, and the bytes that every plan has
-            there or up to the next such place: for bounds.
+        order: Values sorted by the place from which saving them costs bytes.
+        tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Forward:
         self.is_drawn = np.zeros(n, dtype=bool)
         self.is_drawn[drawn] = True
         self._find_ends()
-        self.late = late_sources(values, stored)
+        self.epilogue = epilogue_sources(values, stored)
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
         self.fixed = self._fixed_bytes(held_bytes)
@@ -99,7 +99,7 @@ class Forward:
         return found
 
     def _fixed_bytes(self, held_bytes: int) -> Ints:
-        """At each place, and at the end: copies, workspaces, what a kernel writes for nobody, and where buffers begin."""
+        """At each place, and at the end: copies, workspaces, outputs of kernels that nothing reads."""
         fixed = np.full(self.size + 1, held_bytes, dtype=np.int64)
         for v, value in enumerate(self.values):
             if value.in_forward:
@@ -122,14 +122,14 @@ class Forward:
             return np.zeros(plans, dtype=np.int64)
         ends = self._ends(used)
         never = self.size + 1
-        held = [used[list(source.readers)].any(axis=0) & ~used[source.value] for source in self.late]
-        for source, is_held in zip(self.late, held, strict=True):
+        held = [used[list(source.readers)].any(axis=0) & ~used[source.value] for source in self.epilogue]
+        for source, is_held in zip(self.epilogue, held, strict=True):
             np.maximum(ends[source.value], source.readers[-1], out=ends[source.value], where=is_held)
         has_buffer = self._buffers(ends)
         stops = ends + 1 - self._overwritten(used, ends, has_buffer)
         stops[used] = never
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
-        for source, is_held in zip(self.late, held, strict=True):
+        for source, is_held in zip(self.epilogue, held, strict=True):
             u, last = source.value, source.readers[-1]
             if source.is_taken_over:
                 taken = is_held & used[last] & has_buffer[u]

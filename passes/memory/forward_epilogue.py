@@ -1,7 +1,7 @@
-"""What the forward computes only to hand it over: derivatives of activations, masks, casts of weights.
+"""Values that the forward computes only because they are saved: derivatives of activations, masks, casts of weights.
 
-Such a value is saved but nothing in the forward reads it; it is computed behind all else, and the buffers that its kernel reads
-stay until then.
+Nothing in the forward reads such a value.  It is computed after everything else, and the buffers that its kernel reads stay alive
+until then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Source:
     is_taken_over: bool
 
 
-def late_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
+def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
     """All such buffers.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compile_remat.passes.memory.forward_epilogue import Source, late_sources
+from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, RECOMPUTE, Value
 
 
@@ -17,7 +17,7 @@ def behind(name: str, *reads: int, nbytes: int = 4, pin: str = "free") -> Value:
 
 
 def sources(*values: Value) -> list[Source]:
-    return late_sources(values, np.array([v.kernel == EXTERN for v in values]))
+    return epilogue_sources(values, np.array([v.kernel == EXTERN for v in values]))
 
 
 def test_the_last_reader_of_its_size_is_written_over_it() -> None:
