@@ -1,7 +1,7 @@
-"""Long moves: a stretch of one plan replaced by the same stretch of another.
+"""Window exchange, a large-neighbourhood move: a window of one plan is replaced by the same window of another plan.
 
-Flips and swaps change one or two values, so a stretch that should be run in another way altogether is out of their reach. The
-levels of the cut are whole answers to "how should this stretch run if bytes cost so much", for every price.
+Flips and swaps change one or two values; they cannot reach a plan in which a long window is computed in another way.  The levels
+of the min-cut are such plans, one for each price of a byte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compile_remat.passes.search.local_search import LocalSearch
 def cross(
     searcher: LocalSearch, mask: Bools, others: Sequence[Bools], budget_bytes: int, weight_factor: float
 ) -> Bools:
-    """Exchange stretches with the other plans and local search, as long as that scores better."""
+    """Replace windows by those of the other plans and improve the result by local search, as long as that scores better."""
     options, weight = searcher.options, searcher.weight * weight_factor
     current, best = mask, _scores(searcher, mask[:, None], budget_bytes, weight)[0]
     for _ in range(options.window_rounds):
@@ -42,14 +42,14 @@ def _crossings(searcher: LocalSearch, current: Bools, others: Sequence[Bools]) -
     columns = []
     for length in searcher.options.window_lengths:
         for first in range(0, max(1, len(pool) - length // 2), max(1, length // 2)):
-            stretch = pool[first : first + length]
-            seen = {current[stretch].tobytes()}
+            window = pool[first : first + length]
+            seen = {current[window].tobytes()}
             for other in others:
-                key = other[stretch].tobytes()
+                key = other[window].tobytes()
                 if key not in seen:
                     seen.add(key)
                     column = current.copy()
-                    column[stretch] = other[stretch]
+                    column[window] = other[window]
                     columns.append(column)
     return np.stack(columns, axis=1) if columns else np.zeros((len(current), 0), dtype=bool)
 
