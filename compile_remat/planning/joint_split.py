@@ -131,7 +131,9 @@ def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Sett
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
         planner = Planner(priced_problem(joint, settings, saved)[0])
-        return replace(planner.torch_default(bytes_of(planner, EffectiveBudget(settings.budget))), status=Status.FALLBACK)
+        return replace(
+            planner.torch_default(bytes_of(planner, EffectiveBudget(settings.budget))), status=Status.FALLBACK
+        )
     except Exception:
         LOG.info("the fallback has no predicted peak", exc_info=True)
         return None
