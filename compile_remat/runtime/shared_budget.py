@@ -9,7 +9,8 @@ When a step is over, the order of its calls is known.  Each region then has a me
 step, and the fastest choice of one option for each region within the budget (`joint_allocation.divide`) is compiled for the next
 step.  So the budget holds for the whole step from the first one on where Dynamo says that there are peers.  For callables that
 were compiled separately it holds from the second step on: in the first one, the region that runs first has the whole
-budget, later ones have what is left, and a warning says so where that is not enough.
+budget, later ones have what is left, and a warning says so where that is not enough.  A fraction is then one of that region's own
+peak, and an error where the region alone cannot reach it.
 
 The states of a region are those of `runtime.states.PlanState`.
 """

@@ -150,20 +150,26 @@ def test_the_whole_step_stays_inside(case: str, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["apart", *(pytest.param(case, marks=pytest.mark.full) for case in ("by block", "three graph breaks"))]
+    ("case", "fraction"),
+    [
+        ("apart", 0.6),
+        pytest.param("by block", 0.7, marks=pytest.mark.full),
+        pytest.param("three graph breaks", 0.5, marks=pytest.mark.full),
+    ],
 )
-def test_min_and_a_fraction(case: str) -> None:
+def test_min_and_a_fraction(case: str, fraction: float) -> None:
+    """Callables that are compiled separately each need a plan at the fraction: in the first step none knows of the others."""
     plain = Steps(case)
     plain.step()
     expected, default_bytes = plain.step()
     peaks = {}
-    for budget in ("min", 0.5):
+    for budget in ("min", fraction):
         steps = Steps(case, budget)
-        for _ in range(3):
+        for _ in range(4):
             gradients, peaks[budget] = steps.step()
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
     # A fraction is one of the fastest plans' step; these save a little more than torch's default.
-    assert peaks["min"] < peaks[0.5] <= 0.5 * default_bytes * 1.25
+    assert peaks["min"] < peaks[fraction] <= fraction * default_bytes * 1.25
 
 
 def test_below_what_the_step_needs_is_an_error() -> None:
