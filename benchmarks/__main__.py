@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     if arguments.markdown:
-        from benchmarks import markdown
+        from benchmarks.common import markdown
 
         print(markdown.page().rstrip() if arguments.markdown == "results" else markdown.readme_table())
         return 0

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from benchmarks import harness, models
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.harness import ascii_table, header, print_header
 from benchmarks.digest import CODE_MODELS, FRACTIONS, emitted, stored_problems
-from benchmarks.harness import ascii_table, header, print_header
 from compile_remat.api import look
 from compile_remat.passes import Plan, Planner, Problem, SearchOptions, timeline
 from compile_remat.report import reports, reset_reports

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks import harness
-from benchmarks.harness import mib, ms, percent
+from benchmarks.common import harness
+from benchmarks.common.harness import mib, ms, percent
 from benchmarks.models import CASES, build
 from compile_remat._torch import joint_graph
 from compile_remat.api import look

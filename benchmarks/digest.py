@@ -23,9 +23,10 @@ from unittest import mock
 
 import torch
 
-from benchmarks import models, synthetic
-from benchmarks.code_only import without_compiler
-from benchmarks.harness import ascii_table
+from benchmarks import models
+from benchmarks.common import synthetic
+from benchmarks.common.code_only import without_compiler
+from benchmarks.common.harness import ascii_table
 from compile_remat.api import look
 from compile_remat.passes import Planner, Problem
 

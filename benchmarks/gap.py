@@ -16,9 +16,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks import harness, models
-from benchmarks.exact import cut_down, exact_front
-from benchmarks.harness import mib, percent
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.exact import cut_down, exact_front
+from benchmarks.common.harness import mib, percent
 from compile_remat.api import look
 from compile_remat.passes import Planner, Problem
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import frontier, harness
-from benchmarks.compile_caches import without_graph_caches
-from benchmarks.contest import Contest, is_alive, tasks
-from benchmarks.frontier import Point
+from benchmarks.common import frontier, harness
+from benchmarks.common.compile_caches import without_graph_caches
+from benchmarks.common.contest import Contest, is_alive, tasks
+from benchmarks.common.frontier import Point
 from benchmarks.models.large import LARGE
 
 SAME_KIND, OTHER_KIND = 1.2, 1.5

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 import compile_remat
-from benchmarks import harness, models
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import mib, ms
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import mib, ms
+from benchmarks.common.timing import RatioInterval
 from benchmarks.models import Case, joining
-from benchmarks.timing import RatioInterval
 from compile_remat.backend import compile_graph
 from compile_remat.config import RematConfig
 from compile_remat.planning.partitioner import RematPartitioner

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks import harness, models
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import mib, ms
-from benchmarks.timing import RatioInterval
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import mib, ms
+from benchmarks.common.timing import RatioInterval
 
 PEAK_LIMIT = 1.001
 TIME_LIMIT = 1.02

@@ -18,9 +18,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks import harness, models
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import MIB, mib
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import MIB, mib
 from compile_remat._torch.allocator_events import AllocationEvent, cpu_allocation_events
 from compile_remat._util.units import parse_bytes
 

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks import harness, models
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import mib, ms, percent
-from benchmarks.timing import interleaved_ratio
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import mib, ms, percent
+from benchmarks.common.timing import interleaved_ratio
 from compile_remat import BudgetError
 from compile_remat.cost_models.timing.calibration import calibrate
 from compile_remat.cost_models.timing.clock import clock_name, cpu_clock

@@ -22,11 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import harness, models, table_a
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import mib, percent
+from benchmarks import models, table_a
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import mib, percent
+from benchmarks.common.verdicts import Row, lowest_peak
 from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, Runner
-from benchmarks.verdicts import Row, lowest_peak
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
 MODEL_TITLES = (

@@ -2,8 +2,8 @@
 
     python -m benchmarks.scale [--nodes 20000] [--kind unequal] [--budget 0.7] [--points 20] [--toy] [--json OUT]
 
-The problems are rows of transformer layers made without a model (`benchmarks.synthetic`): `equal` ones, and ones of which hardly
-two are equal.  Each row of the table has a process of its own, so that its memory is its own: the most that was resident, less
+The problems are rows of transformer layers made without a model (`benchmarks.common.synthetic`): `equal` ones, and ones whose
+sizes are drawn at random.  Each row of the table has a process of its own, so that its memory is its own: the most that was resident, less
 what was before planning.  `gap` is the time between the plan and its proven bound, as a part of the step's estimated time.  With
 `--points N`, N budgets between the lowest peak and that of the fastest plan are planned for as well, by `pareto`'s code, and
 the lowest peak is looked for beside the one plan, as `compile-remat plan` does.
@@ -19,8 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from benchmarks import harness, synthetic
-from benchmarks.harness import MIB, mib
+from benchmarks.common import harness, synthetic
+from benchmarks.common.harness import MIB, mib
 from compile_remat.passes import Planner, Problem, frontier
 
 NODES = (1_000, 2_000, 5_000, 10_000, 20_000)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import harness
+from benchmarks.common import harness
 from compile_remat.inductor.fusion_guard import PlannedOrder
 from compile_remat.inductor.kernel_order import KernelSequence
 

@@ -5,7 +5,7 @@
 `plain` is torch.compile with default options, `torch B` is `torch._functorch.config.activation_memory_budget = B`, the rest is
 `backend="remat"`: `max`, fractions of plain's measured peak handed over in bytes, and `min`. Every row is compiled
 afresh, with the graph caches off. Planning time is everything between receiving the joint graph and handing over two
-modules, for torch's rows as for ours. The verdicts are explained in benchmarks/verdicts.py. The exit status is 1 if any
+modules, for torch's rows as for ours. The verdicts are explained in benchmarks/common/verdicts.py. The exit status is 1 if any
 row is a miss.
 """
 
@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import harness, models, verdicts
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import MIB, mib, ms, percent
-from benchmarks.torch_budget import TorchPartition, timed_torch_partitioner, torch_activation_budget
-from benchmarks.verdicts import Row
+from benchmarks import models
+from benchmarks.common import harness, verdicts
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import MIB, mib, ms, percent
+from benchmarks.common.torch_budget import TorchPartition, timed_torch_partitioner, torch_activation_budget
+from benchmarks.common.verdicts import Row
 
 TORCH_BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 FRACTIONS = (0.8, 0.6, 0.4, 0.3)

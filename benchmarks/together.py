@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import harness, models
-from benchmarks.compile_caches import private_compile_caches
-from benchmarks.harness import mib, percent
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import private_compile_caches
+from benchmarks.common.harness import mib, percent
 from compile_remat.device.measure import peak_bytes
 
 FRACTIONS = (0.6, 0.4, 0.3)

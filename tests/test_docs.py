@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import compile_remat
-from benchmarks import markdown
+from benchmarks.common import markdown
 from compile_remat import cli
 from compile_remat._torch.codegen_rules import inductor_rules
 from compile_remat.runtime.states import CALL_TABLE, PLAN_TABLE
@@ -77,7 +77,7 @@ def test_named_benchmarks_take_the_options_that_they_are_given() -> None:
         for module, arguments in BENCHMARK.findall(path.read_text()):
             file = ROOT / f"{module.replace('.', '/')}.py"
             assert file.exists(), f"{name_of(path)}: {module}"
-            known = file.read_text() + (ROOT / "benchmarks/harness.py").read_text()
+            known = file.read_text() + (ROOT / "benchmarks/common/harness.py").read_text()
             for option in set(re.findall(r"--[a-z][a-z-]*", arguments)) - {"--help"}:
                 assert f'"{option}"' in known, f"{name_of(path)}: {module} {option}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import guard, max_speed, predicted_time, promise, step_time, table_a, together
-from benchmarks.compile_caches import without_graph_caches
+from benchmarks.common.compile_caches import without_graph_caches
 
 
 @pytest.fixture(autouse=True)

@@ -9,21 +9,10 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import (
-    gap,
-    guard,
-    harness,
-    max_speed,
-    models,
-    predicted_time,
-    promise,
-    scale,
-    synthetic,
-    table_a,
-    together,
-)
-from benchmarks.timing import RatioInterval
-from benchmarks.verdicts import MIB, Row, judge
+from benchmarks import gap, guard, max_speed, models, predicted_time, promise, scale, table_a, together
+from benchmarks.common import harness, synthetic
+from benchmarks.common.timing import RatioInterval
+from benchmarks.common.verdicts import MIB, Row, judge
 from compile_remat.passes import Planner, Problem, Status
 
 

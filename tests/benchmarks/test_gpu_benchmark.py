@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks import contest, frontier, gpu, harness
-from benchmarks.contest import Task, tasks
-from benchmarks.frontier import Point
+from benchmarks import gpu
+from benchmarks.common import contest, frontier, harness
+from benchmarks.common.contest import Task, tasks
+from benchmarks.common.frontier import Point
 from benchmarks.models import TOY_SCALE, large
 from benchmarks.models.building import Built
 from benchmarks.models.large import build_large, checkpointed

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.timing import interleaved_ratio, step_times_ns
+from benchmarks.common.timing import interleaved_ratio, step_times_ns
 
 
 class _Clock:

@@ -11,7 +11,7 @@ from torch import fx
 
 import compile_remat
 from benchmarks import models
-from benchmarks.code_only import without_compiler
+from benchmarks.common.code_only import without_compiler
 from compile_remat.backend import remat
 
 TOLERANCE = 0.01

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import models
-from benchmarks.exact import cut_down, exact_front, free_choices
+from benchmarks.common.exact import cut_down, exact_front, free_choices
 from benchmarks.gap import BRANCHING, GAP_LIMIT
 from benchmarks.models.branching import Recurrent
 from compile_remat.api import look

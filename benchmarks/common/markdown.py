@@ -24,11 +24,11 @@ from benchmarks import (
     step_time,
     together,
 )
-from benchmarks.harness import MIB
-from benchmarks.timing import RatioInterval
-from benchmarks.verdicts import Row
+from benchmarks.common.harness import MIB
+from benchmarks.common.timing import RatioInterval
+from benchmarks.common.verdicts import Row
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent.parent / "results"
 NOT_TABLES = frozenset(
     {"digest.json", "digest_problems.json.gz", "memory_over_a_step_cpu.json", "promise_rivals_cpu.json"}
 )
@@ -70,7 +70,7 @@ def page() -> str:
     """
     unknown = {path.name for path in RESULTS.iterdir()} - NOT_TABLES - {s.file for s in SECTIONS} - {ESTIMATES}
     if unknown:
-        raise ValueError(f"results without a section in benchmarks/markdown.py: {', '.join(sorted(unknown))}")
+        raise ValueError(f"results without a section in benchmarks/common/markdown.py: {', '.join(sorted(unknown))}")
     stored = [section for section in SECTIONS if (RESULTS / section.file).exists()]
     return "\n\n".join([INTRODUCTION, *map(_section, stored), _estimates()]) + "\n"
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ascii_table, mib, ms, percent
+from benchmarks.common.harness import ascii_table, mib, ms, percent
 from compile_remat._util.atomic_write import write_atomically
 
 SCHEMA = 1

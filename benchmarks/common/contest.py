@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import harness
-from benchmarks.frontier import Point, find
+from benchmarks.common import harness
+from benchmarks.common.frontier import Point, find
+from benchmarks.common.timing import device_times_ns
+from benchmarks.common.torch_budget import torch_activation_budget
 from benchmarks.models import Case
 from benchmarks.models.large import build_large, checkpointed
-from benchmarks.timing import device_times_ns
-from benchmarks.torch_budget import torch_activation_budget
 
 FRACTIONS = (0.5, 0.3)
 TORCH_BUDGETS = (0.5, 0.3, 0.1, 0.7, 0.9, 0.0)

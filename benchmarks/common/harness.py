@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common.timing import RatioInterval, interleaved_ratio, step_times_ns
 from benchmarks.models import TOY_SCALE, Case
-from benchmarks.timing import RatioInterval, interleaved_ratio, step_times_ns
 from compile_remat.device.measure import Peak, peak_bytes
 
 MIB = 1 << 20
