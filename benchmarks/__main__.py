@@ -25,6 +25,8 @@ NAMES = (
     "scale",
     "gpu",
 )
+APART = frozenset({"ablation", "digest", "picture", "scheduler_scale"})
+"""Commands with options of their own, which are called by themselves."""
 IN_A_FOLDER = frozenset({"gpu"})
 """Those that write a folder instead of a file."""
 FOR_GPUS = frozenset({"gpu"})

@@ -3,10 +3,10 @@
     python -m benchmarks.scale [--nodes 20000] [--kind unequal] [--budget 0.7] [--points 20] [--toy] [--json OUT]
 
 The problems are rows of transformer layers made without a model (`benchmarks.common.synthetic`): `equal` ones, and ones whose
-sizes are drawn at random.  Each row of the table has a process of its own, so that its memory is its own: the most that was resident, less
-what was before planning.  `gap` is the time between the plan and its proven bound, as a part of the step's estimated time.  With
-`--points N`, N budgets between the lowest peak and that of the fastest plan are planned for as well, by `pareto`'s code, and
-the lowest peak is looked for beside the one plan, as `compile-remat plan` does.
+sizes are drawn at random.  Each row of the table has a process of its own, so that its memory is its own: the most that was
+resident, less what was before planning.  `gap` is the time between the plan and its proven bound, as a part of the step's
+estimated time.  With `--points N`, N budgets between the lowest peak and that of the fastest plan are planned for as well, by
+`pareto`'s code, and the lowest peak is looked for beside the one plan, as `compile-remat plan` does.
 """
 
 from __future__ import annotations
