@@ -76,7 +76,9 @@ def test_entry_points_name_real_files(pyproject: dict[str, Any]) -> None:
     assert targets == ["compile_remat.cli:main", "compile_remat.backend:remat"]
     for target in targets:
         module, name = target.split(":")
-        source = (ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        place = ROOT / module.replace(".", "/")
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        source = file.read_text(encoding="utf-8")
         assert re.search(rf"^(def {name}\(|{name}\b.* = )", source, re.MULTILINE), target
 
 
