@@ -14,7 +14,7 @@ from typing import Any
 
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
-from compile_remat.passes import Offer, Plan, Status
+from compile_remat.passes import Plan, PlanOption, Status
 
 LOG = logging.getLogger("compile_remat")
 
@@ -58,7 +58,7 @@ class Report:
     from_cache: bool = False
     check: str = ""
     scheduled_peak_bytes: int | None = None
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[PlanOption, ...] = ()
     measured_peak_bytes: int | None = None
     estimated_ops: tuple[str, ...] = ()
 
@@ -153,7 +153,7 @@ class Report:
         if not isinstance(data, dict) or not {"plan", "offers"} <= data.keys():
             raise ValueError("not a report")
         plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
-        offers = tuple(Offer(**{**offer, "saved": tuple(offer["saved"])}) for offer in data["offers"])
+        offers = tuple(PlanOption(**{**offer, "saved": tuple(offer["saved"])}) for offer in data["offers"])
         estimated = tuple(data.get("estimated_ops", ()))
         return Report(**{**data, "plan": plan, "offers": offers, "estimated_ops": estimated})
 

@@ -30,7 +30,7 @@ from compile_remat.passes.problem.work_budget import WORK as WORK
 from compile_remat.passes.problem.work_budget import limit_seconds as limit_seconds
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
-from compile_remat.passes.search.plan_menu import Offer as Offer
+from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
 from compile_remat.passes.search.plan_menu import offers as offers
 from compile_remat.passes.search.solver import Planner as Planner
 from compile_remat.passes.search.solver import solve as solve
@@ -45,9 +45,9 @@ __all__ = [
     "WORK",
     "Bools",
     "LiveBuffer",
-    "Offer",
     "Origin",
     "Plan",
+    "PlanOption",
     "Planner",
     "Problem",
     "SearchOptions",

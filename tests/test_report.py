@@ -8,7 +8,7 @@ import pytest
 from expecttest import assert_expected_inline
 
 import compile_remat
-from compile_remat.passes import LiveBuffer, Offer, Plan, Status
+from compile_remat.passes import LiveBuffer, Plan, PlanOption, Status
 from compile_remat.report import Report, amend, latest, record, recording, write, write_to
 
 MIB = 1 << 20
@@ -64,7 +64,7 @@ OFFER_FIGURES = {"held_bytes": 3, "forward_peak_bytes": 4, "peak_bytes": 5, "tim
 
 
 def test_json_holds_everything() -> None:
-    report = dataclasses.replace(REPORT, offers=(Offer(("mm",), **OFFER_FIGURES),))
+    report = dataclasses.replace(REPORT, offers=(PlanOption(("mm",), **OFFER_FIGURES),))
     data = json.loads(report.to_json())
     assert {name: data[name] for name in data if name != "plan"} == {
         "graph_key": "0123456789abcdef",

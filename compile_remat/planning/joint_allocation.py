@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from compile_remat.passes import Offer
+from compile_remat.passes import PlanOption
 
 MOST_PLACES = 256
 """Of a longer step only so many places, evenly spread, are looked at beside the first and the last."""
@@ -47,7 +47,7 @@ class Shared:
     time_ns: int
 
 
-def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[Offer]) -> int:
+def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[PlanOption]) -> int:
     """The most bytes live at once in a step in which graph g runs under ``plans[g]``."""
     held, later = 0, sum(turn.gradient_bytes for turn in turns)
     peak = 0
@@ -59,7 +59,7 @@ def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[Offer]) -> int:
     return peak
 
 
-def divide(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], budget_bytes: int | None) -> Shared:
+def divide(turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
     """The fastest choice whose step stays within the budget; the one of lowest peak where none does, or without a budget.
 
     Args:
@@ -77,7 +77,7 @@ def divide(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], budget_byte
     return lowest
 
 
-def _solve(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], budget_bytes: int | None) -> Shared:
+def _solve(turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
     """Least time within a budget, or the least peak where it is None."""
     first = np.concatenate([[0], np.cumsum([len(o) for o in offers])])
     num_choices = int(first[-1])
@@ -113,7 +113,9 @@ def _solve(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], budget_byte
     return Shared(chosen, step_peak_bytes(turns, plans), time_ns)
 
 
-def _rows(turns: Sequence[Turn], offers: Sequence[Sequence[Offer]], first: np.ndarray) -> list[tuple[np.ndarray, int]]:
+def _rows(
+    turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], first: np.ndarray
+) -> list[tuple[np.ndarray, int]]:
     """For each place in the step, live bytes as a sum over choices, and the gradients beside them."""
     held = np.zeros(int(first[-1]))
     later = sum(turn.gradient_bytes for turn in turns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compile_remat.passes import Offer, Plan
+from compile_remat.passes import Plan, PlanOption
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ChosenPlan:
     plan: Plan
     floor_bytes: int | None = None
     message: str = ""
-    offers: tuple[Offer, ...] = ()
+    offers: tuple[PlanOption, ...] = ()
 
 
 @dataclass(frozen=True)

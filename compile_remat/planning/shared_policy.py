@@ -11,8 +11,8 @@ from compile_remat.errors import (
     warn,
 )
 from compile_remat.passes import (
-    Offer,
     Planner,
+    PlanOption,
     offers,
 )
 from compile_remat.planning.budget_source import EffectiveBudget
@@ -66,7 +66,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     return replace(choice, message=joined(choice.message, text))
 
 
-def _limit_of(effective: EffectiveBudget, offered: Sequence[Offer], turns: Sequence[Turn]) -> int | None:
+def _limit_of(effective: EffectiveBudget, offered: Sequence[PlanOption], turns: Sequence[Turn]) -> int | None:
     """The budget of a step in bytes; a fraction of one is known only with the number of runs."""
     if effective.budget.kind == "fraction" and len(turns) > 1:
         return int(float(effective.budget.value or 0) * step_peak_bytes(turns, [min(offered, key=lambda o: o.time_ns)]))

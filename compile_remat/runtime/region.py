@@ -21,7 +21,7 @@ from compile_remat._torch.autograd_node import (
     keeps_its_graph,
     sequence_number,
 )
-from compile_remat.passes import Offer, Plan
+from compile_remat.passes import Plan, PlanOption
 from compile_remat.planning.request import Request
 from compile_remat.report import Report
 from compile_remat.runtime.states import (
@@ -138,7 +138,7 @@ class CompiledRegion:
         publish: Callable[[Report], None] = lambda report: None,
     ) -> None:
         self.hooks, self.recompile, self.publish = tuple(hooks), recompile, publish
-        self.menu: tuple[Offer, ...] = ()
+        self.menu: tuple[PlanOption, ...] = ()
         self.excess_bytes: dict[tuple[str, ...], int] = {}
         self.known: dict[tuple[str, ...], RunningPlan] = {}
         self.num_changes = 0

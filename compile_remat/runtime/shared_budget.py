@@ -5,7 +5,7 @@ will run in a step.  What is known then: whether Dynamo ends the graph by a grap
 `instances`, which calls are in flight, and whether the last step had several calls.  Where any of these says that there will be
 peers, the first step is conservative: the region holds as little as it can, within what the calls in flight leave.
 
-When a step is over, the order of its calls is known.  Each region then has a menu (`Offer`) or gets one in the second
+When a step is over, the order of its calls is known.  Each region then has a menu (`PlanOption`) or gets one in the second
 step, and the fastest choice of one option for each region within the budget (`joint_allocation.divide`) is compiled for the next
 step.  So the budget holds for the whole step from the first one on where Dynamo says that there are peers.  For callables that
 were compiled separately it holds from the second step on: in the first one, the region that runs first has the whole
@@ -30,7 +30,7 @@ from torch.utils.weak import WeakIdRef
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
-from compile_remat.passes import Offer
+from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Shared, Turn, divide, step_peak_bytes
 from compile_remat.planning.request import Fit, Replay, Request, SharedOption
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
@@ -246,13 +246,13 @@ def clear_budgets() -> None:
     _BUDGETS.clear()
 
 
-def _corrected_menu(region: CompiledRegion, *, known_only: bool) -> list[Offer]:
+def _corrected_menu(region: CompiledRegion, *, known_only: bool) -> list[PlanOption]:
     """The menu with what the emitted code needs beyond it; unless `known_only`, the most seen so far where that is not known."""
     guess = 0 if known_only else max(region.excess_bytes.values(), default=0)
     return [replace(o, peak_bytes=o.peak_bytes + region.excess_bytes.get(o.saved, guess)) for o in region.menu]
 
 
-def _run_option(region: CompiledRegion, option: Offer) -> None:
+def _run_option(region: CompiledRegion, option: PlanOption) -> None:
     """Run under this option from now on; where it does not compile, under the plan of before."""
     if option.saved == region.running.plan.saved:
         return

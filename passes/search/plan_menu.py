@@ -16,7 +16,7 @@ from compile_remat.passes.search.solver import Planner
 
 
 @dataclass(frozen=True)
-class Offer:
+class PlanOption:
     """What one plan costs the others, and what it costs itself.
 
     Attributes:
@@ -37,7 +37,7 @@ class Offer:
     kept_output_bytes: int = 0
 
 
-def offers(planner: Planner) -> tuple[Offer, ...]:
+def offers(planner: Planner) -> tuple[PlanOption, ...]:
     """Plans of which none is better than another in time and every size, fastest first."""
     lowest, fastest = planner.lowest(once=True), planner.fastest()
     span = fastest.peak_bytes - lowest.peak_bytes
@@ -46,24 +46,24 @@ def offers(planner: Planner) -> tuple[Offer, ...]:
     masks = [*planner.search.levels, *(planner.mask_of(plan.saved) for plan in plans)]
     found = {offer.saved: offer for offer in _described(planner, np.stack(masks, axis=1))}
     ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))
-    kept: list[Offer] = []
+    kept: list[PlanOption] = []
     for offer in ordered:
         if not any(all(a <= b for a, b in zip(_sizes(k), _sizes(offer), strict=True)) for k in kept):
             kept.append(offer)
     return tuple(kept)
 
 
-def _sizes(offer: Offer) -> tuple[int, int, int, int]:
+def _sizes(offer: PlanOption) -> tuple[int, int, int, int]:
     return offer.held_bytes, offer.peak_bytes, offer.forward_peak_bytes, offer.kept_output_bytes
 
 
-def _described(planner: Planner, masks: Bools) -> list[Offer]:
+def _described(planner: Planner, masks: Bools) -> list[PlanOption]:
     simulator = planner.simulator
     batch = simulator.run(masks)
     names = [value.name for value in planner.problem.values]
     output_nbytes = simulator.nbytes - simulator.saved_nbytes
     return [
-        Offer(
+        PlanOption(
             saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, p])),
             held_bytes=int(batch.saved_bytes[p]) + simulator.output_bytes,
             forward_peak_bytes=int(batch.forward_peak[p]),

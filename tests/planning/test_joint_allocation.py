@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from compile_remat.passes import Offer
+from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 
 
-def offer(held: int, peak: int, time: int, kept: int = 0) -> Offer:
-    return Offer((f"{held}-{peak}-{time}",), held, peak, peak, time, kept)
+def offer(held: int, peak: int, time: int, kept: int = 0) -> PlanOption:
+    return PlanOption((f"{held}-{peak}-{time}",), held, peak, peak, time, kept)
 
 
-def slow_peak(turns: list[Turn], plans: list[Offer]) -> int:
+def slow_peak(turns: list[Turn], plans: list[PlanOption]) -> int:
     """The step, event by event."""
     live = peak = 0
     for turn in turns:
@@ -32,7 +32,7 @@ def slow_peak(turns: list[Turn], plans: list[Offer]) -> int:
     return peak
 
 
-def random_case(seed: int) -> tuple[list[Turn], list[list[Offer]]]:
+def random_case(seed: int) -> tuple[list[Turn], list[list[PlanOption]]]:
     draw = random.Random(seed)
     graphs = draw.randint(1, 3)
     offers = []

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import PlannerWarning
-from compile_remat.passes import Offer, Plan, Status
+from compile_remat.passes import Plan, PlanOption, Status
 from compile_remat.planning.request import Fit, FitBelow, Replay, Request, SharedOption
 from compile_remat.report import Report
 from compile_remat.runtime import states
@@ -24,8 +24,8 @@ from compile_remat.runtime.shared_budget import CHANGES, SharedBudget
 from compile_remat.runtime.states import CALL_TRANSITIONS, PLAN_TRANSITIONS, CallEvent, CallState, PlanEvent, PlanState
 
 MENU = (
-    Offer(("large",), held_bytes=40, forward_peak_bytes=50, peak_bytes=60, time_ns=0),
-    Offer(("small",), held_bytes=10, forward_peak_bytes=30, peak_bytes=40, time_ns=5),
+    PlanOption(("large",), held_bytes=40, forward_peak_bytes=50, peak_bytes=60, time_ns=0),
+    PlanOption(("small",), held_bytes=10, forward_peak_bytes=30, peak_bytes=40, time_ns=5),
 )
 """Two calls under the large plan need 40 + 60 bytes, three of them 140."""
 
@@ -53,7 +53,7 @@ def graph(fail_forward: list[Exception] | None = None, fail_backward: list[Excep
     return lambda x: (Doubled.apply(x),)
 
 
-def running(option: Offer, *, with_menu: bool = False, compiled: Any = None) -> RunningPlan:
+def running(option: PlanOption, *, with_menu: bool = False, compiled: Any = None) -> RunningPlan:
     plan = Plan(
         problem_key="key",
         status=Status.FEASIBLE,
