@@ -31,7 +31,7 @@ from compile_remat.passes.problem.work_budget import limit_seconds as limit_seco
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
-from compile_remat.passes.search.plan_menu import offers as offers
+from compile_remat.passes.search.plan_menu import plan_options as plan_options
 from compile_remat.passes.search.solver import Planner as Planner
 from compile_remat.passes.search.solver import solve as solve
 
@@ -63,9 +63,9 @@ __all__ = [
     "must_be_saved",
     "obeyed_tags",
     "obeying",
-    "offers",
     "origin_of",
     "plain_path",
+    "plan_options",
     "prepared",
     "relaxations",
     "solve",

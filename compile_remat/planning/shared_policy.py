@@ -13,7 +13,7 @@ from compile_remat.errors import (
 from compile_remat.passes import (
     Planner,
     PlanOption,
-    offers,
+    plan_options,
 )
 from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
@@ -31,24 +31,22 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     turns = [Turn(0, request.gradient_bytes)] * max(1, request.calls)
     found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in planners(planner):
-        offered = offers(planned)
-        limit_bytes = _limit_of(effective, offered, turns)
+        menu = plan_options(planned)
+        limit_bytes = _limit_of(effective, menu, turns)
         left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
         if request.calls:
-            (best,) = divide(turns, [offered], left_bytes).chosen
+            (best,) = divide(turns, [menu], left_bytes).chosen
         else:
             fitting = [
-                k
-                for k, o in enumerate(offered)
-                if left_bytes is None or o.peak_bytes + o.kept_output_bytes <= left_bytes
+                k for k, o in enumerate(menu) if left_bytes is None or o.peak_bytes + o.kept_output_bytes <= left_bytes
             ]
             best = min(
-                fitting or range(len(offered)),
-                key=lambda k: (offered[k].held_bytes * bool(fitting), offered[k].peak_bytes),
+                fitting or range(len(menu)),
+                key=lambda k: (menu[k].held_bytes * bool(fitting), menu[k].peak_bytes),
             )
-        plan = keyed(planned.plan_of(planned.mask_of(offered[best].saved), None), planner)
-        peak_bytes = request.others_bytes + step_peak_bytes(turns, [offered[best]])
-        found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=offered)))
+        plan = keyed(planned.plan_of(planned.mask_of(menu[best].saved), None), planner)
+        peak_bytes = request.others_bytes + step_peak_bytes(turns, [menu[best]])
+        found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
         if limit_bytes is None or peak_bytes <= limit_bytes:
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
@@ -66,8 +64,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     return replace(choice, message=joined(choice.message, text))
 
 
-def _limit_of(effective: EffectiveBudget, offered: Sequence[PlanOption], turns: Sequence[Turn]) -> int | None:
+def _limit_of(effective: EffectiveBudget, menu: Sequence[PlanOption], turns: Sequence[Turn]) -> int | None:
     """The budget of a step in bytes; a fraction of one is known only with the number of runs."""
     if effective.budget.kind == "fraction" and len(turns) > 1:
-        return int(float(effective.budget.value or 0) * step_peak_bytes(turns, [min(offered, key=lambda o: o.time_ns)]))
+        return int(float(effective.budget.value or 0) * step_peak_bytes(turns, [min(menu, key=lambda o: o.time_ns)]))
     return int(effective.budget.value or 0) if effective.budget.kind == "bytes" else None

@@ -37,24 +37,24 @@ class PlanOption:
     kept_output_bytes: int = 0
 
 
-def offers(planner: Planner) -> tuple[PlanOption, ...]:
+def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
     """Plans of which none is better than another in time and every size, fastest first."""
     lowest, fastest = planner.lowest(once=True), planner.fastest()
     span = fastest.peak_bytes - lowest.peak_bytes
     budgets = [lowest.peak_bytes + int(span * share) for share in planner.options.menu_targets]
     plans = [lowest, fastest, *(planner.within(b, once=True) for b in budgets)]
     masks = [*planner.search.levels, *(planner.mask_of(plan.saved) for plan in plans)]
-    found = {offer.saved: offer for offer in _described(planner, np.stack(masks, axis=1))}
+    found = {option.saved: option for option in _described(planner, np.stack(masks, axis=1))}
     ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))
     kept: list[PlanOption] = []
-    for offer in ordered:
-        if not any(all(a <= b for a, b in zip(_sizes(k), _sizes(offer), strict=True)) for k in kept):
-            kept.append(offer)
+    for option in ordered:
+        if not any(all(a <= b for a, b in zip(_sizes(k), _sizes(option), strict=True)) for k in kept):
+            kept.append(option)
     return tuple(kept)
 
 
-def _sizes(offer: PlanOption) -> tuple[int, int, int, int]:
-    return offer.held_bytes, offer.peak_bytes, offer.forward_peak_bytes, offer.kept_output_bytes
+def _sizes(option: PlanOption) -> tuple[int, int, int, int]:
+    return option.held_bytes, option.peak_bytes, option.forward_peak_bytes, option.kept_output_bytes
 
 
 def _described(planner: Planner, masks: Bools) -> list[PlanOption]:

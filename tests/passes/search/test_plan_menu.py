@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from compile_remat.passes import Planner, offers
+from compile_remat.passes import Planner, plan_options
 from tests.oracles import Shape, seeded_problem
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_offer_is_better_than_another_in_everything(seed: int) -> None:
     planner = Planner(seeded_problem(seed, Shape(max_values=14, max_steps=9)))
-    found = offers(planner)
+    found = plan_options(planner)
     figures = [(o.time_ns, o.held_bytes, o.peak_bytes, o.forward_peak_bytes, o.kept_output_bytes) for o in found]
     for a in figures:
         assert not any(b != a and all(x <= y for x, y in zip(b, a, strict=True)) for b in figures)
@@ -23,17 +23,17 @@ def test_no_offer_is_better_than_another_in_everything(seed: int) -> None:
 def test_figures_are_those_of_the_plan_that_the_names_make(seed: int) -> None:
     problem = seeded_problem(seed, Shape(max_values=14, max_steps=9))
     planner = Planner(problem)
-    for offer in offers(planner):
-        plan = planner.plan_of(planner.mask_of(offer.saved), None)
-        assert plan.saved == offer.saved
-        assert (plan.held_bytes, plan.peak_bytes) == (offer.held_bytes, offer.peak_bytes)
-        assert (plan.forward_peak_bytes, plan.extra_time_ns) == (offer.forward_peak_bytes, offer.time_ns)
+    for option in plan_options(planner):
+        plan = planner.plan_of(planner.mask_of(option.saved), None)
+        assert plan.saved == option.saved
+        assert (plan.held_bytes, plan.peak_bytes) == (option.held_bytes, option.peak_bytes)
+        assert (plan.forward_peak_bytes, plan.extra_time_ns) == (option.forward_peak_bytes, option.time_ns)
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_both_ends_are_there(seed: int) -> None:
     planner = Planner(seeded_problem(seed, Shape(max_values=14, max_steps=9)))
-    found = offers(planner)
+    found = plan_options(planner)
     assert min(o.peak_bytes for o in found) <= planner.lowest().peak_bytes
     fewest = min(cut.saved_bytes for cut in planner.search.hull)
     assert min(o.held_bytes for o in found) <= fewest + planner.simulator.output_bytes
