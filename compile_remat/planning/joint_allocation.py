@@ -40,7 +40,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Shared:
-    """A plan for each graph, as indices into its offers, and the most bytes that a step then has live at once."""
+    """A plan for each graph, as indices into its menus, and the most bytes that a step then has live at once."""
 
     chosen: tuple[int, ...]
     peak_bytes: int
@@ -59,40 +59,40 @@ def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[PlanOption]) -> int:
     return peak
 
 
-def divide(turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
+def divide(turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
     """The fastest choice whose step stays within the budget; the one of lowest peak where none does, or without a budget.
 
     Args:
         turns: The step, in the order of the forwards.
-        offers: For each graph what it can run under.
+        menus: For each graph what it can run under.
     """
-    lowest = _solve(turns, offers, None)
+    lowest = _solve(turns, menus, None)
     limit_bytes = lowest.peak_bytes if budget_bytes is None else max(budget_bytes, lowest.peak_bytes)
     aim_bytes = limit_bytes
     for _ in range(ROUNDINGS):
-        found = _solve(turns, offers, aim_bytes)
+        found = _solve(turns, menus, aim_bytes)
         if found.peak_bytes <= limit_bytes:
             return found
         aim_bytes -= found.peak_bytes - limit_bytes  # HiGHS meets its limits up to a tolerance
     return lowest
 
 
-def _solve(turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
+def _solve(turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
     """Least time within a budget, or the least peak where it is None."""
-    first = np.concatenate([[0], np.cumsum([len(o) for o in offers])])
+    first = np.concatenate([[0], np.cumsum([len(o) for o in menus])])
     num_choices = int(first[-1])
-    flat = [offer for graph in offers for offer in graph]
+    flat = [option for graph in menus for option in graph]
     unit = max(1, max(o.peak_bytes for o in flat))  # bytes are scaled so that HiGHS sees figures near 1
-    counts = np.bincount([turn.graph for turn in turns], minlength=len(offers))
-    rows = _rows(turns, offers, first)
+    counts = np.bincount([turn.graph for turn in turns], minlength=len(menus))
+    rows = _rows(turns, menus, first)
     live = np.array([row for row, _ in rows]) / unit
     beside = np.array([later for _, later in rows]) / unit
-    one_each = np.zeros((len(offers), num_choices + 1))
-    for g in range(len(offers)):
+    one_each = np.zeros((len(menus), num_choices + 1))
+    for g in range(len(menus)):
         one_each[g, first[g] : first[g + 1]] = 1
     peak_column = -np.ones((len(rows), 1)) if budget_bytes is None else np.zeros((len(rows), 1))
     limit = (0 if budget_bytes is None else budget_bytes / unit) - beside
-    times = np.array([o.time_ns * int(counts[g]) for g, graph in enumerate(offers) for o in graph], dtype=float)
+    times = np.array([o.time_ns * int(counts[g]) for g, graph in enumerate(menus) for o in graph], dtype=float)
     scale = max(1.0, times.max(initial=0.0))
     objective = np.append(times / scale if budget_bytes is not None else np.zeros(num_choices), budget_bytes is None)
     # Without a solution there is nothing to return: the caller has asked whether one exists.
@@ -107,14 +107,14 @@ def _solve(turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], budget
     )
     if result.x is None:
         raise RuntimeError(f"HiGHS found no choice of plans: {result.message}")
-    chosen = tuple(int(np.argmax(result.x[first[g] : first[g + 1]])) for g in range(len(offers)))
-    plans = [offers[g][k] for g, k in enumerate(chosen)]
+    chosen = tuple(int(np.argmax(result.x[first[g] : first[g + 1]])) for g in range(len(menus)))
+    plans = [menus[g][k] for g, k in enumerate(chosen)]
     time_ns = sum(plans[turn.graph].time_ns for turn in turns)
     return Shared(chosen, step_peak_bytes(turns, plans), time_ns)
 
 
 def _rows(
-    turns: Sequence[Turn], offers: Sequence[Sequence[PlanOption]], first: np.ndarray
+    turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], first: np.ndarray
 ) -> list[tuple[np.ndarray, int]]:
     """For each place in the step, live bytes as a sum over choices, and the gradients beside them."""
     held = np.zeros(int(first[-1]))
@@ -124,9 +124,9 @@ def _rows(
         own = slice(int(first[turn.graph]), int(first[turn.graph + 1]))
         later -= turn.gradient_bytes
         row = held.copy()
-        row[own] += [o.peak_bytes + o.kept_output_bytes * (k < len(turns) - 1) for o in offers[turn.graph]]
+        row[own] += [o.peak_bytes + o.kept_output_bytes * (k < len(turns) - 1) for o in menus[turn.graph]]
         rows.append((row, later))
-        held[own] += [o.held_bytes for o in offers[turn.graph]]
+        held[own] += [o.held_bytes for o in menus[turn.graph]]
     if len(rows) > MOST_PLACES:
         rows = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, MOST_PLACES).astype(int))]
     return rows

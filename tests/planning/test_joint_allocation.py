@@ -11,7 +11,7 @@ from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
 
 
-def offer(held: int, peak: int, time: int, kept: int = 0) -> PlanOption:
+def option(held: int, peak: int, time: int, kept: int = 0) -> PlanOption:
     return PlanOption((f"{held}-{peak}-{time}",), held, peak, peak, time, kept)
 
 
@@ -35,40 +35,40 @@ def slow_peak(turns: list[Turn], plans: list[PlanOption]) -> int:
 def random_case(seed: int) -> tuple[list[Turn], list[list[PlanOption]]]:
     draw = random.Random(seed)
     graphs = draw.randint(1, 3)
-    offers = []
+    menus = []
     for _ in range(graphs):
         own = []
         for _ in range(draw.randint(1, 4)):
             held = draw.randint(1, 60)
-            own.append(offer(held, held + draw.randint(0, 60), draw.randint(0, 50), draw.randint(0, 9)))
-        offers.append(own)
+            own.append(option(held, held + draw.randint(0, 60), draw.randint(0, 50), draw.randint(0, 9)))
+        menus.append(own)
     turns = [Turn(draw.randrange(graphs), draw.randint(0, 9)) for _ in range(draw.randint(1, 6))]
-    return turns, offers
+    return turns, menus
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_fastest_choice_within_the_budget(seed: int) -> None:
-    turns, offers = random_case(seed)
+    turns, menus = random_case(seed)
     everything = []
-    for choice in itertools.product(*(range(len(own)) for own in offers)):
-        plans = [own[k] for own, k in zip(offers, choice, strict=True)]
+    for choice in itertools.product(*(range(len(own)) for own in menus)):
+        plans = [own[k] for own, k in zip(menus, choice, strict=True)]
         time = sum(plans[turn.graph].time_ns for turn in turns)
         everything.append((slow_peak(turns, plans), time, choice))
         assert step_peak_bytes(turns, plans) == slow_peak(turns, plans)
     lowest = min(peak for peak, _, _ in everything)
     highest = max(peak for peak, _, _ in everything)
     for budget in (None, lowest - 1, lowest, (lowest + highest) // 2, highest):
-        found = divide(turns, offers, budget)
+        found = divide(turns, menus, budget)
         limit = lowest if budget is None else max(budget, lowest)
         assert found.peak_bytes <= limit
         assert found.time_ns == min(time for peak, time, _ in everything if peak <= limit)
-        plans = [own[k] for own, k in zip(offers, found.chosen, strict=True)]
-        assert (found.peak_bytes, len(found.chosen)) == (slow_peak(turns, plans), len(offers))
+        plans = [own[k] for own, k in zip(menus, found.chosen, strict=True)]
+        assert (found.peak_bytes, len(found.chosen)) == (slow_peak(turns, plans), len(menus))
 
 
 def test_bytes_of_real_sizes_are_met_exactly() -> None:
     gib = 1 << 30
-    own = [offer(k * gib // 7 + 1, 5 * gib + k, 100 - k) for k in range(20)]
+    own = [option(k * gib // 7 + 1, 5 * gib + k, 100 - k) for k in range(20)]
     turns = [Turn(0, gib // 3)] * 40
     for k in range(20):
         exact = step_peak_bytes(turns, [own[k]])
@@ -77,7 +77,7 @@ def test_bytes_of_real_sizes_are_met_exactly() -> None:
 
 
 def test_a_long_step_is_looked_at_in_places() -> None:
-    own = [offer(1, 100, 9), offer(3, 100, 1)]
+    own = [option(1, 100, 9), option(3, 100, 1)]
     turns = [Turn(0, 0)] * 1000
     assert divide(turns, [own], 1000 + 100).chosen == (0,)
     assert divide(turns, [own], 3 * 1000 + 100).chosen == (1,)
