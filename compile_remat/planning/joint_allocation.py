@@ -26,7 +26,7 @@ ROUNDINGS = 3
 
 
 @dataclass(frozen=True)
-class Turn:
+class RegionCall:
     """One run of a graph in a step.
 
     Attributes:
@@ -47,44 +47,44 @@ class Shared:
     time_ns: int
 
 
-def step_peak_bytes(turns: Sequence[Turn], plans: Sequence[PlanOption]) -> int:
+def step_peak_bytes(calls: Sequence[RegionCall], plans: Sequence[PlanOption]) -> int:
     """The most bytes live at once in a step in which graph g runs under ``plans[g]``."""
-    held, later = 0, sum(turn.gradient_bytes for turn in turns)
+    held, later = 0, sum(call.gradient_bytes for call in calls)
     peak = 0
-    for k, turn in enumerate(turns):
-        plan = plans[turn.graph]
-        later -= turn.gradient_bytes
-        peak = max(peak, held + plan.peak_bytes + later + plan.kept_output_bytes * (k < len(turns) - 1))
+    for k, call in enumerate(calls):
+        plan = plans[call.graph]
+        later -= call.gradient_bytes
+        peak = max(peak, held + plan.peak_bytes + later + plan.kept_output_bytes * (k < len(calls) - 1))
         held += plan.held_bytes
     return peak
 
 
-def divide(turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
+def divide(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
     """The fastest choice whose step stays within the budget; the one of lowest peak where none does, or without a budget.
 
     Args:
-        turns: The step, in the order of the forwards.
+        calls: The step, in the order of the forwards.
         menus: For each graph what it can run under.
     """
-    lowest = _solve(turns, menus, None)
+    lowest = _solve(calls, menus, None)
     limit_bytes = lowest.peak_bytes if budget_bytes is None else max(budget_bytes, lowest.peak_bytes)
     aim_bytes = limit_bytes
     for _ in range(ROUNDINGS):
-        found = _solve(turns, menus, aim_bytes)
+        found = _solve(calls, menus, aim_bytes)
         if found.peak_bytes <= limit_bytes:
             return found
         aim_bytes -= found.peak_bytes - limit_bytes  # HiGHS meets its limits up to a tolerance
     return lowest
 
 
-def _solve(turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
+def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
     """Least time within a budget, or the least peak where it is None."""
     first = np.concatenate([[0], np.cumsum([len(o) for o in menus])])
     num_choices = int(first[-1])
     flat = [option for graph in menus for option in graph]
     unit = max(1, max(o.peak_bytes for o in flat))  # bytes are scaled so that HiGHS sees figures near 1
-    counts = np.bincount([turn.graph for turn in turns], minlength=len(menus))
-    rows = _rows(turns, menus, first)
+    counts = np.bincount([call.graph for call in calls], minlength=len(menus))
+    rows = _rows(calls, menus, first)
     live = np.array([row for row, _ in rows]) / unit
     beside = np.array([later for _, later in rows]) / unit
     one_each = np.zeros((len(menus), num_choices + 1))
@@ -109,24 +109,24 @@ def _solve(turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], budget_
         raise RuntimeError(f"HiGHS found no choice of plans: {result.message}")
     chosen = tuple(int(np.argmax(result.x[first[g] : first[g + 1]])) for g in range(len(menus)))
     plans = [menus[g][k] for g, k in enumerate(chosen)]
-    time_ns = sum(plans[turn.graph].time_ns for turn in turns)
-    return Shared(chosen, step_peak_bytes(turns, plans), time_ns)
+    time_ns = sum(plans[call.graph].time_ns for call in calls)
+    return Shared(chosen, step_peak_bytes(calls, plans), time_ns)
 
 
 def _rows(
-    turns: Sequence[Turn], menus: Sequence[Sequence[PlanOption]], first: np.ndarray
+    calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], first: np.ndarray
 ) -> list[tuple[np.ndarray, int]]:
     """For each place in the step, live bytes as a sum over choices, and the gradients beside them."""
     held = np.zeros(int(first[-1]))
-    later = sum(turn.gradient_bytes for turn in turns)
+    later = sum(call.gradient_bytes for call in calls)
     rows = []
-    for k, turn in enumerate(turns):
-        own = slice(int(first[turn.graph]), int(first[turn.graph + 1]))
-        later -= turn.gradient_bytes
+    for k, call in enumerate(calls):
+        own = slice(int(first[call.graph]), int(first[call.graph + 1]))
+        later -= call.gradient_bytes
         row = held.copy()
-        row[own] += [o.peak_bytes + o.kept_output_bytes * (k < len(turns) - 1) for o in menus[turn.graph]]
+        row[own] += [o.peak_bytes + o.kept_output_bytes * (k < len(calls) - 1) for o in menus[call.graph]]
         rows.append((row, later))
-        held[own] += [o.held_bytes for o in menus[turn.graph]]
+        held[own] += [o.held_bytes for o in menus[call.graph]]
     if len(rows) > MOST_PLACES:
         rows = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, MOST_PLACES).astype(int))]
     return rows

@@ -16,7 +16,7 @@ from compile_remat.passes import (
     plan_options,
 )
 from compile_remat.planning.budget_source import EffectiveBudget
-from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import RegionCall, divide, step_peak_bytes
 from compile_remat.planning.plan_policy import keyed, lapsed_text, planners
 from compile_remat.planning.request import ChosenPlan, SharedOption
 from compile_remat.report import joined
@@ -28,14 +28,14 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     Raises:
         SharedBudgetError: Nothing fits beside what the others hold.
     """
-    turns = [Turn(0, request.gradient_bytes)] * max(1, request.calls)
+    calls = [RegionCall(0, request.gradient_bytes)] * max(1, request.calls)
     found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in planners(planner):
         menu = plan_options(planned)
-        limit_bytes = _limit_of(effective, menu, turns)
+        limit_bytes = _limit_of(effective, menu, calls)
         left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
         if request.calls:
-            (best,) = divide(turns, [menu], left_bytes).chosen
+            (best,) = divide(calls, [menu], left_bytes).chosen
         else:
             fitting = [
                 k for k, o in enumerate(menu) if left_bytes is None or o.peak_bytes + o.kept_output_bytes <= left_bytes
@@ -45,7 +45,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
                 key=lambda k: (menu[k].held_bytes * bool(fitting), menu[k].peak_bytes),
             )
         plan = keyed(planned.plan_of(planned.mask_of(menu[best].saved), None), planner)
-        peak_bytes = request.others_bytes + step_peak_bytes(turns, [menu[best]])
+        peak_bytes = request.others_bytes + step_peak_bytes(calls, [menu[best]])
         found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
         if limit_bytes is None or peak_bytes <= limit_bytes:
             return found[-1][1]
@@ -53,7 +53,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     assert limit_bytes is not None
     if not effective.source and not request.may_miss:
         largest = choice.plan.largest
-        raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(turns))
+        raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(calls))
     text = (
         f"{effective.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
         f"{format_bytes(peak_bytes)}"
@@ -64,8 +64,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     return replace(choice, message=joined(choice.message, text))
 
 
-def _limit_of(effective: EffectiveBudget, menu: Sequence[PlanOption], turns: Sequence[Turn]) -> int | None:
+def _limit_of(effective: EffectiveBudget, menu: Sequence[PlanOption], calls: Sequence[RegionCall]) -> int | None:
     """The budget of a step in bytes; a fraction of one is known only with the number of runs."""
-    if effective.budget.kind == "fraction" and len(turns) > 1:
-        return int(float(effective.budget.value or 0) * step_peak_bytes(turns, [min(menu, key=lambda o: o.time_ns)]))
+    if effective.budget.kind == "fraction" and len(calls) > 1:
+        return int(float(effective.budget.value or 0) * step_peak_bytes(calls, [min(menu, key=lambda o: o.time_ns)]))
     return int(effective.budget.value or 0) if effective.budget.kind == "bytes" else None

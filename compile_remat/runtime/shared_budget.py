@@ -31,7 +31,7 @@ from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
 from compile_remat.passes import PlanOption
-from compile_remat.planning.joint_allocation import Shared, Turn, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import RegionCall, Shared, divide, step_peak_bytes
 from compile_remat.planning.request import Fit, Replay, Request, SharedOption
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import CallState, PlanEvent, PlanState
@@ -167,14 +167,14 @@ class SharedBudget(Hook):
         Raises:
             SharedBudgetError: The regions of the step cannot stay inside the budget.
         """
-        turns = self._turns(regions)
-        key = [weakref.ref(region) for region in regions], turns, self.budget
+        calls = self._calls(regions)
+        key = [weakref.ref(region) for region in regions], calls, self.budget
         if key == self._allocated:
             return
         self._allocated = key
         before = [region.running for region in regions]
         for _ in range(ROUNDS):
-            found, limit_bytes = self._choose(regions, turns)
+            found, limit_bytes = self._choose(regions, calls)
             num_known = sum(len(region.excess_bytes) for region in regions)
             for region, option in zip(regions, found.chosen, strict=True):
                 _run_option(region, region.menu[option])
@@ -184,7 +184,7 @@ class SharedBudget(Hook):
             region.move(PlanEvent.ALLOCATED)
             if region.running is before[g]:
                 continue
-            count = sum(turn.graph == g for turn in turns)
+            count = sum(call.graph == g for call in calls)
             text = _text(count, len(regions), found, limit_bytes)
             report = region.running.report
             region.publish(replace(report, message="; ".join(filter(None, (report.message, text)))))
@@ -192,39 +192,39 @@ class SharedBudget(Hook):
             if region.num_changes >= CHANGES:
                 region.move(PlanEvent.CHANGED_OFTEN)
 
-    def _turns(self, regions: Sequence[CompiledRegion]) -> list[Turn]:
+    def _calls(self, regions: Sequence[CompiledRegion]) -> list[RegionCall]:
         """The calls of the step.  A parameter's gradient exists once, from the backward that runs first: that of the last call."""
         counted = set[WeakIdRef]()
-        turns = []
+        calls = []
         for call, parameters in reversed(self._step.items()):
             assert call.region is not None
             new = set(parameters) - counted
             counted |= new
             gradient_bytes = sum(leaf.nbytes for ref in new if (leaf := ref()) is not None)
-            turns.append(Turn(regions.index(call.region), gradient_bytes))
-        return turns[::-1]
+            calls.append(RegionCall(regions.index(call.region), gradient_bytes))
+        return calls[::-1]
 
-    def _choose(self, regions: Sequence[CompiledRegion], turns: Sequence[Turn]) -> tuple[Shared, int | None]:
-        limit_bytes = self._limit_bytes(regions, turns)
+    def _choose(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> tuple[Shared, int | None]:
+        limit_bytes = self._limit_bytes(regions, calls)
         for known_only in (False, True):
             menus = [_corrected_menu(region, known_only=known_only) for region in regions]
-            found = divide(turns, menus, limit_bytes)
+            found = divide(calls, menus, limit_bytes)
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
         assert limit_bytes is not None
         if not self.may_miss:
-            raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(turns))
+            raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(calls))
         warn(
-            f"{len(turns)} runs of compiled graphs need {format_bytes(found.peak_bytes)} in a step, which is more than "
+            f"{len(calls)} runs of compiled graphs need {format_bytes(found.peak_bytes)} in a step, which is more than "
             f"{format_bytes(limit_bytes)}; these are their lowest plans"
         )
         return found, limit_bytes
 
-    def _limit_bytes(self, regions: Sequence[CompiledRegion], turns: Sequence[Turn]) -> int | None:
+    def _limit_bytes(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> int | None:
         """The budget of the step; None where the lowest peak is asked for."""
         if self.budget.kind == "fraction":
             fastest = [min(region.menu, key=lambda option: option.time_ns) for region in regions]
-            return int(float(self.budget.value or 0) * step_peak_bytes(turns, fastest))
+            return int(float(self.budget.value or 0) * step_peak_bytes(calls, fastest))
         return int(self.budget.value or 0) if self.budget.kind == "bytes" else None
 
 

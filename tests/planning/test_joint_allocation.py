@@ -8,31 +8,31 @@ import random
 import pytest
 
 from compile_remat.passes import PlanOption
-from compile_remat.planning.joint_allocation import Turn, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import RegionCall, divide, step_peak_bytes
 
 
 def option(held: int, peak: int, time: int, kept: int = 0) -> PlanOption:
     return PlanOption((f"{held}-{peak}-{time}",), held, peak, peak, time, kept)
 
 
-def slow_peak(turns: list[Turn], plans: list[PlanOption]) -> int:
+def slow_peak(calls: list[RegionCall], plans: list[PlanOption]) -> int:
     """The step, event by event."""
     live = peak = 0
-    for turn in turns:
-        plan = plans[turn.graph]
+    for call in calls:
+        plan = plans[call.graph]
         peak = max(peak, live + plan.forward_peak_bytes)
         live += plan.held_bytes
     comes_in = False
-    for turn in reversed(turns):
-        plan = plans[turn.graph]
+    for call in reversed(calls):
+        plan = plans[call.graph]
         live -= plan.held_bytes
         peak = max(peak, live + plan.peak_bytes + plan.kept_output_bytes * comes_in)
-        live += turn.gradient_bytes
+        live += call.gradient_bytes
         comes_in = True
     return peak
 
 
-def random_case(seed: int) -> tuple[list[Turn], list[list[PlanOption]]]:
+def random_case(seed: int) -> tuple[list[RegionCall], list[list[PlanOption]]]:
     draw = random.Random(seed)
     graphs = draw.randint(1, 3)
     menus = []
@@ -42,42 +42,42 @@ def random_case(seed: int) -> tuple[list[Turn], list[list[PlanOption]]]:
             held = draw.randint(1, 60)
             own.append(option(held, held + draw.randint(0, 60), draw.randint(0, 50), draw.randint(0, 9)))
         menus.append(own)
-    turns = [Turn(draw.randrange(graphs), draw.randint(0, 9)) for _ in range(draw.randint(1, 6))]
-    return turns, menus
+    calls = [RegionCall(draw.randrange(graphs), draw.randint(0, 9)) for _ in range(draw.randint(1, 6))]
+    return calls, menus
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_fastest_choice_within_the_budget(seed: int) -> None:
-    turns, menus = random_case(seed)
+    calls, menus = random_case(seed)
     everything = []
     for choice in itertools.product(*(range(len(own)) for own in menus)):
         plans = [own[k] for own, k in zip(menus, choice, strict=True)]
-        time = sum(plans[turn.graph].time_ns for turn in turns)
-        everything.append((slow_peak(turns, plans), time, choice))
-        assert step_peak_bytes(turns, plans) == slow_peak(turns, plans)
+        time = sum(plans[call.graph].time_ns for call in calls)
+        everything.append((slow_peak(calls, plans), time, choice))
+        assert step_peak_bytes(calls, plans) == slow_peak(calls, plans)
     lowest = min(peak for peak, _, _ in everything)
     highest = max(peak for peak, _, _ in everything)
     for budget in (None, lowest - 1, lowest, (lowest + highest) // 2, highest):
-        found = divide(turns, menus, budget)
+        found = divide(calls, menus, budget)
         limit = lowest if budget is None else max(budget, lowest)
         assert found.peak_bytes <= limit
         assert found.time_ns == min(time for peak, time, _ in everything if peak <= limit)
         plans = [own[k] for own, k in zip(menus, found.chosen, strict=True)]
-        assert (found.peak_bytes, len(found.chosen)) == (slow_peak(turns, plans), len(menus))
+        assert (found.peak_bytes, len(found.chosen)) == (slow_peak(calls, plans), len(menus))
 
 
 def test_bytes_of_real_sizes_are_met_exactly() -> None:
     gib = 1 << 30
     own = [option(k * gib // 7 + 1, 5 * gib + k, 100 - k) for k in range(20)]
-    turns = [Turn(0, gib // 3)] * 40
+    calls = [RegionCall(0, gib // 3)] * 40
     for k in range(20):
-        exact = step_peak_bytes(turns, [own[k]])
-        assert divide(turns, [own], exact).peak_bytes <= exact
-        assert divide(turns, [own], exact + exact // 10**6).time_ns <= 40 * own[k].time_ns
+        exact = step_peak_bytes(calls, [own[k]])
+        assert divide(calls, [own], exact).peak_bytes <= exact
+        assert divide(calls, [own], exact + exact // 10**6).time_ns <= 40 * own[k].time_ns
 
 
 def test_a_long_step_is_looked_at_in_places() -> None:
     own = [option(1, 100, 9), option(3, 100, 1)]
-    turns = [Turn(0, 0)] * 1000
-    assert divide(turns, [own], 1000 + 100).chosen == (0,)
-    assert divide(turns, [own], 3 * 1000 + 100).chosen == (1,)
+    calls = [RegionCall(0, 0)] * 1000
+    assert divide(calls, [own], 1000 + 100).chosen == (0,)
+    assert divide(calls, [own], 3 * 1000 + 100).chosen == (1,)
