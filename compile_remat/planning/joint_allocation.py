@@ -39,7 +39,7 @@ class RegionCall:
 
 
 @dataclass(frozen=True)
-class Shared:
+class Allocation:
     """A plan for each graph, as indices into its menus, and the most bytes that a step then has live at once."""
 
     chosen: tuple[int, ...]
@@ -59,7 +59,9 @@ def step_peak_bytes(calls: Sequence[RegionCall], plans: Sequence[PlanOption]) ->
     return peak
 
 
-def divide(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
+def allocate(
+    calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None
+) -> Allocation:
     """The fastest choice whose step stays within the budget; the one of lowest peak where none does, or without a budget.
 
     Args:
@@ -77,7 +79,7 @@ def divide(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], b
     return lowest
 
 
-def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Shared:
+def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Allocation:
     """Least time within a budget, or the least peak where it is None."""
     first = np.concatenate([[0], np.cumsum([len(o) for o in menus])])
     num_choices = int(first[-1])
@@ -110,7 +112,7 @@ def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], b
     chosen = tuple(int(np.argmax(result.x[first[g] : first[g + 1]])) for g in range(len(menus)))
     plans = [menus[g][k] for g, k in enumerate(chosen)]
     time_ns = sum(plans[call.graph].time_ns for call in calls)
-    return Shared(chosen, step_peak_bytes(calls, plans), time_ns)
+    return Allocation(chosen, step_peak_bytes(calls, plans), time_ns)
 
 
 def _rows(

@@ -16,7 +16,7 @@ from compile_remat.passes import (
     plan_options,
 )
 from compile_remat.planning.budget_source import EffectiveBudget
-from compile_remat.planning.joint_allocation import RegionCall, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plan_policy import keyed, lapsed_text, planners
 from compile_remat.planning.request import ChosenPlan, SharedOption
 from compile_remat.report import joined
@@ -35,7 +35,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         limit_bytes = _limit_of(effective, menu, calls)
         left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
         if request.calls:
-            (best,) = divide(calls, [menu], left_bytes).chosen
+            (best,) = allocate(calls, [menu], left_bytes).chosen
         else:
             fitting = [
                 k for k, o in enumerate(menu) if left_bytes is None or o.peak_bytes + o.kept_output_bytes <= left_bytes

@@ -6,7 +6,7 @@ will run in a step.  What is known then: whether Dynamo ends the graph by a grap
 peers, the first step is conservative: the region holds as little as it can, within what the calls in flight leave.
 
 When a step is over, the order of its calls is known.  Each region then has a menu (`PlanOption`) or gets one in the second
-step, and the fastest choice of one option for each region within the budget (`joint_allocation.divide`) is compiled for the next
+step, and the fastest choice of one option for each region within the budget (`joint_allocation.allocate`) is compiled for the next
 step.  So the budget holds for the whole step from the first one on where Dynamo says that there are peers.  For callables that
 were compiled separately it holds from the second step on: in the first one, the region that runs first has the whole
 budget, later ones have what is left, and a warning says so where that is not enough.  A fraction is then one of that region's own
@@ -31,7 +31,7 @@ from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
 from compile_remat.passes import PlanOption
-from compile_remat.planning.joint_allocation import RegionCall, Shared, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.request import Fit, Replay, Request, SharedOption
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import CallState, PlanEvent, PlanState
@@ -204,11 +204,11 @@ class SharedBudget(Hook):
             calls.append(RegionCall(regions.index(call.region), gradient_bytes))
         return calls[::-1]
 
-    def _choose(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> tuple[Shared, int | None]:
+    def _choose(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> tuple[Allocation, int | None]:
         limit_bytes = self._limit_bytes(regions, calls)
         for known_only in (False, True):
             menus = [_corrected_menu(region, known_only=known_only) for region in regions]
-            found = divide(calls, menus, limit_bytes)
+            found = allocate(calls, menus, limit_bytes)
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
         assert limit_bytes is not None
@@ -278,7 +278,7 @@ def _compiled(region: CompiledRegion, request: Request) -> RunningPlan | None:
         return None
 
 
-def _text(count: int, num_graphs: int, found: Shared, limit_bytes: int | None) -> str:
+def _text(count: int, num_graphs: int, found: Allocation, limit_bytes: int | None) -> str:
     times = "once" if count == 1 else f"{count} times"
     others = f" beside {num_graphs - 1} other graph{'s' * (num_graphs > 2)}" if num_graphs > 1 else ""
     limit = "" if limit_bytes is None else f" of {format_bytes(limit_bytes)}"

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from compile_remat.passes import PlanOption
-from compile_remat.planning.joint_allocation import RegionCall, divide, step_peak_bytes
+from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
 
 
 def option(held: int, peak: int, time: int, kept: int = 0) -> PlanOption:
@@ -58,7 +58,7 @@ def test_the_fastest_choice_within_the_budget(seed: int) -> None:
     lowest = min(peak for peak, _, _ in everything)
     highest = max(peak for peak, _, _ in everything)
     for budget in (None, lowest - 1, lowest, (lowest + highest) // 2, highest):
-        found = divide(calls, menus, budget)
+        found = allocate(calls, menus, budget)
         limit = lowest if budget is None else max(budget, lowest)
         assert found.peak_bytes <= limit
         assert found.time_ns == min(time for peak, time, _ in everything if peak <= limit)
@@ -72,12 +72,12 @@ def test_bytes_of_real_sizes_are_met_exactly() -> None:
     calls = [RegionCall(0, gib // 3)] * 40
     for k in range(20):
         exact = step_peak_bytes(calls, [own[k]])
-        assert divide(calls, [own], exact).peak_bytes <= exact
-        assert divide(calls, [own], exact + exact // 10**6).time_ns <= 40 * own[k].time_ns
+        assert allocate(calls, [own], exact).peak_bytes <= exact
+        assert allocate(calls, [own], exact + exact // 10**6).time_ns <= 40 * own[k].time_ns
 
 
 def test_a_long_step_is_looked_at_in_places() -> None:
     own = [option(1, 100, 9), option(3, 100, 1)]
     calls = [RegionCall(0, 0)] * 1000
-    assert divide(calls, [own], 1000 + 100).chosen == (0,)
-    assert divide(calls, [own], 3 * 1000 + 100).chosen == (1,)
+    assert allocate(calls, [own], 1000 + 100).chosen == (0,)
+    assert allocate(calls, [own], 3 * 1000 + 100).chosen == (1,)
