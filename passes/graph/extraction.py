@@ -9,7 +9,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
-from compile_remat.passes.graph.saved_symints import handed_over
+from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan
 
@@ -41,7 +41,7 @@ def extract(
     saved = [nodes[name] for name in plan.saved]
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
-    handed = [*joint.info.inputs, *handed_over(joint), *saved, *forward_only]
+    handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
     return joint_graph.extract_modules(
         joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again))
     )

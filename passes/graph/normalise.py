@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.passes.graph.rewrites.shape_only_inputs import forget_contents
+from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
 from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 
 
@@ -21,7 +21,7 @@ def prepared(
         num_fwd_outputs: How many of its outputs are the forward's.
         static_lifetime_input_indices: Positions of the inputs that live as long as the model.
     """
-    forget_contents(module)
+    replace_shape_only_inputs(module)
     joint = joint_graph.prepare(
         module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )

@@ -8,7 +8,7 @@ from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, describe
 
 
-def handed_over(joint: joint_graph.Joint) -> list[fx.Node]:
+def symints_to_save(joint: joint_graph.Joint) -> list[fx.Node]:
     """Sizes that the forward knows, those of its values and their views that only the backward asks for included.
 
     Left to the backward, such a size would be read off a tensor computed again for nothing else.  Of all symbols only

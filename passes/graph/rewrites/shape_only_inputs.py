@@ -24,7 +24,7 @@ POOLINGS = {
 """Operators that read their second argument for its size, with the position of their dilation."""
 
 
-def forget_contents(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> int:
+def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> int:
     """Give poolings' backwards a constant of the size of their forwards' inputs.
 
     Args:

@@ -120,8 +120,8 @@ def test_invariants(function: Callable[..., Tensor]) -> None:
         backward.graph.lint()
         assert all("val" in n.meta for m in (forward, backward) for n in m.graph.nodes if n.op == "call_function")
         outputs = list(forward.graph.nodes)[-1].args[0]
-        handed_over = {n.name for n in outputs[1:] if n.op == "call_function"}
-        assert handed_over == set(plan.saved)
+        symints_to_save = {n.name for n in outputs[1:] if n.op == "call_function"}
+        assert symints_to_save == set(plan.saved)
         names = [n.name for n in backward.graph.nodes]
         assert all(names.count(name) == 1 for name in plan.recomputed)
 

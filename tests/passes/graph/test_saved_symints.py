@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from compile_remat._torch import joint_graph
 from compile_remat.passes.graph.normalise import prepared
-from compile_remat.passes.graph.saved_symints import handed_over
+from compile_remat.passes.graph.saved_symints import symints_to_save
 from tests.passes.joint import text
 
 
@@ -49,4 +49,4 @@ mul_4: f32[s77, s27] = aten.mul(slice_2, cos)
 add_10: f32[s77, s27] = aten.add(slice_1, mul_4)
 return sum_1, None, None, add_10""",
     )
-    assert_expected_inline(" ".join(node.name for node in handed_over(found[0])), """sym_size_int_2 add_8""")
+    assert_expected_inline(" ".join(node.name for node in symints_to_save(found[0])), """sym_size_int_2 add_8""")
