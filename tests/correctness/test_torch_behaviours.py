@@ -313,7 +313,7 @@ def test_no_product_runs_twice_at_max_that_does_not_in_torch(name: str) -> None:
 
 def test_the_items_of_a_kernel_are_handed_over_and_never_the_tuple() -> None:
     for name in ("layer norm", "chunks", "attention, then a product"):
-        for node in both(name)[0].symints_to_save():
+        for node in both(name)[0].handed_over():
             assert isinstance(node.meta["val"], Tensor), name
 
 
@@ -328,7 +328,7 @@ def test_items_stand_right_behind_their_kernel() -> None:
 def test_sizes_are_handed_over_instead_of_what_has_them() -> None:
     """The gradient of a sum needs the shape of its input alone."""
     captured = capture(lambda x: x.sum(dim=1), [leaf(10, 7)], ours(), dynamic=True)
-    assert all(is_sym_node(n) for n in captured.symints_to_save()) and len(captured.symints_to_save()) == 2
+    assert all(is_sym_node(n) for n in captured.handed_over()) and len(captured.handed_over()) == 2
 
 
 def test_sizes_that_are_computed_with_are_handed_over() -> None:
@@ -336,7 +336,7 @@ def test_sizes_that_are_computed_with_are_handed_over() -> None:
         return torch.cat([a.expand(b.shape[0] + c.shape[0], a.shape[0]), b, c])
 
     captured = capture(sized, [leaf(10), leaf(3, 10), leaf(2, 10)], ours(), dynamic=True)
-    assert captured.symints_to_save() and all(is_sym_node(n) for n in captured.symints_to_save())
+    assert captured.handed_over() and all(is_sym_node(n) for n in captured.handed_over())
 
 
 @pytest.mark.parametrize("budget", ["max", "min"])
