@@ -10,6 +10,7 @@ from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN
 from compile_remat.passes.search.lp_bound import LpBound, _first_step, _gradient_bytes, _in_backward, _last_step
 from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns
+from compile_remat.passes.search.options import SearchOptions
 from tests.oracles import AllPlans, Shape, all_plans, chain, seeded_problem
 
 SHAPES = (Shape(max_values=9, max_late=3, max_steps=9), Shape(max_values=7, max_late=0, max_steps=12, extern_only=True))
@@ -91,8 +92,8 @@ def test_what_steps_read_is_what_a_table_of_all_steps_says(seed: int) -> None:
     assert ((_first_step(simulator) <= steps) == before).all()
     both = ahead & before & (simulator.lifetimes.always_stored & (simulator.saved_nbytes > 0))
     nbytes = _gradient_bytes(simulator) + both @ simulator.saved_nbytes
-    assert {m.fixed_bytes for m in _in_backward(simulator)} <= set(nbytes.tolist())
-    assert max(m.fixed_bytes for m in _in_backward(simulator)) == nbytes.max()
+    assert {m.fixed_bytes for m in _in_backward(simulator, SearchOptions())} <= set(nbytes.tolist())
+    assert max(m.fixed_bytes for m in _in_backward(simulator, SearchOptions())) == nbytes.max()
 
 
 @pytest.mark.parametrize("seed", range(0, 40, 2))
