@@ -245,7 +245,7 @@ def test_a_conflict_names_the_region_the_module_and_the_line(tag: CheckpointPoli
         planned(Blocks(policy(other=tag), 8, one_region=True), 0.4)
     error = caught.value
     assert error.budget_bytes < error.floor_bytes and error.free_floor_bytes < error.floor_bytes
-    assert error.tagged and all(f"({tag.name} in checkpointed region 1)" in t.name for t in error.tagged)
+    assert error.tagged and all(f"({tag.name} in checkpointed region 1)" in str(t) for t in error.tagged)
     assert {t.module_path.split("blocks.")[-1] for t in error.tagged if t.module_path} >= {"0.up", "0.down"}
     assert all(re.search(r"test_plan_policy\.py:\d+$", t.source_line) for t in error.tagged)
     text = str(error)
