@@ -169,11 +169,24 @@ class _Run:
             self.names.pop(target.id, None)
 
     def _value(self, node: ast.expr) -> Any:
+        self._check_names(node)
         code = compile(ast.Expression(node), "wrapper", "eval")
         try:
-            return eval(code, {"__builtins__": {}}, self.names)
+            return eval(code, {}, self.names)
         except (KeyError, NameError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
             raise NotUnderstood(f"{ast.unparse(node)[:80]!r}: {error}") from error
+
+    def _check_names(self, node: ast.expr) -> None:
+        """Refuse an expression that names what a wrapper does not have.
+
+        Taking the builtins from `eval` instead would break operators: their C++ code imports modules with those of the
+        Python frame that called it.
+        """
+        own = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
+        for part in ast.walk(node):
+            is_unknown = isinstance(part, ast.Name) and part.id not in self.names and part.id not in own
+            if is_unknown or (isinstance(part, ast.Attribute) and part.attr.startswith("__")):
+                raise NotUnderstood(f"{ast.unparse(node)[:80]!r}: {ast.unparse(part)[:40]!r} is no name of a wrapper")
 
     def _assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):

@@ -60,12 +60,19 @@ def test_counted_inputs_live_until_they_are_dropped() -> None:
         ["x = open('/dev/null')"],
         ["x = __import__('os')"],
         ["x = eval('1')"],
+        ["x = args.__class__"],
         ["cpp_fused_1(args)"],  # no kernel of this module
     ],
 )
 def test_what_cannot_be_followed_is_said(lines: list[str]) -> None:
     with pytest.raises(NotUnderstood):
         dry_run(code(*lines), [X])
+
+
+def test_an_operator_may_import_modules() -> None:
+    """Copying real into complex numbers does, from C++, by the builtins of the frame that called it."""
+    lines = ["x, = args", f"a = {NEW.replace('float32', 'complex64')}", "a.copy_(x, False)", "del a", "return (x,)"]
+    assert dry_run(code(*lines), [X]).peak_bytes == 2 * KIB
 
 
 def test_sizes_are_computed_as_in_python() -> None:
