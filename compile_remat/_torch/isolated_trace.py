@@ -22,6 +22,7 @@ from compile_remat._torch.version import private_name
 get_code_state = private_name("torch._dynamo.pgo", "get_code_state")
 reset_code = private_name("torch._dynamo.eval_frame", "reset_code")
 trace_rules_check = private_name("torch._dynamo.trace_rules", "check")
+wrap_inline = private_name("torch._dynamo.external_utils", "wrap_inline")
 
 
 def trace_isolated(function: Callable[..., Any], backend: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -76,12 +77,7 @@ def _twin_of_module(module: nn.Module) -> tuple[Callable[..., Any], CodeType | N
     if not isinstance(forward, MethodType) or not isinstance(forward.__func__, FunctionType):
         return module, None
     if trace_rules_check(forward):
-        fn = module  # the name that torch gives it, and that module paths begin with
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return fn(*args, **kwargs)
-
-        return _twin(call)
+        return _twin(wrap_inline(module))  # torch's own function: no line of ours is in the stack of a node
     twin, fresh = object.__new__(type(module)), _fresh(forward.__func__)
     twin.__dict__.update(module.__dict__)  # parameters, buffers, submodules and hooks are the module's own
     twin.__dict__["forward"] = MethodType(fresh, twin)
