@@ -9,6 +9,7 @@ import torch
 from _pytest.mark.structures import ParameterSet
 
 import compile_remat
+from compile_remat.runtime.process_state import clear_process_state
 from tests.correctness.harness import BUDGETS, FULL_BUDGETS, Case
 
 WITH_KERNELS = {
@@ -37,7 +38,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in compile_remat.RematConfig.__dataclass_fields__:
         monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
     torch.compiler.reset()
-    compile_remat.reset_reports()
+    clear_process_state()
     yield
     torch.compiler.reset()
 
