@@ -22,6 +22,7 @@ from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_e
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.entry import compile_plain
 from compile_remat.inductor.install import PARTITIONER_OPTION
+from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit, FitBelow, Request, SharedOption
@@ -103,7 +104,8 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     if not has_budget or settings.budget.kind == "max":
         return None
     place = place_of(example_inputs)
-    shared = budget_of(place, str(config.memory_budget), settings.budget, may_miss=settings.from_auto)
+    source = source_of(settings.budget, from_auto=settings.from_auto)
+    shared = budget_of(place, str(config.memory_budget), settings.budget, source=source)
     if settings.from_auto and config.optimizer_state.kind != "none" and not shared.calls_in_flight:
         without_state = replace(config, optimizer_state=OptimizerState("none"))
         shared.reread = functools.partial(auto_budget, without_state, place, 0)

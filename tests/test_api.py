@@ -109,7 +109,7 @@ def test_explain_plans_for_a_device_that_is_not_there() -> None:
 
 def test_explain_raises_what_training_would() -> None:
     with pytest.raises(BudgetError):
-        explain(mlp(3), X, memory_budget=0.001)
+        explain(mlp(3), X, memory_budget="1KiB")
     with torch._dynamo.config.patch(suppress_errors=True), pytest.raises(DeviceError):
         explain(mlp(3), X, device="h1000")
     with pytest.raises(ConfigError, match="memory_budget"):
@@ -193,6 +193,21 @@ def test_install_leaves_inductor_as_it_was() -> None:
     uninstall()
     uninstall()
     assert inductor_config.get_config_copy() == before
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_a_fraction_that_a_small_graph_cannot_reach_stops_nothing_under_install() -> None:
+    """As Accelerate's cast of the outputs, behind a graph break."""
+    body = mlp(3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = body(x)
+        torch._dynamo.graph_break()
+        return y.double()
+
+    install(memory_budget=0.5)
+    torch.compile(function)(X).sum().backward()
+    assert len(compile_remat.reports()) == 2
 
 
 @pytest.mark.full

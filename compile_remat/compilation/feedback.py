@@ -14,6 +14,7 @@ from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
 from compile_remat.passes import Status
+from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.request import Request, target_bytes_of
 from compile_remat.planning.settings import Settings
 from compile_remat.report import Report, joined
@@ -130,7 +131,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
     """The reports of the code that runs, with a note where it was planned for less than the budget, or needs more.
 
     Raises:
-        BudgetError: The user gave the budget, and even the code of the lowest plan needs more.
+        BudgetError: The user gave the budget in bytes, and even the code of the lowest plan needs more.
     """
     excess_bytes = _excess_bytes(reports)
     if excess_bytes <= 0:
@@ -141,7 +142,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         return [replace(report, message=joined(report.message, text)) for report in reports]
     report = reports[0]
     assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
-    if _is_lowest(report) and settings.is_given and not settings.from_auto:
+    if _is_lowest(report) and settings.is_given and not source_of(settings.budget, from_auto=settings.from_auto):
         largest = report.plan.largest
         raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest)
     text = f"Inductor's code needs {format_bytes(report.scheduled_peak_bytes)}, which is {format_bytes(excess_bytes)} too much"

@@ -49,18 +49,26 @@ def effective_budget(
         ConfigError: The graph's regions do not agree on a ratio, or do not cover its forward.
     """
     annotated = joint_graph.annotated_ratios(joint.module, joint)
+    source = source_of(budget, from_auto=from_auto)
     if is_given:
         if annotated.any or ratio < 1:
             warn_ignored(str(budget), REGION_NAME if annotated.ratios else CONFIG_NAME)
-        return EffectiveBudget(budget, source="the memory that is free" if from_auto else "")
-    source = REGION_NAME if annotated.ratios else CONFIG_NAME
+        return EffectiveBudget(budget, source=source)
+    name = REGION_NAME if annotated.ratios else CONFIG_NAME
     ratio = _agreed(annotated, ratio)
     limit = int(budget.value or 0) if budget.kind == "bytes" else None
     if ratio == 0:
         return EffectiveBudget(MemoryBudget("min"))
     if ratio < 1:
-        return EffectiveBudget(MemoryBudget("fraction", ratio), limit, f"{source} = {ratio:g}")
-    return EffectiveBudget(budget, source="the memory that is free")
+        return EffectiveBudget(MemoryBudget("fraction", ratio), limit, f"{name} = {ratio:g}")
+    return EffectiveBudget(budget, source=source)
+
+
+def source_of(budget: MemoryBudget, *, from_auto: bool) -> str:
+    """In words, where a budget that may be missed comes from: `auto` or a fraction; empty for one that must be kept."""
+    if from_auto:
+        return "the memory that is free"
+    return f"memory_budget = {budget}" if budget.kind == "fraction" else ""
 
 
 def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:

@@ -58,15 +58,15 @@ class SharedBudget(Hook):
 
     Args:
         budget: In bytes, a fraction of the fastest plans' step, or `min`.
-        may_miss: Whether a budget that nothing fits is a warning (`auto`) and not an error.
+        source: In words, where a budget that may be missed comes from; empty where missing it is an error.
 
     Attributes:
         reread: What `auto` comes to when the optimizer has its state; called once, before the second step.
     """
 
-    def __init__(self, budget: MemoryBudget, *, may_miss: bool) -> None:
+    def __init__(self, budget: MemoryBudget, *, source: str) -> None:
         self.budget = budget
-        self.may_miss = may_miss
+        self.source = source
         self.reread: Callable[[], MemoryBudget] | None = None
         self._step: dict[CallInFlight, tuple[WeakIdRef, ...]] = {}  # its calls in order, each with its parameters
         self._allocated: object = None  # the step that plans were last chosen for
@@ -212,11 +212,11 @@ class SharedBudget(Hook):
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
         assert limit_bytes is not None
-        if not self.may_miss:
+        if not self.source:
             raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(calls))
         warn(
-            f"{len(calls)} runs of compiled graphs need {format_bytes(found.peak_bytes)} in a step, which is more than "
-            f"{format_bytes(limit_bytes)}; these are their lowest plans"
+            f"{self.source} allows {format_bytes(limit_bytes)}, and {len(calls)} runs of compiled graphs need "
+            f"{format_bytes(found.peak_bytes)} in a step; these are their lowest plans"
         )
         return found, limit_bytes
 
@@ -228,14 +228,15 @@ class SharedBudget(Hook):
         return int(self.budget.value or 0) if self.budget.kind == "bytes" else None
 
 
-def budget_of(device: torch.device, given: str, budget: MemoryBudget, *, may_miss: bool) -> SharedBudget:
+def budget_of(device: torch.device, given: str, budget: MemoryBudget, *, source: str) -> SharedBudget:
     """The budget that regions on a device share.
 
     Args:
         given: The setting as the user gave it.
         budget: What it stands for now; it takes effect where no call is in flight.
+        source: As in `SharedBudget`.
     """
-    shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, may_miss=may_miss))
+    shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, source=source))
     if not shared.calls_in_flight:
         shared.budget = budget
     return shared

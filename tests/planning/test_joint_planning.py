@@ -122,7 +122,7 @@ def test_the_same_budget_gives_the_same_plan() -> None:
 
 def test_below_the_floor_is_an_error_with_the_floor() -> None:
     with pytest.raises(BudgetError) as caught:
-        gradients(Traced(chain, memory_budget=0.01).call, tensors(*SHAPES))
+        gradients(Traced(chain, memory_budget="1KiB").call, tensors(*SHAPES))
     error = caught.value
     assert error.budget_bytes < error.floor_bytes
     assert len(error.largest) == 5

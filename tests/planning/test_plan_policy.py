@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import compile_remat
 from compile_remat import partition
+from compile_remat._util.units import format_bytes
 from compile_remat.api import look
 from compile_remat.backend import remat
 from compile_remat.config import RematConfig
@@ -138,11 +139,7 @@ def test_a_checkpoint_prefers_recomputing_all_but_what_is_handed_on(keywords: di
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_must_is_obeyed_under_every_budget(budget: object) -> None:
     tags = policy(mm=CheckpointPolicy.MUST_RECOMPUTE, sin=CheckpointPolicy.MUST_SAVE)
-    try:
-        found = planned(Blocks(tags), budget)
-    except TagConflictError:
-        assert isinstance(budget, float) and budget < 1
-        return
+    found = planned(Blocks(tags), budget)
     assert not {v.name for v in named(found.problem, "mm")} & set(found.plan.saved)
     sines = [v.name for v in named(found.problem, "sin")]
     assert not set(sines) & set(found.plan.recomputed)
@@ -232,7 +229,7 @@ def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Planner, "__init__", seen)
     with pytest.raises(TagConflictError) as caught:
-        planned(Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 8), 0.4, time_limit=0.5)
+        planned(Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 8), "80KiB", time_limit=0.5)
     assert len(limits) == 2 and set(limits) == {0.5} and not hasattr(caught.value, "__notes__")
 
 
@@ -242,7 +239,7 @@ def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("tag", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE])
 def test_a_conflict_names_the_region_the_module_and_the_line(tag: CheckpointPolicy) -> None:
     with pytest.raises(TagConflictError) as caught:
-        planned(Blocks(policy(other=tag), 8, one_region=True), 0.4)
+        planned(Blocks(policy(other=tag), 8, one_region=True), "80KiB")
     error = caught.value
     assert error.budget_bytes < error.floor_bytes and error.free_floor_bytes < error.floor_bytes
     assert error.tagged and all(f"({tag.name} in checkpointed region 1)" in str(t) for t in error.tagged)
@@ -256,7 +253,7 @@ def test_without_a_tag_in_the_way_it_is_a_plain_budget_error() -> None:
     harmless = policy(sin=CheckpointPolicy.MUST_RECOMPUTE, other=CheckpointPolicy.PREFER_SAVE)
     for model in (Blocks("plain", 2), Blocks(harmless, 2)):
         with pytest.raises(BudgetError) as caught:
-            planned(model, 0.01)
+            planned(model, "1KiB")
         assert type(caught.value) is BudgetError
 
 
@@ -264,10 +261,41 @@ def test_a_conflict_reaches_the_caller_of_a_compiled_model() -> None:
     call = torch.compile(
         Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 8),
         backend=remat,
-        options={"memory_budget": 0.4, "compiler": "eager"},
+        options={"memory_budget": "80KiB", "compiler": "eager"},
     )
     with pytest.raises(TagConflictError, match="checkpointed region"):
         call(*inputs())
+
+
+# -- a fraction is a wish ---------------------------------------------------------------------------------------------
+
+
+def test_a_fraction_below_the_floor_is_the_lowest_plan_and_one_warning() -> None:
+    with pytest.warns(PlannerWarning) as seen:
+        found = planned(Blocks(None, 8), 0.05)
+    (warning,) = [str(w.message) for w in seen if w.category is PlannerWarning]
+    lowest = planned(Blocks(None, 8), "min").plan
+    assert found.plan.peak_bytes == found.report.floor_bytes <= lowest.peak_bytes / 0.99
+    assert "memory_budget = 0.05" in warning and format_bytes(found.plan.peak_bytes) in warning
+    assert found.report.budget == "0.05" and found.report.message in warning
+
+
+def test_a_fraction_and_a_tag_in_its_way_say_so() -> None:
+    tags = policy(other=CheckpointPolicy.MUST_SAVE)
+    with pytest.warns(PlannerWarning, match="without MUST_SAVE and MUST_RECOMPUTE it would be"):
+        assert not planned(Blocks(tags, 8), 0.2).plan.is_feasible
+
+
+@pytest.mark.parametrize("sizes", [(512, 40), (40, 512)])
+def test_a_batch_of_another_size_does_not_stop_training(sizes: tuple[int, int]) -> None:
+    """As the last one of an epoch, whose gradients do not shrink with it."""
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
+    call = torch.compile(model, backend=remat, options={"memory_budget": 0.5, "compiler": "eager"}, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlannerWarning)
+        for size in sizes:
+            call(torch.randn(size, 64)).sum().backward()
+    assert len(compile_remat.reports()) == 2
 
 
 # -- where a node must run --------------------------------------------------------------------------------------------

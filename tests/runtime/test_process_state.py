@@ -28,13 +28,13 @@ def test_every_module_that_keeps_state_is_listed() -> None:
 
 
 def test_what_earlier_compilations_left_is_forgotten() -> None:
-    before = budget_of(torch.device("cpu"), "1GiB", MemoryBudget("bytes", 1 << 30), may_miss=False)
+    before = budget_of(torch.device("cpu"), "1GiB", MemoryBudget("bytes", 1 << 30), source="")
     report.record(Report("key", "1GiB", 1 << 30, None))
     with pytest.warns(compile_remat.SettingWarning):
         budget_source.warn_ignored("1GiB", "a ratio")
     clear_process_state()
     assert compile_remat.reports() == []
-    assert budget_of(torch.device("cpu"), "1GiB", MemoryBudget("bytes", 1 << 30), may_miss=False) is not before
+    assert budget_of(torch.device("cpu"), "1GiB", MemoryBudget("bytes", 1 << 30), source="") is not before
     with pytest.warns(compile_remat.SettingWarning):
         budget_source.warn_ignored("1GiB", "a ratio")
     assert config.warn_unknown_variable.cache_info().currsize == 0
@@ -42,8 +42,8 @@ def test_what_earlier_compilations_left_is_forgotten() -> None:
 
 
 def test_reports_alone_are_forgotten_by_reset_reports() -> None:
-    before = budget_of(torch.device("cpu"), "2GiB", MemoryBudget("bytes", 2 << 30), may_miss=False)
+    before = budget_of(torch.device("cpu"), "2GiB", MemoryBudget("bytes", 2 << 30), source="")
     report.record(Report("key", "2GiB", 2 << 30, None))
     compile_remat.reset_reports()
     assert compile_remat.reports() == []
-    assert budget_of(torch.device("cpu"), "2GiB", MemoryBudget("bytes", 2 << 30), may_miss=False) is before
+    assert budget_of(torch.device("cpu"), "2GiB", MemoryBudget("bytes", 2 << 30), source="") is before

@@ -181,6 +181,17 @@ def test_below_what_the_step_needs_is_an_error() -> None:
     assert caught.value.floor_bytes > caught.value.budget_bytes
 
 
+@pytest.mark.parametrize("case", ["three graph breaks", "apart"])
+def test_a_fraction_below_what_the_step_needs_is_the_lowest_peak_and_a_warning(case: str) -> None:
+    with pytest.warns(
+        PlannerWarning, match=r"memory_budget = 0\.01 allows .* runs of compiled graphs need .* in a step"
+    ):
+        steps = Steps(case, 0.01, compiler="eager")
+        for _ in range(3):
+            steps.step()
+    assert "in a step" in compile_remat.reports()[-1].message
+
+
 def test_how_often_a_block_runs_may_be_given() -> None:
     steps = Steps("by block", 10 << 20, instances=12)
     peaks = [steps.step()[1] for _ in range(3)]
