@@ -34,7 +34,6 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "continuation": {"uses_continuation": False},
     "perturbation": {"uses_perturbation": False},
     "lower target": {"uses_lower_target": False},
-    "budget targets": {"budget_targets": (1.0,)},
     "minimum-peak targets": {"min_peak_targets": ()},
     "search for the floor": {"uses_floor_search": False},
     "recursion": {"uses_recursion": False},

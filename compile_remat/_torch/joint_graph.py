@@ -1,4 +1,4 @@
-"""Every private name of torch that the planner and the partition need, in one place.
+"""AOTAutograd's joint graph before and after the choice of saved values, by the helpers of torch's own partitioner.
 
 Imports nothing of ours but its siblings.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
 line by line, the tests were run on all three, and where they differ the code asks for the feature:
@@ -24,9 +24,6 @@ from torch import fx
 from torch._functorch import config as functorch_config
 
 from compile_remat._torch import input_mutation
-from compile_remat._torch.sizes import hint_int as hint_int
-from compile_remat._torch.sizes import hint_shape as hint_shape
-from compile_remat._torch.sizes import storage_nbytes as storage_nbytes
 from compile_remat._torch.version import private_module, private_name
 
 _PARTITIONERS = "torch._functorch.partitioners"

@@ -35,7 +35,6 @@ class SearchOptions:
             work does not grow with the graph.
         min_gain_ns: The least improvement of a score that counts.
         rounds: Rounds of local search on a start for a budget.
-        budget_targets: Where the search ends above the budget, it aims at these parts of it, one after the other.
         lower_target: Where the gap stays open, the plan for this part of the budget is sought as well.
         max_segment_cuts: Most cuts between segments of the forward.
         values_per_cut: Values of the graph for each such cut at least.
@@ -100,7 +99,6 @@ class SearchOptions:
     min_moves: int = 32
     min_gain_ns: float = 0.5
     rounds: int = 3
-    budget_targets: tuple[float, ...] = (1.0, 0.985, 0.95, 0.9)
     lower_target: float = 0.95
     max_segment_cuts: int = 50
     values_per_cut: int = 3

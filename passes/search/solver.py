@@ -114,16 +114,11 @@ class Planner:
             return self._within(budget_bytes, once=once)
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
-        for share in self.options.budget_targets:
-            if self.work.is_spent:
-                break
-            masks = self.search.candidates(int(budget_bytes * share))
-            feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
-            if feasible:
-                fastest = min(feasible, key=self.search.time)
-                return self.plan_of(self.search.improved(fastest, budget_bytes), budget_bytes)
-            if budget_bytes < self.options.recursive_lead * self.search.peak(self.minimum_peak.first):
-                break  # out of reach
+        masks = self.search.candidates(budget_bytes)
+        feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
+        if feasible:
+            fastest = min(feasible, key=self.search.time)
+            return self.plan_of(self.search.improved(fastest, budget_bytes), budget_bytes)
         found = self._low(budget_bytes, once=once)
         best = [c for c in found if c.peak_bytes <= budget_bytes]
         return self._plan_of(
