@@ -32,6 +32,7 @@ from compile_remat.errors import (
     find_error,
 )
 from compile_remat.inductor import inductor_options
+from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan, Planner, frontier
@@ -59,12 +60,15 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = inductor_options.mode_options(config.mode)
         try:
-            settings = priced(settings_for(config, example_inputs), gm, example_inputs, config, options)
+            settings = settings_for(config, example_inputs)
+            if settings.has_limit(gm):
+                inline_regions(gm)
+            settings = priced(settings, gm, example_inputs, config, options)
             planned = look_at_joint_graph(
                 gm, example_inputs, lambda joint, keywords: plan_joint(joint, settings, Fit(), **keywords), options
             )
             if planned is not None:
-                seen.append(planned)
+                seen.append(replace(planned, report=replace(planned.report, inlined_calls=inlined_calls(gm))))
         except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
             ours = find_error(error, RematError)
             if ours is None:

@@ -20,6 +20,7 @@ from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
 from compile_remat.inductor import inductor_options
+from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import compile_plain
 from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.planning.budget_source import source_of
@@ -76,6 +77,8 @@ def compile_graph(
         return compile_plain(gm, example_inputs, patches)
     sizes = sizes_of(example_inputs)
     settings, reason = settings_or_failure(config, example_inputs)
+    if settings.has_limit(gm):
+        inline_regions(gm)
     settings = priced(settings, gm, example_inputs, config, patches)
     make = functools.partial(
         partitioner_type or RematPartitioner,

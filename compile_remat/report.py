@@ -46,6 +46,8 @@ class Report:
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
         estimated_ops: Operators whose arithmetic no formula knows (custom operators, scans): priced by their bytes alone.
+        inlined_calls: The number of calls of ``nested_compile_region`` regions that were replaced by the regions' bodies, so that
+            the budget holds inside them.
     """
 
     graph_key: str
@@ -61,6 +63,7 @@ class Report:
     offers: tuple[PlanOption, ...] = ()
     measured_peak_bytes: int | None = None
     estimated_ops: tuple[str, ...] = ()
+    inlined_calls: int = 0
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -135,6 +138,8 @@ class Report:
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.estimated_ops:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
+        if self.inlined_calls:
+            lines.append(f"  inlined         {self.inlined_calls} calls of nested_compile_region")
         if self.message:
             lines.append(f"  note: {self.message}")
         if self.check:

@@ -16,6 +16,7 @@ from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, set
 from compile_remat.config import RematConfig
 from compile_remat.errors import find_error, warn
 from compile_remat.inductor import inductor_options
+from compile_remat.inductor.called_regions import calls_regions, inlined_calls
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     compile_eager,
@@ -85,6 +86,7 @@ class Compilation:
                 self._keep(self._side_file(partitioner), reports)
             else:
                 compiled = self._enter_within(partitioner)
+            reports[:] = [replace(report, inlined_calls=inlined_calls(self.gm)) for report in reports]
         if not is_trial:
             self.write(reports)
         return compiled, reports
@@ -128,8 +130,8 @@ class Compilation:
         return enter
 
     def _options(self, partitioner: RematPartitioner) -> dict[str, Any]:
-        # With nested regions Inductor's reuse of buffers is wrong by itself; see `inductor_options.calls_regions`.
-        strict = partitioner.guarded or inductor_options.calls_regions(self.gm)
+        # With nested regions Inductor's reuse of buffers is wrong by itself; see `called_regions.calls_regions`.
+        strict = partitioner.guarded or calls_regions(self.gm)
         ordered = self.patches.get("fallback_random", inductor_options.draws_as_eager_mode())
         return {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **self.patches}
 

@@ -22,6 +22,7 @@ from compile_remat._torch.version import version_problem
 from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
+from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import prepared
 
@@ -63,6 +64,7 @@ def trace(builder: Builder, device: Device) -> Traced:
     is_cpu = device.name == "cpu"
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        inline_regions(gm)
         if not is_cpu:
             use_cuda_attention(gm, has_flash=has_flash)
         look_at_joint_graph(gm, example_inputs, lambda joint, keywords: seen.append((joint, keywords)), {})

@@ -9,19 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_origin
 
-import torch
-from torch import fx
 from torch._inductor import config, list_mode_options
-
-
-def calls_regions(module: fx.GraphModule) -> bool:
-    """Whether the program has regions that are compiled once and called (``nested_compile_region``).
-
-    A region's forward hands inputs that its backward needs back as outputs.  Inductor (2.13) does not see that they are
-    the same memory: plain torch.compile reuses it for a later buffer of that size, and gradients are silently wrong.
-    """
-    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
-    return any(n.target is torch.ops.higher_order.invoke_subgraph for graph in graphs for n in graph.nodes)
 
 
 def inductor_option_names() -> tuple[str, ...]:
