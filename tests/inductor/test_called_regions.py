@@ -123,7 +123,8 @@ def peak_bytes(budget: str, *, is_marked: bool) -> list[tuple[int | None, int]]:
 
     torch.compiler.reset()
     reset_reports()
-    torch.compile(model, backend="remat", options={"memory_budget": budget})(torch.randn(512, 32, requires_grad=True)).backward()
+    x = torch.randn(512, 32, requires_grad=True)
+    torch.compile(model, backend="remat", options={"memory_budget": budget})(x).backward()
     return [(report.scheduled_peak_bytes, report.inlined_calls) for report in reports()]
 
 
