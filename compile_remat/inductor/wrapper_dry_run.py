@@ -64,7 +64,7 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
         raise NotUnderstood(f"the output code is not Python: {error}") from None
     function = _call_of(module)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        run = _Run(names_of(module), [_copy(x) for x in inputs], counted or {})
+        run = _Run(names_of(module), [_copy(x) for x in inputs], counted or {}, _partitions_of(module))
         with run.workspace:
             run.block(function.body)
     return run.result()
@@ -72,11 +72,15 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
 
 def _call_of(module: ast.Module) -> ast.FunctionDef:
     found = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef) and n.name == "call"]
-    if len(found) != 1 or any(
-        isinstance(n, ast.FunctionDef) and n.name.startswith("partition_") for n in ast.walk(module)
-    ):
+    if len(found) != 1:
         raise NotUnderstood("the output code has no single function `call`")
     return found[0]
+
+
+def _partitions_of(module: ast.Module) -> list[ast.FunctionDef]:
+    """The functions that `call` runs by their numbers, each a CUDA graph (``mode="reduce-overhead"``)."""
+    found = [n for n in module.body if isinstance(n, ast.FunctionDef) and n.name.startswith("partition_")]
+    return sorted(found, key=lambda function: int(function.name.removeprefix("partition_")))
 
 
 def _copy(value: object) -> object:
@@ -116,8 +120,15 @@ def _dense(value: object) -> object:
 class _Run:
     """Executes statements in one name space and keeps count of storages."""
 
-    def __init__(self, names: Mapping[str, Any], inputs: list[object], counted: Counted) -> None:
+    def __init__(
+        self,
+        names: Mapping[str, Any],
+        inputs: list[object],
+        counted: Counted,
+        partitions: Sequence[ast.FunctionDef],
+    ) -> None:
         self.inputs = inputs  # kept alive: a storage's address is its key
+        self.header, self.partitions = names, partitions
         self.shared: dict[int, tuple[int, int]] = {}
         for position, (storage, nbytes) in counted.items():
             self.shared |= {key: (-1 - storage, nbytes) for key, _ in _tensors(inputs[position])}
@@ -129,15 +140,31 @@ class _Run:
         self.live = 0
         self.workspace = _Workspace()
         self.peak = 0
-        self.returned: list[tuple[int, int] | None] = []
+        self.returned: Sequence[object] = ()
 
     def block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
             self._statement(statement)
 
     def result(self) -> DryRun:
-        output_bytes = sum({key: nbytes for key, nbytes in filter(None, self.returned)}.values())
-        return DryRun(self.peak, output_bytes, tuple(self.returned))
+        returned = [next(self._counted(value), None) for value in self.returned]
+        output_bytes = sum({key: nbytes for key, nbytes in filter(None, returned)}.values())
+        return DryRun(self.peak, output_bytes, tuple(returned))
+
+    def _partition(self, call: ast.Call) -> Sequence[object]:
+        """Run a partition in a name space of its own; it clears the list that it is handed once it has names for what is in it."""
+        match call:
+            case ast.Call(func=ast.Subscript(slice=ast.Constant(value=int(number))), args=[ast.Name(id=handed)]):
+                pass
+            case _:
+                raise NotUnderstood(f"a call {ast.unparse(call)[:80]!r}")
+        outer = self.names, self.held
+        self.names, self.held = {**self.header, "args": self.names[handed]}, {"args": self.held.pop(handed)}
+        self.block(self.partitions[number].body)
+        for name in list(self.held):
+            self._release(name)
+        self.names, self.held = outer
+        return self.returned
 
     def _statement(self, node: ast.stmt) -> None:
         self.workspace.nbytes = 0
@@ -150,18 +177,26 @@ class _Run:
                 for target in node.targets:
                     self._delete(target)
             case ast.Expr():
-                if not _is_clear(node.value):
-                    self._value(node.value)
+                self._call(node.value)
             case ast.With():
                 self.block(node.body)
             case ast.Return(value=ast.expr() as returned):
                 values = self._value(returned)
-                values = values if isinstance(values, tuple | list) else [values]
-                self.returned = [next(self._counted(value), None) for value in values]
+                self.returned = values if isinstance(values, tuple | list) else [values]
             case ast.Pass() | ast.Global() | ast.Return():
                 pass
             case _:
                 raise NotUnderstood(f"a statement {ast.unparse(node)[:80]!r}")
+
+    def _call(self, node: ast.expr) -> None:
+        """A statement that is a call.  The wrapper's `set_device` is undone by its device guard, which is not entered here."""
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="clear")):
+                self._release(name)
+            case ast.Call(func=ast.Attribute(attr="set_device")):
+                pass
+            case _:
+                self._value(node)
 
     def _delete(self, target: ast.expr) -> None:
         if isinstance(target, ast.Name):
@@ -169,6 +204,8 @@ class _Run:
             self.names.pop(target.id, None)
 
     def _value(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+            return self._partition(node)
         self._check_names(node)
         code = compile(ast.Expression(node), "wrapper", "eval")
         try:
@@ -225,10 +262,6 @@ class _Run:
             self.holders[key] -= 1
             if self.holders[key] == 0:
                 self.live -= self.bytes[key]
-
-
-def _is_clear(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "clear"
 
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:

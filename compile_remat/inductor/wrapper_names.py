@@ -1,7 +1,7 @@
 """The names that a wrapper of Inductor's may use in a dry run, and what stands for each.
 
-A wrapper is evaluated with these names and no builtins.  Its header is the same in torch 2.11 to 2.15, but for the checks that
-newer versions add.
+A wrapper is evaluated with these names and no builtins.  Its header is the same in torch 2.11 to 2.15, but for what newer versions
+add: checks, and from 2.13 on, on GPUs, copies of inputs that are not aligned.  Inputs are taken to be: the allocator aligns.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def names_of(module: ast.Module) -> dict[str, Any]:
         "aten": torch.ops.aten,
         "inductor_ops": torch.ops.inductor,
         "_quantized": torch.ops._quantized,
+        "copy_if_misaligned": lambda tensor: tensor,
         "empty_strided": torch.empty_strided,
         "empty_strided_cpu": _empty("cpu"),
         "empty_strided_cpu_pinned": _empty("cpu"),

@@ -69,6 +69,53 @@ def test_what_cannot_be_followed_is_said(lines: list[str]) -> None:
         dry_run(code(*lines), [X])
 
 
+def test_kernels_of_triton_are_left_out() -> None:
+    """The wrapper's `set_device` would change the process's device, as the guard around it is not entered."""
+    lines = [
+        "x, = args",
+        "args.clear()",
+        "with torch.cuda._DeviceGuard(1):",
+        "    torch.cuda.set_device(1)",
+        "    x = copy_if_misaligned(x)",
+        f"    a = {NEW}",
+        "    raw_stream1 = get_raw_stream(1)",
+        "    multi_kernel_0.run(x, a, 256, stream=raw_stream1)",
+        "return (a, )",
+    ]
+    kernel = "multi_kernel_0 = async_compile.multi_kernel('multi_kernel_0', [])\n"
+    assert dry_run(kernel + code(*lines), [X]).peak_bytes == KIB
+
+
+@pytest.mark.parametrize(
+    ("body", "peak"),
+    [
+        (["y = args[0]", "args.clear()", "b = NEW", "c = NEW", "del y", "return (b, c)"], 3),
+        (["y = args[0]", "args.clear()", "del y", "b = NEW", "c = NEW", "return (b, c)"], 2),
+        (["y = args[0]", "args.clear()", "b = y; del y", "c = NEW", "return (b, c)"], 2),
+        (["y, = args", "del y", "b = NEW", "c = NEW", "return (b, c)"], 3),
+    ],
+    ids=["dropped at the end", "dropped at once", "reused", "held by the list"],
+)
+def test_partitions_drop_what_they_are_handed(body: list[str], peak: int) -> None:
+    """`mode="reduce-overhead"` on a GPU: the function `call` runs others, which free tensors that it made."""
+    lines = [part.strip() for line in body for part in line.split(";")]
+    text = "\n    ".join(["def partition_0(args):", *lines]).replace("NEW", NEW)
+    method = [
+        "x, = args",
+        "args.clear()",
+        "a = NEW",
+        "partition0_args = [a]",
+        "del a",
+        "(b, c) = self.partitions[0](partition0_args)",
+        "del partition0_args",
+        "del b",
+        "return (c, )",
+    ]
+    text += "\nclass Runner:\n    def call(self, args):\n        " + "\n        ".join(method).replace("NEW", NEW)
+    run = dry_run(text, [X])
+    assert (run.peak_bytes, run.output_bytes) == (peak * KIB, KIB)
+
+
 def test_an_operator_may_import_modules() -> None:
     """Copying real into complex numbers does, from C++, by the builtins of the frame that called it."""
     lines = ["x, = args", f"a = {NEW.replace('float32', 'complex64')}", "a.copy_(x, False)", "del a", "return (x,)"]
