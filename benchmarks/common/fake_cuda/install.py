@@ -1,0 +1,204 @@
+"""The Python side of the fake device: what ``torch.cuda``, Dynamo, Inductor and Triton ask about a device.
+
+Private names of torch, 2.11 to 2.13.  `install` replaces them for the whole process.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import types
+from typing import Any
+
+from benchmarks.common.fake_cuda import hooks
+
+NAME, CAPABILITY, MEMORY_BYTES = "NVIDIA H100 80GB HBM3", (9, 0), 80 << 30
+PROPERTIES = types.SimpleNamespace(
+    name=NAME,
+    major=9,
+    minor=0,
+    total_memory=MEMORY_BYTES,
+    multi_processor_count=132,
+    is_integrated=False,
+    is_multi_gpu_board=False,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    regs_per_multiprocessor=65536,
+    shared_memory_per_block=48 << 10,
+    shared_memory_per_block_optin=227 << 10,
+    shared_memory_per_multiprocessor=228 << 10,
+    L2_cache_size=50 << 20,
+    gcnArchName="",
+    clock_rate=1980000,
+    memory_clock_rate=2619000,
+    memory_bus_width=5120,
+    uuid="fake",
+)
+"""As ``torch.cuda.get_device_properties`` gives them for an H100 SXM5.  Inductor splits reductions by the number of processors."""
+
+
+def install(*, compiled: bool = False) -> None:
+    """Let this process believe in one H100.
+
+    Args:
+        compiled: Triton kernels are compiled to cubins; else their source is emitted only.
+
+    Raises:
+        RuntimeError: Torch was imported before.
+    """
+    hooks.register()
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="fake_cuda"))
+    _answer_for_torch_cuda()
+    _answer_for_fake_tensors()
+    _answer_for_dynamo()
+    _answer_for_triton()
+    _replace_kernels(compiled)
+    _fold_constants_on_cpu()
+
+
+def _answer_for_torch_cuda() -> None:
+    import torch
+
+    cuda: Any = torch.cuda
+    answers = {
+        "_is_compiled": True,
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "current_stream": types.SimpleNamespace(cuda_stream=0),
+        "get_device_properties": PROPERTIES,
+        "get_device_capability": CAPABILITY,
+        "get_device_name": NAME,
+        "get_arch_list": ["sm_90"],
+        "is_bf16_supported": True,
+        "is_tf32_supported": True,
+        "mem_get_info": (MEMORY_BYTES, MEMORY_BYTES),
+        "memory_allocated": 0,
+        "memory_reserved": 0,
+        "max_memory_allocated": 0,
+        "get_per_process_memory_fraction": 1.0,
+        "_lazy_init": None,
+        "synchronize": None,
+        "set_device": None,
+        "empty_cache": None,
+        "set_rng_state": None,
+        "manual_seed": None,
+        "manual_seed_all": None,
+        "_exchange_device": 0,
+        "_maybe_exchange_device": 0,
+    }
+    for name, answer in answers.items():
+        setattr(cuda, name, _always(answer))
+    cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()
+    torch.version.cuda = torch.version.cuda or "13.0"
+    library: Any = torch._C
+    library._cuda_getCurrentRawStream = _always(0)
+    library._cuda_cudaCachingAllocator_is_enabled = _always(True)
+
+
+def _always(answer: object) -> Any:
+    return lambda *args, **kwargs: answer
+
+
+def _answer_for_fake_tensors() -> None:
+    """A new tensor "on CUDA" initialises the device first, and one of Python numbers is made there for real."""
+    from torch._subclasses import fake_tensor
+
+    fake_tensor.init_gpu_context = _always(None)
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)
+
+
+def _answer_for_dynamo() -> None:
+    import torch
+    from torch._dynamo.device_interface import CudaInterface
+
+    interface: Any = CudaInterface
+    for name in (
+        "current_device",
+        "device_count",
+        "get_device_properties",
+        "set_device",
+        "synchronize",
+        "current_stream",
+    ):
+        setattr(interface, name, staticmethod(getattr(torch.cuda, name)))
+    for name in ("exchange_device", "maybe_exchange_device", "get_raw_stream"):
+        setattr(interface, name, staticmethod(_always(0)))
+
+
+def _answer_for_triton() -> None:
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    limits = {
+        "max_shared_mem": PROPERTIES.shared_memory_per_block_optin,
+        "multiprocessor_count": PROPERTIES.multi_processor_count,
+        "warpSize": PROPERTIES.warp_size,
+        "max_num_regs": PROPERTIES.regs_per_multiprocessor,
+        "sm_clock_rate": PROPERTIES.clock_rate,
+        "mem_clock_rate": PROPERTIES.memory_clock_rate,
+        "mem_bus_width": PROPERTIES.memory_bus_width,
+    }
+    driver = types.SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=_always(0),
+        get_current_stream=_always(0),
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        get_device_capability=_always(CAPABILITY),
+        get_device_interface=lambda: torch.cuda,
+        is_active=_always(True),
+        utils=types.SimpleNamespace(get_device_properties=_always(limits)),
+    )
+    triton.runtime.driver.set_active(driver)
+
+
+class NoKernel:
+    """Stands for a kernel that is not there: has any attribute, and does nothing when it is called."""
+
+    def __getattr__(self, name: str) -> NoKernel:
+        return self
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        return None
+
+
+def _replace_kernels(compiled: bool) -> None:
+    from torch._inductor import async_compile
+    from torch._inductor.runtime import triton_helpers
+
+    module: Any = async_compile
+    triton_helpers.set_driver_to_gpu = _always(None)  # every kernel's module begins with it
+
+    def triton(self: object, kernel_name: str, source_code: str, device_str: str = "cuda") -> NoKernel:
+        if compiled:
+            kernel = module._load_triton_kernel_from_source(kernel_name, source_code)
+            kernel.precompile(warm_cache_only=True)  # to a cubin, without loading it
+        return NoKernel()
+
+    module.AsyncCompile.triton = triton
+
+
+def _fold_constants_on_cpu() -> None:
+    """Inductor folds constants with small tensors that have data: those lie on the CPU."""
+    from torch._inductor.constant_folding import ConstantFolder
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OnCpu(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if getattr(kwargs.get("device"), "type", None) == "cuda":
+                kwargs["device"] = "cpu"
+            return func(*args, **kwargs)
+
+    folder: Any = ConstantFolder
+    run = folder.run
+
+    def run_on_cpu(self: object, *args: object, **kwargs: object) -> Any:
+        with OnCpu():
+            return run(self, *args, **kwargs)
+
+    folder.run = run_on_cpu

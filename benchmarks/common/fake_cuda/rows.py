@@ -1,0 +1,132 @@
+"""Rows of `benchmarks.cuda_codegen`, one after the other, in a process that has the fake device.
+
+    python -m benchmarks.common.fake_cuda.rows MODEL DTYPE [--plain BYTES] SETTING ...
+
+Prints one line of JSON for each setting: ``torch 0.5`` is torch's partitioner at that ``activation_memory_budget``, ``0.5`` ours
+at half of what torch's own needs at 1.0, which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from benchmarks.common.fake_cuda import install
+
+if TYPE_CHECKING:
+    from benchmarks.cuda_codegen import CodegenRow
+
+PLAIN = "torch 1"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="rows", description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("dtype")
+    parser.add_argument("--plain", type=int, default=0)
+    parser.add_argument("settings", nargs="+")
+    arguments = parser.parse_args(argv)
+    install.install()
+    for row in rows(arguments.model, arguments.dtype, arguments.settings, arguments.plain):
+        print(json.dumps(asdict(row)), flush=True)
+    return 0
+
+
+def rows(model: str, dtype: str, settings: Sequence[str], plain_bytes: int) -> Iterator[CodegenRow]:
+    """A row for each setting; what fails says why."""
+    from dataclasses import replace
+
+    from benchmarks.cuda_codegen import CodegenRow
+
+    known: dict[Any, CodegenRow] = {}
+    for setting in settings:
+        base = CodegenRow(model, dtype, setting)
+        try:
+            if setting.startswith("torch "):
+                row = _torchs_row(base, float(setting.split()[1]), known)
+            else:
+                budget = setting if setting == "min" else int(float(setting) * plain_bytes)
+                row = _our_row(base, budget)
+        except Exception as error:  # one broken row must not lose the others
+            row = replace(base, failure=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+        if setting == PLAIN and row.first_peak_bytes is not None:
+            plain_bytes = row.first_peak_bytes
+        yield row
+
+
+def _torchs_row(base: CodegenRow, ratio: float, known: dict[Any, CodegenRow]) -> CodegenRow:
+    """A partition that an earlier ratio gave is not compiled again."""
+    from dataclasses import replace
+
+    from benchmarks.common.fake_cuda import step
+    from benchmarks.common.torch_budget import TorchPartition, timed_torch_partitioner
+    from compile_remat.compilation.feedback import scheduled_peak_bytes
+
+    log: list[TorchPartition] = []
+    partitioner = timed_torch_partitioner(log, lambda each: (each.saved, each.recomputed) in known)
+    try:
+        emitted = step.compile_step(_build(base), step.torchs(ratio, {"custom_partitioner_fn": partitioner}))
+    except Exception:
+        same = known.get((log[-1].saved, log[-1].recomputed)) if log else None
+        if same is None:
+            raise
+        return replace(same, setting=base.setting)
+    row = replace(base, first_peak_bytes=scheduled_peak_bytes(*emitted))
+    known[log[-1].saved, log[-1].recomputed] = row
+    return row
+
+
+def _our_row(base: CodegenRow, budget: int | str) -> CodegenRow:
+    from dataclasses import replace
+
+    import compile_remat
+    from benchmarks.common.fake_cuda import step
+    from compile_remat.compilation import driver
+    from compile_remat.compilation.feedback import scheduled_peak_bytes
+    from compile_remat.errors import BudgetError, find_error
+
+    row = replace(base, budget_bytes=budget if isinstance(budget, int) else None)
+    rounds: list[tuple[int | None, int | None]] = []
+    see = driver.with_scheduled_peak
+
+    def seen(reports: Any, emissions: Any) -> Any:
+        found = see(reports, emissions)
+        rounds.extend((report.predicted_peak_bytes, report.scheduled_peak_bytes) for report in found)
+        return found
+
+    compile_remat.reset_reports()
+    with mock.patch.object(driver, "with_scheduled_peak", seen):
+        try:
+            emitted = step.compile_step(_build(base), step.ours(budget))
+        except Exception as error:
+            refused = find_error(error, BudgetError)
+            if refused is None:
+                raise
+            row = replace(row, floor_bytes=refused.floor_bytes)
+            emitted = []
+    if not rounds:
+        return row
+    predicted, first = rounds[0]
+    final = scheduled_peak_bytes(*emitted[-2:]) if emitted else None
+    return replace(row, predicted_peak_bytes=predicted, first_peak_bytes=first, peak_bytes=final, rounds=len(rounds))
+
+
+def _build(base: CodegenRow) -> Any:
+    import torch
+
+    from benchmarks.models import codegen
+
+    def build() -> tuple[Any, Any]:
+        case = codegen.build(base.model, getattr(torch, base.dtype))
+        return case.module, case.inputs
+
+    return build
+
+
+if __name__ == "__main__":
+    sys.exit(main())
