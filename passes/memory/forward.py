@@ -43,7 +43,9 @@ class Forward:
         self.readers = [[w for w in r if values[w].in_forward] for r in readers]
         self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
         self.saved_nbytes = np.array([0 if v.is_output else v.nbytes for v in values], dtype=np.int64)
-        self.begin = np.array([v.reads[0] if v.kernel == ITEM and v.reads else k for k, v in enumerate(values)])
+        self.begin = np.array(
+            [v.reads[0] if v.kernel == ITEM and v.reads else k for k, v in enumerate(values)], dtype=np.int64
+        )
         self.may_be_cut = np.array([self._may_be_cut(v) for v in range(n)], dtype=bool)
         self.externs = np.cumsum([v.kernel == EXTERN and v.in_forward for v in values])
         self.is_drawn = np.zeros(n, dtype=bool)
@@ -200,7 +202,8 @@ class Forward:
         np.add.at(delta, self.begin[own], self.nbytes[own])
         np.add.at(delta, stops[own], -self.nbytes[own])
         base = np.cumsum(delta)[: self.size + 1] + self.fixed
-        places = np.where(own, stops, [self._begins_if_saved(v) for v in range(self.size)])
+        begins = np.array([self._begins_if_saved(v) for v in range(self.size)], dtype=np.int64)
+        places = np.where(own, stops, begins)
         order = np.argsort(places, kind="stable")
         bounds = np.concatenate([places[order], [self.size + 1]])
         tops = [base[min(lo, self.size) : max(hi, lo + 1)].max(initial=0) for lo, hi in pairwise(bounds)]

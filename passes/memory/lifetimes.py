@@ -66,7 +66,9 @@ class LifetimeModel:
         self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
         self.is_saved_buffer = np.array([v.nbytes > 0 and not v.is_output for v in values], dtype=bool)
         self.extern_readers = [[w for w in r if values[w].kernel == EXTERN] for r in readers]
-        self.item_of = np.array([v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)])
+        self.item_of = np.array(
+            [v.reads[0] if v.kernel == ITEM and v.reads else i for i, v in enumerate(values)], dtype=np.int64
+        )
         self._find_stored(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.overwriting = Overwriting(sources_in_place(values, self.always_stored))

@@ -102,7 +102,9 @@ class Simulator:
         self.schedules = RecomputeSchedule(values, steps, self.readers)
         self.lifetimes = lifetimes = LifetimeModel(values, steps, self.readers)
         self.nbytes = lifetimes.nbytes
-        self.step_item_of = np.array([s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)])
+        self.step_item_of = np.array(
+            [s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)], dtype=np.int64
+        )
         self.workspace = np.array([v.workspace_bytes for v in values], dtype=np.int64)
         self.step_transient = np.array([s.transient_bytes + s.workspace_bytes for s in steps], dtype=np.int64)
         self.step_held = np.array([s.held_bytes for s in steps], dtype=np.int64)
