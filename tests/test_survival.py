@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import compile_remat
 from compile_remat.backend import remat
@@ -48,3 +48,22 @@ def test_a_graph_with_nothing_to_save(function: Callable[[Tensor], tuple[Tensor,
     assert x.grad is not None and x.grad.eq(1).all()
     (report,) = compile_remat.reports()
     assert report.status != "FALLBACK" and report.plan is not None and report.plan.saved == ()
+
+
+@pytest.mark.parametrize("budget", ["min", "max"])
+def test_jagged_nested_tensors(budget: object) -> None:
+    """A jagged dimension has a symbol for its size that is no number."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    rows = [torch.linspace(-1, 1, 16 * length).reshape(length, 16) for length in (3, 5)]
+
+    def gradient(call: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+        model.zero_grad()
+        torch.nested.to_padded_tensor(call(x), 0.0).square().sum().backward()
+        assert model[0].weight.grad is not None
+        return model[0].weight.grad
+
+    expected = gradient(model)
+    torch.testing.assert_close(gradient(compiled(model, budget)), expected)
+    (report,) = compile_remat.reports()
+    assert report.status != "FALLBACK"

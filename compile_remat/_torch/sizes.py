@@ -13,10 +13,17 @@ _optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "opti
 
 
 def hint_int(size: int | torch.SymInt, fallback: int = 4096) -> int:
-    """The size, or for a symbolic one the value seen first; adds no guard.  Unbacked sizes give `fallback`."""
+    """The size, or for a symbolic one the value seen first; adds no guard.  Unbacked and jagged sizes give `fallback`."""
     if type(size) is int:
         return size
+    if is_jagged(size):
+        return fallback
     return int(_optimization_hint(size, fallback=fallback))
+
+
+def is_jagged(size: int | torch.SymInt) -> bool:
+    """Whether a size is that of a jagged dimension of a nested tensor: it stands for one length a row, and is no number."""
+    return type(size) is not int and bool(size.node.is_nested_int())
 
 
 def hint_shape(tensor: torch.Tensor) -> tuple[int, ...]:

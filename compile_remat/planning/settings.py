@@ -150,4 +150,6 @@ def place_of(example_inputs: Sequence[Any]) -> torch.device:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    return tuple((str(s), sizes.hint_int(s)) for s in example_inputs if isinstance(s, torch.SymInt))
+    """The symbols among a graph's inputs, with the sizes that they stand for; jagged ones stand for no number."""
+    symbols = (s for s in example_inputs if isinstance(s, torch.SymInt) and not sizes.is_jagged(s))
+    return tuple((str(s), sizes.hint_int(s)) for s in symbols)
