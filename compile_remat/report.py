@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.units import format_bytes
 from compile_remat.passes import Plan, PlanOption, Status
@@ -153,14 +154,16 @@ class Report:
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read what `to_json` wrote; ValueError or TypeError where it is no report of this version."""
-        data: Any = json.loads(text)
-        if not isinstance(data, dict) or not {"plan", "offers"} <= data.keys():
+        """Read what `to_json` wrote; ValueError where it is no report of this version."""
+        return Report.from_object(json_values.parse(text))
+
+    @staticmethod
+    def from_object(data: object) -> Report:
+        """The same of JSON that is parsed already."""
+        if not isinstance(data, dict) or "plan" not in data:
             raise ValueError("not a report")
-        plan = None if data["plan"] is None else Plan.from_json(json.dumps(data["plan"]))
-        offers = tuple(PlanOption(**{**offer, "saved": tuple(offer["saved"])}) for offer in data["offers"])
-        estimated = tuple(data.get("estimated_ops", ()))
-        return Report(**{**data, "plan": plan, "offers": offers, "estimated_ops": estimated})
+        plan = None if data["plan"] is None else Plan.from_object(data["plan"])
+        return replace(json_values.read_as(Report, {**data, "plan": None}), plan=plan)
 
 
 def reports() -> list[Report]:
@@ -220,7 +223,9 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
     """Replace fields of a recorded report, in memory and on disk; a report that was dropped meanwhile is only written."""
     amended = replace(report, **changes)
     for kept in (_RECORDED.get() or [], _REPORTS):
-        kept[:] = [amended if r is report else r for r in kept]
+        for k, other in enumerate(kept):  # other threads append meanwhile
+            if other is report:
+                kept[k] = amended
     if report_dir is not None:
         write(amended, report_dir)
 

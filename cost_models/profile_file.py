@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 
 LOG = logging.getLogger("compile_remat")
@@ -54,7 +55,7 @@ class ProfileFile:
 
     def _read(self) -> dict[str, Any]:
         try:
-            document = json.loads(self.path.read_text(encoding="utf-8"))
+            document = json_values.parse(self.path.read_text(encoding="utf-8"))
             if document["schema"] != SCHEMA:
                 raise ValueError(f"schema {document['schema']!r}")
             times, graphs = document["times_ns"], document["graphs"]

@@ -462,7 +462,21 @@ def test_the_plan_of_another_graph_is_refused(tmp_path: Path) -> None:
         train(compiled(**options), *small(2))
 
 
-@pytest.mark.parametrize("change", [{"schema": 99}, {"schema": None}, {"saved": ["no_such_value"]}, {"status": "NEW"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 99},
+        {"schema": None},
+        {"saved": ["no_such_value"]},
+        {"saved": None},
+        {"saved": {}},
+        {"saved": [["a"]]},
+        {"saved": 3},
+        {"again": [{}]},
+        {"largest": [3]},
+        {"status": "NEW"},
+    ],
+)
 def test_the_plan_of_another_version_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     options = {"memory_budget": "min", "compiler": "eager", "plan_dir": str(tmp_path)}
     train(compiled(**options), *small())
@@ -473,7 +487,7 @@ def test_the_plan_of_another_version_is_refused(change: dict[str, Any], tmp_path
         train(compiled(**options), *small())
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{not json", "{}"])
+@pytest.mark.parametrize("text", ["", "[]", "{not json", "{}", "[" * 100_000 + "]" * 100_000])
 def test_a_damaged_plan_is_refused(text: str, tmp_path: Path) -> None:
     options = {"memory_budget": "min", "compiler": "eager", "plan_dir": str(tmp_path)}
     train(compiled(**options), *small())

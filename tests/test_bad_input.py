@@ -89,6 +89,7 @@ def test_a_budget_that_is_no_amount(budget: object, said: str) -> None:
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
         (b"\xff\xfe\x00", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"[]", "JSON object"),
         (b'{"bandwidth_bytes_per_s": 1e12}', "flops_per_s"),
         (b'{"bandwidth_bytes_per_s": -1, "flops_per_s": {"float32": 1e12}}', "above 0"),
@@ -199,9 +200,12 @@ def test_a_plan_above_the_budget_is_obeyed_with_a_warning(tmp_path: Path) -> Non
     assert "pinned plan" in report.message
 
 
-def test_folders_that_cannot_be_written_do_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("a file")
+@pytest.mark.parametrize("name", ["taken", "a" * 5000])
+def test_folders_that_cannot_be_written_do_not_stop_training(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    taken = tmp_path / name
     with pytest.warns(PlannerWarning, match="plan_dir.*cannot be written"):
         trained(memory_budget="min", plan_dir=taken / "plans", report_dir=taken / "reports")
     assert "report_dir" in caplog.text

@@ -13,6 +13,7 @@ from torch import fx
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
+from compile_remat.compilation.report_cache import Kept
 from compile_remat.config import RematConfig
 from compile_remat.errors import find_error, warn
 from compile_remat.inductor import inductor_options
@@ -154,10 +155,12 @@ class Compilation:
         if side_file is None:
             return
         if reports:
-            report_cache.store(side_file, reports, written=self.written)
+            written = None if self.written is None else tuple(sorted(self.written))
+            report_cache.store(side_file, Kept(tuple(reports), written=written))
             return
-        self.written = report_cache.recall_written(side_file)
-        for report in report_cache.recall(side_file):
+        kept = report_cache.recall(side_file)
+        self.written = None if kept.written is None else frozenset(kept.written)
+        for report in kept.reports:
             record(report)
             LOG.info("%s", report)
             if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
@@ -173,7 +176,7 @@ class Compilation:
         """
         side_file = self._side_file(partitioner)
         for _ in range(TIGHTENINGS):  # where an earlier process ended
-            bytes_then = None if side_file is None else report_cache.recall_tightened(side_file)
+            bytes_then = None if side_file is None else report_cache.recall(side_file).tightened_bytes
             if bytes_then is None:
                 break
             partitioner = replace(partitioner, request=FitBelow(bytes_then))
@@ -190,7 +193,7 @@ class Compilation:
                     self._keep(side_file, reports)
                     return compiled
                 if side_file is not None:
-                    report_cache.store(side_file, reports, tightened_bytes)
+                    report_cache.store(side_file, Kept(tuple(reports), tightened_bytes))
                 LOG.info("%s", reports[0])
                 reports.clear()
             partitioner = replace(partitioner, request=FitBelow(tightened_bytes))

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 from compile_remat._torch import cache_key_text
+from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat.report import Report
 
@@ -42,62 +43,43 @@ def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, opt
     return Path(cache_key_text.inductor_cache_folder()) / "remat" / f"{name}.json"
 
 
-def store(
-    path: Path,
-    reports: Sequence[Report],
-    tightened_bytes: int | None = None,
-    *,
-    written: Collection[int] | None = None,
-) -> None:
-    """Keep the reports of a compilation, or that it was given up for one that plans for `tightened_bytes`.
+@dataclass(frozen=True)
+class Kept:
+    """What the file of one compilation holds.
 
-    `written` are the positions of the inputs that the graph writes into, where these are known.
-
-    A folder that cannot be written costs a report, not the training run.
+    Attributes:
+        reports: None of them where no partition was made.
+        tightened_bytes: What the compilation was given up for: its plan turned out too large, and one for these bytes was made.
+        written: Positions of the inputs that the graph writes into; None where they are not known.
     """
-    entries = [json.loads(report.to_json()) for report in reports]
-    document = {
-        "schema": SCHEMA,
-        "reports": entries,
-        "tightened_bytes": tightened_bytes,
-        "written": None if written is None else sorted(written),
-    }
+
+    reports: tuple[Report, ...] = ()
+    tightened_bytes: int | None = None
+    written: tuple[int, ...] | None = None
+
+
+def store(path: Path, kept: Kept) -> None:
+    """Keep what a compilation came to.  A folder that cannot be written costs a report, not the training run."""
+    reports = [json.loads(report.to_json()) for report in kept.reports]
     try:
-        write_atomically(path, json.dumps(document, indent=1))
+        write_atomically(path, json.dumps({"schema": SCHEMA, **asdict(kept), "reports": reports}, indent=1))
     except OSError as error:
         LOG.warning("%s cannot be written (%s): a process that hits the cache will have no report", path, error)
 
 
-def recall(path: Path) -> list[Report]:
-    """The reports that `store` kept, marked as `from_cache`; none where no partition was made."""
+def recall(path: Path) -> Kept:
+    """What `store` kept, its reports marked as `from_cache`.  A file that is not there, or is damaged, holds nothing."""
     try:
-        reports = [Report.from_json(json.dumps(entry)) for entry in _read(path).get("reports", ())]
-    except (ValueError, KeyError, TypeError) as error:
-        LOG.warning("%s cannot be read (%s): this graph comes from torch's cache without its report", path, error)
-        return []
-    return [replace(report, from_cache=True) for report in reports]
-
-
-def recall_tightened(path: Path) -> int | None:
-    """The bytes that an earlier process planned for in the end, where its first plan turned out too large."""
-    found = _read(path).get("tightened_bytes")
-    return found if isinstance(found, int) else None
-
-
-def recall_written(path: Path) -> frozenset[int] | None:
-    """Positions of the inputs that the graph writes into; None where they are not known."""
-    found = _read(path).get("written")
-    return frozenset(found) if isinstance(found, list) else None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"schema {document['schema']!r}")
-        return dict(document)
+        document = json_values.parse(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
+            raise ValueError(f"no file of schema {SCHEMA}")
+        reports = document.pop("reports", None)
+        if not isinstance(reports, list):
+            raise ValueError("it has no list of reports")
+        found = tuple(replace(Report.from_object(entry), from_cache=True) for entry in reports)
+        return replace(json_values.read_as(Kept, document), reports=found)
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Kept()
+    except (OSError, ValueError) as error:
         LOG.warning("%s cannot be read (%s): this graph comes from torch's cache without its report", path, error)
-        return {}
+        return Kept()

@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from compile_remat._torch import sizes
 from compile_remat.inductor.workspace import Dense, workspace_bytes
 from compile_remat.inductor.wrapper_names import names_of
 
@@ -87,7 +88,8 @@ def _copy(value: object) -> object:
     if isinstance(value, torch.Tensor):
         size, stride = [_int(s) for s in value.shape], [_int(s) for s in value.stride()]
         return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
-    return _int(value) if isinstance(value, torch.SymInt | int) and not isinstance(value, bool) else value
+    is_size = isinstance(value, torch.SymInt | int) and not isinstance(value, bool) and not sizes.is_jagged(value)
+    return _int(value) if is_size else value
 
 
 def _int(size: Any) -> int:

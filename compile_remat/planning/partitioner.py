@@ -118,7 +118,10 @@ def hash_of_sources(folders: Iterable[Path]) -> str:
 
 def hash_of_plans(plan_dir: str | None) -> str:
     """Hash of the pinned plans as they are now: torch's helper remembers files by their names, and these change."""
-    files = sorted(Path(plan_dir).glob("*.plan.json")) if plan_dir else []
+    try:
+        files = sorted(Path(plan_dir).glob("*.plan.json")) if plan_dir else []
+    except OSError:  # a name that is too long, for example: the plan that cannot be written there comes with a warning
+        return ""
     digest = hashlib.sha256()
     for file in files:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,13 +29,17 @@ def stored_plan(planner: Planner, plan_dir: str | None, budget_bytes: int | None
     """The plan that was pinned for this graph; its figures are worked out anew, its choice is obeyed."""
     key = planner.problem.key()
     path = _plan_path(key, plan_dir)
-    if path is None or not path.exists():
+    if path is None:
         return None
     try:
         stored = Plan.from_json(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
         raise PlanMismatchError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except ValueError as error:
         raise PlanMismatchError(
             f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
         ) from None

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from compile_remat._util import json_values
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.cost_models.device.description import Device
 from compile_remat.cost_models.device.files import device_from_json
@@ -46,7 +47,7 @@ def load_device(name_or_path: str) -> Device:
             + did_you_mean(name_or_path, table)
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_values.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DeviceError(f'device = "{name_or_path}": the file cannot be read: {error.strerror}.') from error
     except ValueError as error:

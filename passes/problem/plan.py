@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
+from compile_remat._util import json_values
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.problem.problem import SCHEMA
 
@@ -107,12 +107,11 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """Read what `to_json` wrote; ValueError where it is no plan of this schema."""
-        data = json.loads(text)
-        if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+        return Plan.from_object(json_values.parse(text))
+
+    @staticmethod
+    def from_object(data: object) -> Plan:
+        """The same of JSON that is parsed already."""
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not a plan of schema {SCHEMA}")
-        if data.get("status") not in Status.__members__:
-            raise ValueError("a plan without a known status")
-        data["status"] = Status[data["status"]]
-        data["largest"] = tuple(LiveBuffer(**{**b, "shape": tuple(b["shape"])}) for b in data["largest"])
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return Plan(**fields)
+        return json_values.read_as(Plan, {name: value for name, value in data.items() if name != "schema"})

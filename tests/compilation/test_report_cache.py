@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from compile_remat.compilation import report_cache
+from compile_remat.compilation.report_cache import Kept
 from compile_remat.report import Report
 
 REPORT = Report("0123456789abcdef", "min", None, None, message="a fallback")
@@ -97,25 +99,55 @@ def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixtu
 
 
 def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
-    report_cache.store(tmp_path / "a.json", [REPORT, REPORT])
-    assert report_cache.recall(tmp_path / "a.json") == [dataclasses.replace(REPORT, from_cache=True)] * 2
+    kept = Kept((REPORT, REPORT), 7, (0, 2))
+    report_cache.store(tmp_path / "a.json", kept)
+    marked = dataclasses.replace(REPORT, from_cache=True)
+    assert report_cache.recall(tmp_path / "a.json") == dataclasses.replace(kept, reports=(marked, marked))
 
 
 def test_no_file_is_no_report_and_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert report_cache.recall(tmp_path / "a.json") == []
+    assert report_cache.recall(tmp_path / "a.json") == Kept()
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"schema": 0, "reports": []}', '{"schema": 1, "reports": [{}]}']
-)
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", DEEP, f'{{"schema": {report_cache.SCHEMA}, "reports": {DEEP}}}'])
 def test_a_damaged_file_is_a_warning(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.json").write_text(text)
-    assert report_cache.recall(tmp_path / "a.json") == []
-    assert "cannot be read" in caplog.text
+    assert report_cache.recall(tmp_path / "a.json") == Kept()
+    assert len(caplog.records) == 1 and "cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 0},
+        {"reports": [{}]},
+        {"reports": [5]},
+        {"reports": None},
+        {"written": [{}]},
+        {"written": 3},
+        {"tightened_bytes": "x"},
+        {"tightened_bytes": 1e30},
+        {"unknown": 1},
+    ],
+)
+def test_a_field_that_is_off_is_a_warning(
+    change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "a.json"
+    report_cache.store(path, Kept((REPORT,), 7, (0,)))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert report_cache.recall(path) == Kept()
+    assert len(caplog.records) == 1 and "cannot be read" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
-    report_cache.store(tmp_path / "file" / "a.json", [REPORT])
-    assert "cannot be written" in caplog.text
+    for folder in (tmp_path / "file", Path("/" + "a" * 5000)):
+        caplog.clear()
+        report_cache.store(folder / "a.json", Kept((REPORT,)))
+        assert "cannot be written" in caplog.text
+        report_cache.recall(folder / "a.json")

@@ -196,7 +196,9 @@ def test_the_file_is_complete_after_every_operator(tmp_path: Path) -> None:
     assert [path.name for path in file.path.parent.iterdir()] == ["here.json"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 1, "times_ns": {"mm": -1}, "graphs": {}}', '{"schema": 0}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "[" * 100_000, '{"schema": 1, "times_ns": {"mm": -1}, "graphs": {}}', '{"schema": 0}']
+)
 def test_a_file_that_cannot_be_read_is_begun_anew(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = ProfileFile(tmp_path / "here.json", "here")
     file.path.write_text(text)

@@ -1,0 +1,80 @@
+"""Dataclasses read from JSON files that anybody may have written, or only half: what comes out has the annotated types."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def parse(text: str) -> Any:
+    """What a JSON text says; ValueError where it is none, or nested too deeply for Python's parser."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_as(kind: type[T], value: object) -> T:
+    """A dataclass from a JSON object with its fields: numbers, texts, lists for tuples, names for enums, other dataclasses.
+
+    Raises:
+        ValueError: A field is missing, unknown or of another type; the text says which.
+    """
+    found: T = _read(kind, value, kind.__name__)
+    return found
+
+
+def _read(kind: Any, value: object, where: str) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        return _read_union(get_args(kind), value, where)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is {_shown(value)}, no list")
+        inner = get_args(kind)[0]
+        return tuple(_read(inner, item, f"{where}[{k}]") for k, item in enumerate(value))
+    if is_dataclass(kind):
+        return _read_fields(kind, value, where)
+    if issubclass(kind, Enum):
+        if not isinstance(value, str) or value not in kind.__members__:
+            raise ValueError(f"{where} is {_shown(value)}, none of {', '.join(kind.__members__)}")
+        return kind[value]
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{where} is {_shown(value)}, no {kind.__name__}")
+    return value
+
+
+def _read_union(kinds: tuple[Any, ...], value: object, where: str) -> Any:
+    if value is None and NoneType in kinds:
+        return None
+    (kind,) = (k for k in kinds if k is not NoneType)
+    return _read(kind, value, where)
+
+
+def _read_fields(kind: Any, value: object, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {_shown(value)}, no object")
+    hints, known = _hints(kind), {f.name: f for f in fields(kind)}
+    if unknown := value.keys() - known.keys():
+        raise ValueError(f"{where} has no field {min(unknown)!r}")
+    missing = [name for name, f in known.items() if f.default is MISSING and name not in value]
+    if missing:
+        raise ValueError(f"{where} lacks the field {missing[0]!r}")
+    return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _shown(value: object) -> str:
+    text = type(value).__name__ if isinstance(value, list | dict) else repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
