@@ -23,7 +23,7 @@ def hint_int(size: int | torch.SymInt, fallback: int = 4096) -> int:
 
 def is_jagged(size: int | torch.SymInt) -> bool:
     """Whether a size is that of a jagged dimension of a nested tensor: it stands for one length a row, and is no number."""
-    return type(size) is not int and bool(size.node.is_nested_int())
+    return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
 
 
 def hint_shape(tensor: torch.Tensor) -> tuple[int, ...]:
