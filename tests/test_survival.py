@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
+from compile_remat._torch.compile_session import compile_lock
 from compile_remat.backend import remat
+from compile_remat.compilation.driver import Compilation
 from compile_remat.errors import PlannerWarning
 
 
@@ -67,3 +70,68 @@ def test_jagged_nested_tensors(budget: object) -> None:
     torch.testing.assert_close(gradient(compiled(model, budget)), expected)
     (report,) = compile_remat.reports()
     assert report.status != "FALLBACK"
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_compiled_again_as_dynamo_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under its lock, and with the flag by which the calls of other threads know that nobody traces them with FX."""
+    run, seen = Compilation.run, list[tuple[bool, bool]]()
+
+    def noted(*args: Any, **options: Any) -> Any:
+        seen.append((compile_lock._is_owned(), torch.compiler.is_compiling()))
+        return run(*args, **options)
+
+    monkeypatch.setattr(Compilation, "run", noted)
+    model, x = nn.Sequential(*(m for _ in range(5) for m in (nn.Linear(8, 8), nn.Tanh()))), torch.ones(256, 8)
+    call = compiled(model, "1MiB")
+    for _ in range(3):  # the second step knows that the graph runs twice
+        (call(x) + call(x)).sum().backward()
+    is_told = hasattr(torch.compiler, "_compile_session_context")
+    assert seen[:2] == [(True, is_told)] * 2
+
+
+@pytest.mark.parametrize("budget", ["min", 0.8])
+def test_three_threads_under_one_budget(budget: object) -> None:
+    """Each compiles and trains a model, and their steps overlap."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(*(m for _ in range(5) for m in (nn.Linear(8, 8), nn.Tanh()))) for _ in range(3)]
+    inputs = [torch.randn(256, 8) for _ in models]
+    together = threading.Barrier(len(models))
+    failed: list[BaseException] = []
+
+    def gradients(
+        model: nn.Module,
+        call: Callable[[Tensor], Tensor],
+        x: Tensor,
+        wait: Callable[[float], object] = lambda limit: None,
+    ) -> list[Tensor]:
+        model.zero_grad()
+        loss = call(x).square().mean()
+        wait(300)
+        loss.backward()
+        wait(300)
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = [gradients(m, m, x) for m, x in zip(models, inputs, strict=True)]
+    seen: dict[int, list[Tensor]] = {}
+
+    def train(k: int) -> None:
+        try:
+            call = compiled(models[k], budget)
+            for wait in (together.wait, together.wait, lambda limit: None):
+                seen[k] = gradients(models[k], call, inputs[k], wait)
+        except BaseException as error:
+            together.abort()
+            failed.append(error)
+
+    threads = [threading.Thread(target=train, args=(k,)) for k in range(len(models))]
+    with pytest.warns(PlannerWarning, match="several threads"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    torch.testing.assert_close([seen[k] for k in range(len(models))], expected)
+    assert {report.status for report in compile_remat.reports()}.isdisjoint({"FALLBACK"})

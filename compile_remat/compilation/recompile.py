@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compile_remat._torch.ambient import Ambient
+from compile_remat._torch.compile_session import compile_session
 from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
 from compile_remat.compilation.driver import Compilation
 from compile_remat.planning.partitioner import RematPartitioner
@@ -16,7 +17,7 @@ from compile_remat.report import Report, record, recording
 
 @dataclass(frozen=True)
 class Recompiler:
-    """A compilation that can run again at any time and in any thread; the example inputs may be gone by then.
+    """A compilation that can run again in any thread, one after the other with Dynamo's; the example inputs may be gone by then.
 
     Attributes:
         compilation: The graph, with fake inputs in place of the example inputs.
@@ -34,7 +35,7 @@ class Recompiler:
     def compile(self, partitioner: RematPartitioner) -> tuple[Callable[..., Any], Report] | None:
         """Compile another plan without recording its report; None where there is no plan, or where it adds guards on sizes."""
         guards = guards_of(self.compilation.example_inputs)
-        with ExitStack() as stack:
+        with compile_session(), ExitStack() as stack:
             self.ambient.enter(stack)
             reports = stack.enter_context(recording())
             try:

@@ -8,6 +8,7 @@ The states of a region's plan and of its calls, with every transition, are the t
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class CallInFlight:
 
     Attributes:
         state: See `runtime.states`.
+        thread: The thread of the forward.
         saved_bytes: What the plan of this call keeps from the forward for the backward, outputs included.
         notes: What each hook remembers of the call while it is in flight.
     """
@@ -68,6 +70,7 @@ class CallInFlight:
     def __init__(self, region: CompiledRegion) -> None:
         self._region = weakref.ref(region)
         self.state = CallState.FORWARD
+        self.thread = threading.get_ident()
         self.saved_bytes = region.running.plan.held_bytes
         self.is_shared = bool(region.menu)
         self.notes: dict[Hook, Any] = {}

@@ -53,8 +53,9 @@ _BUDGETS: dict[tuple[str, str], SharedBudget] = {}
 class SharedBudget(Hook):
     """The regions that share one budget on one device, and the calls of the step that runs.
 
-    Compiling another plan happens inside a forward and under the lock; what reads only (`calls_in_flight`, `in_flight_bytes`)
-    takes no lock, because Dynamo calls it while it holds its own.
+    Compiling another plan happens inside a forward and under the lock, inside of which Dynamo's is taken; what reads only
+    (`calls_in_flight`, `in_flight_bytes`) takes no lock, because Dynamo calls it while it holds its own.  Threads that train at the
+    same time have one step together, as far as their calls overlap.
 
     Args:
         budget: In bytes, a fraction of the fastest plans' step, or `min`.
@@ -70,6 +71,7 @@ class SharedBudget(Hook):
         self.reread: Callable[[], MemoryBudget] | None = None
         self._step: dict[CallInFlight, tuple[WeakIdRef, ...]] = {}  # its calls in order, each with its parameters
         self._allocated: object = None  # the step that plans were last chosen for
+        self._has_warned_of_threads = False
         self._lock = threading.RLock()
 
     @property
@@ -104,6 +106,7 @@ class SharedBudget(Hook):
         assert region is not None
         with self._lock:
             if self.calls_in_flight:
+                self._drop_ended_step(call.thread)
                 self._beside_others(region)
             else:
                 self._end_step(region)
@@ -114,6 +117,18 @@ class SharedBudget(Hook):
                 self._replan(region, SharedOption(self.in_flight_bytes, may_miss=self.is_provisional))
             leaves = (a for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
             self._step = {**self._step, call: tuple(WeakIdRef(a) for a in leaves)}
+
+    def _drop_ended_step(self, thread: int) -> None:
+        """Forget the last step of a thread that begins another one while other threads are in theirs; and warn once."""
+        flying = self.calls_in_flight
+        if any(call.thread == thread for call in flying):
+            return
+        self._step = {call: leaves for call, leaves in self._step.items() if call.thread != thread}
+        if not self._has_warned_of_threads:
+            self._has_warned_of_threads = True
+            warn(
+                "several threads train under one memory_budget: it holds for their steps in turn, not at the same moment"
+            )
 
     def _beside_others(self, region: CompiledRegion) -> None:
         if region.state is PlanState.REPLAN_EXCLUSIVE:
