@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from torch import fx
@@ -21,6 +22,14 @@ def namespace_of(node: fx.Node) -> str | None:
     """The library of the node's operator, such as ``aten``; None for a Python function."""
     target: Any = node.target
     return str(target.namespace) if isinstance(target, OpOverload) else None
+
+
+def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
+    """The graphs that a higher-order operator (``cond``, ``scan``, ``while_loop``) is called with; none for other operators."""
+    owner = node.graph.owning_module
+    names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    values = [attrgetter(name)(owner) for name in names]
+    return [value for value in values if isinstance(value, fx.GraphModule)]
 
 
 _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")

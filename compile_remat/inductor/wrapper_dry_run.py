@@ -24,7 +24,7 @@ from compile_remat.inductor.wrapper_names import names_of
 
 
 class NotUnderstood(Exception):
-    """The wrapper has statements that a dry run cannot follow, such as the branches of a control-flow operator."""
+    """The wrapper has statements that a dry run cannot follow."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
         raise NotUnderstood(f"the output code is not Python: {error}") from None
     function = _call_of(module)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        run = _Run(names_of(module), [_copy(x) for x in inputs], counted or {}, _partitions_of(module))
+        run = _Run(names_of(module), [_copy(x) for x in inputs], counted or {}, _functions_of(module))
         with run.workspace:
             run.block(function.body)
     return run.result()
@@ -78,10 +78,13 @@ def _call_of(module: ast.Module) -> ast.FunctionDef:
     return found[0]
 
 
-def _partitions_of(module: ast.Module) -> list[ast.FunctionDef]:
-    """The functions that `call` runs by their numbers, each a CUDA graph (``mode="reduce-overhead"``)."""
-    found = [n for n in module.body if isinstance(n, ast.FunctionDef) and n.name.startswith("partition_")]
-    return sorted(found, key=lambda function: int(function.name.removeprefix("partition_")))
+def _functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The functions that `call` runs, by name.
+
+    ``partition_0``, ``partition_1``, ... are called by their numbers, each a CUDA graph (``mode="reduce-overhead"``); the graphs of
+    control flow and of regions that are compiled once are called by their names, such as ``true_graph_0``.
+    """
+    return {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
 
 
 def _copy(value: object) -> object:
@@ -119,6 +122,17 @@ def _dense(value: object) -> object:
     return Dense(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
+@dataclass(frozen=True)
+class _State:
+    """What `_Run` knows of names and storages at one statement."""
+
+    names: dict[str, Any]
+    held: dict[str, list[int]]
+    holders: dict[int, int]
+    bytes: dict[int, int]
+    live: int
+
+
 class _Run:
     """Executes statements in one name space and keeps count of storages."""
 
@@ -127,10 +141,10 @@ class _Run:
         names: Mapping[str, Any],
         inputs: list[object],
         counted: Counted,
-        partitions: Sequence[ast.FunctionDef],
+        functions: Mapping[str, ast.FunctionDef],
     ) -> None:
         self.inputs = inputs  # kept alive: a storage's address is its key
-        self.header, self.partitions = names, partitions
+        self.header, self.functions = names, functions
         self.shared: dict[int, tuple[int, int]] = {}
         for position, (storage, nbytes) in counted.items():
             self.shared |= {key: (-1 - storage, nbytes) for key, _ in _tensors(inputs[position])}
@@ -153,20 +167,54 @@ class _Run:
         output_bytes = sum({key: nbytes for key, nbytes in filter(None, returned)}.values())
         return DryRun(self.peak, output_bytes, tuple(returned))
 
-    def _partition(self, call: ast.Call) -> Sequence[object]:
-        """Run a partition in a name space of its own; it clears the list that it is handed once it has names for what is in it."""
+    def _function(self, node: ast.expr) -> ast.FunctionDef | None:
+        """The module's own function that an expression calls."""
+        match node:
+            case ast.Call(func=ast.Subscript(slice=ast.Constant(value=int(number)))):
+                return self.functions.get(f"partition_{number}")
+            case ast.Call(func=ast.Name(id=name)):
+                return self.functions.get(name)
+        return None
+
+    def _run(self, function: ast.FunctionDef, call: ast.expr) -> Sequence[object]:
+        """Run a function in a name space of its own; it clears the list that it is handed once it has names for what is in it."""
         match call:
-            case ast.Call(func=ast.Subscript(slice=ast.Constant(value=int(number))), args=[ast.Name(id=handed)]):
+            case ast.Call(args=[ast.Name(id=handed)]):
                 pass
             case _:
                 raise NotUnderstood(f"a call {ast.unparse(call)[:80]!r}")
         outer = self.names, self.held
         self.names, self.held = {**self.header, "args": self.names[handed]}, {"args": self.held.pop(handed)}
-        self.block(self.partitions[number].body)
+        self.block(function.body)
         for name in list(self.held):
             self._release(name)
         self.names, self.held = outer
         return self.returned
+
+    def _blocks(self, node: ast.With | ast.If | ast.While) -> None:
+        """Run a loop's body twice: what the first run leaves lies beside what the second one makes.  Run both branches."""
+        if isinstance(node, ast.If):
+            self._branches(node)
+            return
+        for _ in range(2 if isinstance(node, ast.While) else 1):
+            self.block(node.body)
+
+    def _branches(self, node: ast.If) -> None:
+        """Run both branches from the same state, and go on with the state of the one that leaves more behind."""
+        before = self._state()
+        self.block(node.body)
+        after = self._state()
+        self._go_back(before)
+        self.block(node.orelse)
+        if after.live > self.live:
+            self._go_back(after)
+
+    def _state(self) -> _State:
+        return _State(dict(self.names), dict(self.held), dict(self.holders), dict(self.bytes), self.live)
+
+    def _go_back(self, state: _State) -> None:
+        self.names, self.held, self.live = state.names, state.held, state.live
+        self.holders, self.bytes = state.holders, state.bytes
 
     def _statement(self, node: ast.stmt) -> None:
         self.workspace.nbytes = 0
@@ -180,12 +228,12 @@ class _Run:
                     self._delete(target)
             case ast.Expr():
                 self._call(node.value)
-            case ast.With():
-                self.block(node.body)
+            case ast.With() | ast.If() | ast.While():
+                self._blocks(node)
             case ast.Return(value=ast.expr() as returned):
                 values = self._value(returned)
                 self.returned = values if isinstance(values, tuple | list) else [values]
-            case ast.Pass() | ast.Global() | ast.Return():
+            case ast.Pass() | ast.Global() | ast.Return() | ast.Break():
                 pass
             case _:
                 raise NotUnderstood(f"a statement {ast.unparse(node)[:80]!r}")
@@ -206,8 +254,9 @@ class _Run:
             self.names.pop(target.id, None)
 
     def _value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-            return self._partition(node)
+        function = self._function(node)
+        if function is not None:
+            return self._run(function, node)
         self._check_names(node)
         code = compile(ast.Expression(node), "wrapper", "eval")
         try:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from compile_remat._torch.operators import inner_graphs
 from compile_remat._torch.sizes import hint_int
 from compile_remat.cost_models.operators import flops as flop_formulas
 from compile_remat.cost_models.operators.kinds import (
@@ -132,6 +133,9 @@ def _aliases_input(node: fx.Node) -> bool:
 
 def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: list[Any]) -> tuple[int, bool]:
     """Operations, and whether they are unknown."""
+    graphs = inner_graphs(node)
+    if graphs:
+        return _trips(node) * max(sum(describe(n).flops for n in g.graph.nodes) for g in graphs), _trips(node) == 0
     if kind in HEAVY_KINDS or kind is OpKind.OTHER:
         counted = flop_formulas.heavy_flops(node, facts.packet)
         return counted or 0, counted is None and facts.packet not in BYTES_SUFFICE
@@ -144,6 +148,14 @@ def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: 
     if facts.packet == "aten.pow":
         weight = flop_formulas.pow_weight(node)
     return elements * weight, False
+
+
+def _trips(node: fx.Node) -> int:
+    """How often an operator runs a graph that it is called with; 0 where only the data says it (``while_loop``)."""
+    if node.target is torch.ops.higher_order.scan:
+        rows: Any = node.args[2]  # scan(body, initial, rows, more inputs)
+        return hint_int(rows[0].meta["val"].shape[0])
+    return 0 if node.target is torch.ops.higher_order.while_loop else 1
 
 
 def _arithmetic_dtype(kind: OpKind, value: Any, inputs: list[Any]) -> str:

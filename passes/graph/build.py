@@ -17,6 +17,7 @@ says and what stands in the second column, and writes what stands in the third o
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -25,6 +26,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat._torch.operators import inner_graphs
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.materialisation import (
@@ -39,6 +41,7 @@ from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.saved_symints import symints_to_save
+from compile_remat.passes.memory.simulator import temporary_bytes
 from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
@@ -95,7 +98,8 @@ def build_problem(
         num_fwd_outputs: How many of its outputs belong to the forward.
         cost: Prices nodes and fused groups.
         reference: The nodes that torch's own chooser saves, kept as a candidate plan.
-        workspace: Asked once for every node that runs an unfused kernel.
+        workspace: Asked once for every node that runs an unfused kernel.  An operator that calls graphs (``cond``, ``scan``) also
+            takes what these allocate for themselves.
         rules: Asked once for every type of device that a tensor is on, which need not be here.  By default those of the
             installed Inductor under its present options.
     """
@@ -105,7 +109,18 @@ def build_problem(
     for run in PASSES:
         run(graph)
     step_time_ns = price(graph.values, graph.steps, cost)
-    return _problem(graph, reference, workspace, step_time_ns)
+
+    def with_inner(node: fx.Node) -> int:
+        """The workspace of a node, what the graphs allocate that its operator calls included."""
+        found = workspace(node)
+        for module in inner_graphs(node):
+            body = fx.GraphModule(module, copy.deepcopy(module.graph))
+            num_outputs = len(body.graph.output_node().all_input_nodes)
+            inner = build_problem(body, num_fwd_outputs=num_outputs, cost=cost, workspace=workspace, rules=rules)
+            found = max(found, temporary_bytes(inner))
+        return found
+
+    return _problem(graph, reference, with_inner, step_time_ns)
 
 
 # -- nodes -> drafts --------------------------------------------------------------------------------------------------

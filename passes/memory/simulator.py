@@ -247,6 +247,13 @@ class Simulator:
         live[of, slots[working[made], of]] += self.workspace[working[made]]
 
 
+def temporary_bytes(problem: Problem) -> int:
+    """Most bytes live at once beyond the outputs, for a problem without a backward."""
+    simulator = Simulator(problem)
+    nothing = np.zeros(len(problem.values), dtype=bool)
+    return max(0, int(simulator.one(nothing).peak[0]) - simulator.output_bytes)
+
+
 def _is_item(step: Step) -> bool:
     return step.kernel == ITEM and bool(step.gradients)
 

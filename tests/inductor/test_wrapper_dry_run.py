@@ -53,7 +53,7 @@ def test_counted_inputs_live_until_they_are_dropped() -> None:
 @pytest.mark.parametrize(
     "lines",
     [
-        ["if args:", "    pass"],
+        ["for x in args:", "    pass"],
         ["x, = args", "y = unknown_name(x)"],
         ["x, = args", "x.y = 3"],
         ["x, y = args"],
@@ -125,6 +125,61 @@ def test_an_operator_may_import_modules() -> None:
 def test_sizes_are_computed_as_in_python() -> None:
     lines = ["s0, = args", "a = empty_strided_cpu((max(1, s0 // 4), 16), (16, 1), torch.float32)", "return (a, )"]
     assert dry_run(code(*lines), [64]).peak_bytes == KIB
+
+
+def with_functions(*lines: str) -> str:
+    """A wrapper that calls ``one(args)``, which holds two buffers at once and returns one, and ``two(args)``, which holds three."""
+    buffers = {"one": ("a",), "two": ("a", "b")}
+    functions = [
+        f"def {name}(args):\n    x, = args\n    args.clear()\n"
+        + "".join(f"    {b} = {NEW}\n" for b in (*names, "out"))
+        + "".join(f"    del {b}\n" for b in names)
+        + "    return (out,)\n"
+        for name, names in buffers.items()
+    ]
+    return "\n".join([*functions, code(*lines)])
+
+
+@pytest.mark.parametrize(
+    ("lines", "peak", "outputs"),
+    [
+        (["x, = args", "given = [x]", "y, = one(given)", "return (y,)"], 2, 1),
+        (["x, = args", f"y = {NEW}", "given = [y]", "del y", "z, = one(given)", "return (z,)"], 3, 1),
+        (["x, = args", "given = [x]", "y, = one(given)", "given = [y]", "z, = two(given)", "return (z,)"], 4, 1),
+        (
+            [
+                "x, = args",
+                "given = [x]",
+                "if x.item():",
+                "    y, = one(given)",
+                "else:",
+                "    y, = two(given)",
+                "return y",
+            ],
+            3,
+            1,
+        ),
+        (["x, = args", "y = x", "while True:", "    given = [y]", "    y, = one(given)", "return (y,)"], 3, 1),
+    ],
+    ids=["call", "what it is handed counts", "a second call", "branches", "loop"],
+)
+def test_functions_branches_and_loops_are_followed(lines: list[str], peak: int, outputs: int) -> None:
+    run = dry_run(with_functions(*lines), [X])
+    assert (run.peak_bytes, run.output_bytes) == (peak * KIB, outputs * KIB)
+
+
+def test_a_branch_does_not_see_what_the_other_one_freed() -> None:
+    lines = [
+        "x, = args",
+        f"y = {NEW}",
+        "if x.item():",
+        "    del y",
+        "else:",
+        f"    z = {NEW}",
+        f"w = {NEW}",
+        "return (w,)",
+    ]
+    assert dry_run(code(*lines), [X]).peak_bytes == 3 * KIB
 
 
 def test_code_without_the_function_is_not_understood() -> None:

@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from functorch.compile import aot_function, default_partition, make_boxed_func
 from torch import fx
+from torch._higher_order_ops.scan import scan
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
+from compile_remat.api import look
 from compile_remat.cost_models import Op, OpKind, describe, op_kind
 from compile_remat.cost_models.operators.kinds import DROPOUT_POSITION, RUNS_NO_KERNEL, target_facts
 
@@ -324,6 +326,27 @@ def test_formula_that_fails_leaves_a_price_by_bytes() -> None:
             assert (op.flops, op.estimated, op.read_bytes) == (0, True, 96)
         finally:
             del torch.utils.flop_counter.flop_registry[packet]
+
+
+def test_an_operator_that_calls_graphs_has_their_arithmetic() -> None:
+    """A branch counts as the more expensive one; a scan runs its graph for each row."""
+    (planned,) = look(Branching(), [torch.randn(4, 8, requires_grad=True)], memory_budget="max")
+    ops = [describe(n) for n in planned.joint.module.graph.nodes if n.op == "call_function"]
+    branch = next(op for op in ops if op.target == "cond")
+    assert (branch.flops, branch.estimated) == (2 * 4 * 8 * 8 + 15 * 4 * 8, False)
+    scanned = next(op for op in ops if op.target == "scan")
+    assert (scanned.flops, scanned.estimated) == (4 * (15 * 8 + 8 + 15 * 8), False)
+
+
+class Branching(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.cond(x.sum() > 0, lambda x: torch.sin(self.layer(x)), torch.sin, (x,))
+        last, _ = scan(lambda state, row: (torch.sin(state) * row, torch.cos(row)), torch.sin(x[0]), torch.sin(x))
+        return last
 
 
 # -- bytes and types --------------------------------------------------------------------------------------------------
