@@ -80,7 +80,7 @@ wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it 
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(PIP) install --quiet --no-deps --target build/wheel dist/*.whl
 	PYTHONPATH=build/wheel $(PY) -P -c 'import compile_remat as c; assert "build/wheel" in c.__file__, c.__file__'
-	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= -n $(WORKERS) --timeout=$(TIMEOUT) $(PYTEST_ARGS)
+	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT) $(PYTEST_ARGS)
 
 docs: $(VENV)/.docs  ## build the manual of docs/ into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict

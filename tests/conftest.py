@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import compile_caches, cpu_time
@@ -48,7 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count CPU time, and compile into a folder of this run; kernels of earlier runs are in `.pytest_cache`."""
+    """Count CPU time, draw few examples, and compile into a folder of this run; kernels of earlier runs are in `.pytest_cache`."""
+    is_full = config.getoption("--full")
+    hypothesis.settings.register_profile("remat", max_examples=100 if is_full else 25, deadline=None)
+    hypothesis.settings.load_profile("remat")
     write_to = cpu_time.FILE if config.getoption("--write-durations") else None
     config.pluginmanager.register(cpu_time.CpuTimes(cpu_time.committed_s(), write_to))
     if hasattr(config, "workerinput"):

@@ -81,6 +81,7 @@ def test_explain_leaves_the_model_as_it_was() -> None:
     torch.testing.assert_close(model(X), mlp(2)(X))
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_explain_tells_what_training_will_do() -> None:
     report = explain(mlp(6), X, memory_budget=0.7)
     call = torch.compile(mlp(6), backend=compile_remat.backend.remat, options={"memory_budget": 0.7})
@@ -162,6 +163,7 @@ def step(call: Any) -> None:
     call(X).sum().backward()
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_install_and_uninstall() -> None:
     install(memory_budget="min")
     assert isinstance(inductor_config.custom_partitioner_fn, RematPartitioner)
@@ -175,6 +177,7 @@ def test_install_and_uninstall() -> None:
     assert len(compile_remat.reports()) == 1
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_reports_are_written_under_install_until_it_is_undone(tmp_path: Path) -> None:
     install(memory_budget="min", report_dir=tmp_path)
     step(torch.compile(mlp(2)))

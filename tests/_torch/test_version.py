@@ -147,7 +147,7 @@ def test_the_doctor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 HIDDEN = {
     "torch._functorch.partitioners": ["_extract_fwd_bwd_modules", "fx_graph_cse"],
     "torch._inductor.choices": ["InductorChoices"],
-    "torch._inductor.custom_graph_pass": ["CustomPartitionerFn", "get_hash_for_files"],
+    "torch._inductor.custom_graph_pass": ["CustomPartitionerFn"],
     "torch._inductor.virtualized": ["V"],
     "torch.fx.experimental.proxy_tensor": ["is_sym_node", "py_sym_types"],
     "torch.fx.experimental.symbolic_shapes": ["optimization_hint", "size_hint"],
@@ -157,7 +157,7 @@ hidden = []
 for name, words in {HIDDEN!r}.items():
     module = importlib.import_module(name)
     hidden += [(module, word, vars(module).pop(word)) for word in words if word in vars(module)]
-assert len(hidden) >= 9, hidden
+assert len(hidden) >= 8, hidden
 import compile_remat.backend
 for module, word, value in hidden:
     setattr(module, word, value)

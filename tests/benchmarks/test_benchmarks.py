@@ -136,6 +136,7 @@ def test_table_a_command_with_torch_rows(
     assert "torch 0.5" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_table_a_command_with_our_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_a, "FRACTIONS", (0.4,))
     out = tmp_path / "table.json"
@@ -173,6 +174,7 @@ def test_guard_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "time guarded/unguarded" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_all_benchmarks_have_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert everything.main(["against_torch", "--toy", "--json", str(tmp_path)]) in (0, 1)
     assert json.loads((tmp_path / "against_torch_cpu.json").read_text())["rows"]
@@ -235,6 +237,7 @@ def test_a_step_holds_its_output_where_it_is_asked_to(holds: bool) -> None:
     assert held == [holds]
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_the_promise_at_toy_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,6 +341,7 @@ def test_predicted_times_are_counted_and_ranked() -> None:
     assert len(predicted_time.row(pairs[0])) == len(predicted_time.TITLES)
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_predicted_time_runs_at_toy_size(tmp_path: Path) -> None:
     out = tmp_path / "predicted.json"
     flags = ["--toy", "--model", "chain256", "--budget", "min", "--pairs", "2", "--json", str(out)]

@@ -112,6 +112,7 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
     return seen
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_where_the_code_needs_more_it_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fastest = compile_remat.plan(Chain(), X, memory_budget="max").peak_bytes
     budget_bytes = int(fastest * 0.8)
@@ -142,6 +143,7 @@ def test_gradients_are_those_of_the_last_compilation(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(output, kept)  # no backward of another compilation writes into it
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("retain_graph", [False, True])
 def test_the_backward_is_compiled_once_and_fits_the_first_backward(
     monkeypatch: pytest.MonkeyPatch, *, retain_graph: bool
@@ -157,6 +159,7 @@ def test_the_backward_is_compiled_once_and_fits_the_first_backward(
     assert compile_remat.reports()[0].scheduled_peak_bytes is not None
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_below_the_lowest_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     lowest = compile_remat.plan(Chain(), X, memory_budget="min").peak_bytes
     seen = _inflate(monkeypatch, 1.5)
@@ -166,6 +169,7 @@ def test_below_the_lowest_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     assert compile_remat.reports() == []
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_what_torch_asks_for_may_be_missed_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     _inflate(monkeypatch, 3)
     _, step = train(None)
@@ -177,6 +181,7 @@ def test_what_torch_asks_for_may_be_missed_with_a_warning(monkeypatch: pytest.Mo
     assert "too much" in compile_remat.reports()[0].message
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_second_process_enters_with_the_tightened_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caches on disk are what the second process finds; here both run in one."""
     budget_bytes = int(compile_remat.plan(Chain(), X, memory_budget="max").peak_bytes * 0.8)
@@ -192,6 +197,7 @@ def test_a_second_process_enters_with_the_tightened_bytes(monkeypatch: pytest.Mo
     assert second.scheduled_peak_bytes == first.scheduled_peak_bytes and second.plan == first.plan
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_pinned_plan_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options: dict[str, Any] = {"plan_dir": str(tmp_path / "plans"), "memory_budget": 0.8}
     for factor, count in ((1.0, 1), (1.3, 1)):

@@ -83,6 +83,7 @@ def test_recomputed_siblings_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None
     assert 3 * guarded < unguarded
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_plain_inductor_keeps_its_own_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
@@ -137,6 +138,7 @@ def test_what_plain_inductor_makes_of_the_same_plan_needs_more(case: str, saved_
     assert unguarded >= guarded + saved_bytes
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_the_gradient_of_a_tied_weight_is_made_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     guarded, _ = peak_of("tied", Guarded)
     monkeypatch.setattr(partitioner, "keep_matmuls_in_place", lambda module: 0)

@@ -144,6 +144,7 @@ class Scalar(nn.Module):
         return self.inner(x).square().mean()
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize(
     ("name", "share"),
     [

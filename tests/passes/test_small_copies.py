@@ -14,7 +14,7 @@ from compile_remat.api import look
 from compile_remat.passes import Planner, Problem
 from tests.oracles import all_plans, seeded_problem
 
-FREE = 10
+FREE = 8
 
 
 def problem_of(name: str) -> Problem:
@@ -42,7 +42,7 @@ def test_plans_of_branching_models_are_near_the_optimum(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", range(0, 30, 3))
+@pytest.mark.parametrize("seed", range(0, 30, 6))
 def test_the_front_is_that_of_all_plans(seed: int) -> None:
     problem = seeded_problem(seed)
     front, plans = exact_front(problem), all_plans(problem)

@@ -61,7 +61,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def mlp(layers: int = 16, width: int = 8) -> nn.Module:
+def mlp(layers: int = 10, width: int = 8) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*[part for _ in range(layers) for part in (nn.Linear(width, width), nn.Tanh())])
 
@@ -190,6 +190,7 @@ def test_a_stopped_plan_runs_and_is_kept_nowhere(
     assert len(side_files(tmp_path)) == 1
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_plan_in_time_has_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock(1e-6)
     monkeypatch.setattr(deadline, "monotonic", clock)
@@ -218,6 +219,7 @@ def test_a_stopped_plan_runs_under_every_setting(late: FakeClock, options: dict[
     assert not (tmp_path / "plans").exists() and not side_files(tmp_path)
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Request] = []
 

@@ -172,6 +172,7 @@ def test_min_and_a_fraction(case: str, fraction: float) -> None:
     assert peaks["min"] < peaks[fraction] <= fraction * default_bytes * 1.25
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_below_what_the_step_needs_is_an_error() -> None:
     with pytest.raises(SharedBudgetError) as caught:
         steps = Steps("by block", 2 << 20)
@@ -192,6 +193,7 @@ def test_a_fraction_below_what_the_step_needs_is_the_lowest_peak_and_a_warning(c
     assert "in a step" in compile_remat.reports()[-1].message
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_how_often_a_block_runs_may_be_given() -> None:
     steps = Steps("by block", 10 << 20, instances=12)
     peaks = [steps.step()[1] for _ in range(3)]
@@ -200,6 +202,7 @@ def test_how_often_a_block_runs_may_be_given() -> None:
     assert peaks[0] > lean.step()[1]  # no lean first step
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_one_graph_alone_is_planned_once() -> None:
     model = Model(6)
     call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 0.6})
@@ -209,6 +212,7 @@ def test_one_graph_alone_is_planned_once() -> None:
     assert report.offers == () and report.message == ""
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_what_ran_under_another_budget_is_no_peer() -> None:
     alive = []
     for budget in ("max", 0.6):
@@ -218,6 +222,7 @@ def test_what_ran_under_another_budget_is_no_peer() -> None:
     assert compile_remat.reports()[-1].offers == ()
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("budget", [0.6, 4 << 20])
 def test_a_graph_break_that_no_graph_follows(budget: object) -> None:
     """Planned conservatively for the sake of graphs that do not exist: from the second step on without peers."""
@@ -257,6 +262,7 @@ def test_a_graph_that_is_compiled_anew_expects_the_peers_of_the_last_step() -> N
     assert encoder.offers and decoder.offers
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_peer_that_runs_in_every_other_step() -> None:
     """As a discriminator that is trained alone and then beside a generator: its plan stays inside beside the other one."""
     first, second = Model(6), Model(6)
@@ -277,6 +283,7 @@ def test_a_peer_that_runs_in_every_other_step() -> None:
     assert peaks[-1] <= options["memory_budget"] + 3 * X.nbytes + EAGER_BYTES  # the eager loss beside the graphs
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_a_model_that_turns_out_to_run_twice() -> None:
     """Nothing says beforehand that two forwards of one graph wait for one backward."""
     model = Model(4)
@@ -295,6 +302,7 @@ def test_a_model_that_turns_out_to_run_twice() -> None:
     assert any(r.offers for r in compile_remat.reports())
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_forwards_without_a_backward_leave_nothing_behind() -> None:
     model = Model(4)
     call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 4 << 20})

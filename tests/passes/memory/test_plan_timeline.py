@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat._util.live_buffer import LiveBuffer
@@ -179,7 +179,6 @@ def test_names_the_copy_that_a_kernel_makes_of_what_it_reads() -> None:
 # -- any problem ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems, st.integers(0, 2**16 - 1))
 def test_equals_the_slow_walk(problem: Problem, bits: int) -> None:
     saved = [v for v, value in enumerate(problem.values) if bits >> v & 1 and value.is_saveable]

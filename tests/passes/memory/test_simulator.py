@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat.passes.memory import simulator
@@ -37,7 +37,6 @@ def report(problem: Problem, saved: list[int]) -> str:
     return "\n".join([*rows, f"forward {int(batch.forward_peak[0])}, time {int(batch.time_ns[0])}"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems, st.integers(0, 2**16 - 1))
 def test_equals_the_slow_walk(problem: Problem, bits: int) -> None:
     saved = [v for v, value in enumerate(problem.values) if bits >> v & 1 and value.is_saveable]
@@ -52,7 +51,6 @@ def test_equals_the_slow_walk(problem: Problem, bits: int) -> None:
     assert int(batch.time_ns[0]) == slow.time_ns
 
 
-@settings(max_examples=50, deadline=None)
 @given(problems, st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=6))
 def test_a_batch_equals_its_plans_one_by_one(problem: Problem, choices: list[int]) -> None:
     saveable = np.array([v.is_saveable for v in problem.values])
@@ -228,7 +226,6 @@ forward 14, time 1""",
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems, st.integers(0, 2**16 - 1))
 def test_what_is_named_at_the_peak_adds_up_to_it(problem: Problem, bits: int) -> None:
     """But for what has no name of its own: outputs that nothing reads, and saved parts that are written once more."""
@@ -241,7 +238,6 @@ def test_what_is_named_at_the_peak_adds_up_to_it(problem: Problem, bits: int) ->
     assert named <= max(found.live_bytes) if has_parts else named == max(found.live_bytes)
 
 
-@settings(max_examples=20, deadline=None)
 @given(problems, st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=40))
 def test_parts_of_a_batch_equal_the_whole(problem: Problem, choices: list[int]) -> None:
     saveable = np.array([v.is_saveable for v in problem.values])

@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from compile_remat.passes.problem.problem import (
     CONSTANT,
@@ -83,7 +83,6 @@ def with_step(**changes: Any) -> Problem:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems)
 def test_json_round_trip(problem: Problem) -> None:
     again = Problem.from_json(problem.to_json())

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from expecttest import assert_expected_inline
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat.passes.memory.simulator import Simulator
@@ -16,7 +16,6 @@ from tests.oracles import all_plans, networkx_cut_value, problems, seeded_proble
 PRICES = (0, 1, 3, 17)
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems, st.sampled_from(PRICES))
 def test_value_equals_networkx(problem: Problem, price: int) -> None:
     cut = CutSolver(problem).cut(price)
@@ -34,7 +33,6 @@ def test_value_equals_brute_force(seed: int) -> None:
         assert cut.time_ns + price * cut.saved_bytes == int((plans.times + price * plans.saved_bytes).min())
 
 
-@settings(max_examples=50, deadline=None)
 @given(problems)
 def test_saved_set_does_what_the_cut_says(problem: Problem) -> None:
     for price in PRICES:
@@ -47,7 +45,6 @@ def test_saved_set_does_what_the_cut_says(problem: Problem) -> None:
         assert not set(pinned_indices(problem)) & set(np.flatnonzero(batch.recomputed[:, 0]).tolist())
 
 
-@settings(max_examples=50, deadline=None)
 @given(problems)
 def test_hull_is_convex_and_ends_where_it_should(problem: Problem) -> None:
     points = [(c.saved_bytes, c.time_ns) for c in hull(CutSolver(problem))]

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from compile_remat.passes import Plan, Planner, Problem, Status, Step, Value, solve, timeline
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, SAVE
@@ -15,7 +15,6 @@ from tests.oracles import AllPlans, Shape, all_plans, chain, highs_fastest, prob
 
 MIB = 1 << 20
 SMALL = Shape(max_values=8, max_late=2, max_steps=8)
-SEEDS = range(150)
 EXTERN_ONLY = Shape(max_values=5, max_steps=5, extern_only=True)
 
 
@@ -32,11 +31,20 @@ def budgets(plans: AllPlans, fastest: Plan) -> list[int]:
     return sorted({low, low + 1, (low + high) // 2, (low + 3 * high) // 4, max(low, high - 1)})
 
 
-@cache
-def solved() -> list[tuple[int, int, int, Plan]]:
+Solved = list[tuple[int, int, int, Plan]]
+
+
+@pytest.fixture(scope="module", params=[range(50), pytest.param(range(50, 150), marks=pytest.mark.full)], ids=str)
+def seeds(request: pytest.FixtureRequest) -> range:
+    found: range = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def solved(seeds: range) -> Solved:
     """Seed, budget, least extra time of any plan, the planner's plan."""
     found = []
-    for seed in SEEDS:
+    for seed in seeds:
         problem, plans = case(seed)
         planner = Planner(problem)
         for budget_bytes in budgets(plans, planner.fastest()):
@@ -46,13 +54,13 @@ def solved() -> list[tuple[int, int, int, Plan]]:
     return found
 
 
-def test_a_plan_is_found_where_there_is_one() -> None:
+def test_a_plan_is_found_where_there_is_one(solved: Solved) -> None:
     """Measured: all but 1 of 373; a budget within a byte of the floor can be missed."""
-    missed = [(seed, budget) for seed, budget, _, plan in solved() if not plan.is_feasible]
-    assert len(missed) <= 0.02 * len(solved()), missed
+    missed = [(seed, budget) for seed, budget, _, plan in solved if not plan.is_feasible]
+    assert len(missed) <= 0.02 * len(solved), missed
 
 
-@pytest.mark.parametrize("seed", [*range(0, 150, 10), 116])
+@pytest.mark.parametrize("seed", [*range(0, 150, 30), 116])
 def test_what_the_lowest_plan_fits_is_feasible(seed: int) -> None:
     """Seed 116: polishing the lowest plan for speed must not push it over the budget again."""
     planner = Planner(seeded_problem(seed, Shape(max_values=9, max_late=2, max_steps=8)))
@@ -61,15 +69,15 @@ def test_what_the_lowest_plan_fits_is_feasible(seed: int) -> None:
         assert planner.within(budget_bytes).is_feasible
 
 
-def test_most_plans_are_the_fastest() -> None:
+def test_most_plans_are_the_fastest(solved: Solved) -> None:
     """Measured: 370 of 372."""
-    feasible = [(best, plan) for _, _, best, plan in solved() if plan.is_feasible]
+    feasible = [(best, plan) for _, _, best, plan in solved if plan.is_feasible]
     count = Counter(plan.extra_time_ns == best for best, plan in feasible)
     assert count[True] >= 0.97 * len(feasible), count
 
 
-def test_no_claim_is_wrong() -> None:
-    for seed, budget_bytes, best, plan in solved():
+def test_no_claim_is_wrong(solved: Solved) -> None:
+    for seed, budget_bytes, best, plan in solved:
         where = (seed, budget_bytes)
         assert plan.budget_bytes == budget_bytes
         assert plan.is_feasible == (plan.peak_bytes <= budget_bytes), where
@@ -81,15 +89,15 @@ def test_no_claim_is_wrong() -> None:
             assert plan.extra_time_ns == best, where
 
 
-def test_the_bound_proves_something() -> None:
+def test_the_bound_proves_something(solved: Solved) -> None:
     """Measured: of 161 plans that must be slower, 29 have a bound above 0 and 5 a proof; temporaries rule so small graphs."""
-    slower = [plan for _, _, best, plan in solved() if best > 0]
-    assert sum(plan.bound_time_ns > 0 for plan in slower) >= 25
-    assert sum(plan.status is Status.OPTIMAL for plan in slower) >= 4
+    slower = [plan for _, _, best, plan in solved if best > 0]
+    assert sum(plan.bound_time_ns > 0 for plan in slower) >= 0.155 * len(slower)
+    assert sum(plan.status is Status.OPTIMAL for plan in slower) >= 0.024 * len(slower)
 
 
-def test_what_a_plan_says_is_what_the_slow_walk_finds() -> None:
-    for seed, _, _, plan in solved()[::7]:
+def test_what_a_plan_says_is_what_the_slow_walk_finds(solved: Solved) -> None:
+    for seed, _, _, plan in solved[::7]:
         problem = seeded_problem(seed, SMALL)
         index = {v.name: i for i, v in enumerate(problem.values)}
         slow = slow_run(problem, [index[name] for name in plan.saved])
@@ -101,14 +109,14 @@ def test_what_a_plan_says_is_what_the_slow_walk_finds() -> None:
         assert plan.problem_key == problem.key()
 
 
-def test_lowest_peak() -> None:
+def test_lowest_peak(seeds: range) -> None:
     """Measured: 149 of 150 equal the lowest peak of any plan."""
-    peaks = [(Planner(case(seed)[0]).lowest().peak_bytes, case(seed)[1].lowest_peak) for seed in SEEDS]
+    peaks = [(Planner(case(seed)[0]).lowest().peak_bytes, case(seed)[1].lowest_peak) for seed in seeds]
     assert all(ours >= best for ours, best in peaks)
     assert sum(ours == best for ours, best in peaks) >= 0.97 * len(peaks)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_fastest_is_exact(seed: int) -> None:
     problem, plans = case(seed)
     plan = Planner(problem).fastest()
@@ -118,7 +126,6 @@ def test_fastest_is_exact(seed: int) -> None:
     assert plan.recompute_time_ns <= int(plans.times.min())
 
 
-@settings(max_examples=40, deadline=None)
 @given(problems)
 def test_pins_are_kept(problem: Problem) -> None:
     planner = Planner(problem)
@@ -135,10 +142,10 @@ def test_pins_are_kept(problem: Problem) -> None:
         assert not set(plan.saved) & set(plan.recomputed)
 
 
-def test_a_larger_budget_is_seldom_slower() -> None:
+def test_a_larger_budget_is_seldom_slower(request: pytest.FixtureRequest) -> None:
     """Measured: 2 of 290 steps; the search is a heuristic, so that is a share and not a rule."""
     slower = count = 0
-    for seed in range(60):
+    for seed in range(60 if request.config.getoption("--full") else 20):
         planner = Planner(seeded_problem(seed, Shape(max_values=12, max_late=3, max_steps=10)))
         low, high = planner.lowest().peak_bytes, planner.fastest().peak_bytes
         plans = [planner.within(b) for b in range(low, high + 1)]
@@ -151,7 +158,7 @@ def test_a_larger_budget_is_seldom_slower() -> None:
     assert slower <= 0.05 * count, (slower, count)
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 5))
+@pytest.mark.parametrize("seed", range(0, 40, 10))
 def test_a_fresh_planner_gives_the_same_plan(seed: int) -> None:
     problem, plans = case(seed)
     for budget_bytes in (plans.lowest_peak, plans.lowest_peak + 2):
@@ -159,7 +166,7 @@ def test_a_fresh_planner_gives_the_same_plan(seed: int) -> None:
     assert Planner(problem).lowest() == Planner(problem).lowest()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_below_the_floor_the_lowest_plan_comes_back_infeasible(seed: int) -> None:
     problem, plans = case(seed)
     planner = Planner(problem)
@@ -169,7 +176,7 @@ def test_below_the_floor_the_lowest_plan_comes_back_infeasible(seed: int) -> Non
     assert plan.budget_bytes == plans.lowest_peak - 1
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_reference_is_never_worse_than_torchs_choice(seed: int) -> None:
     problem, _ = case(seed)
     rng = np.random.default_rng(seed)
@@ -190,7 +197,7 @@ def test_mask_of_names_what_is_not_there() -> None:
 # -- HiGHS ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_highs_agrees_with_brute_force_and_the_planner(seed: int) -> None:
     problem = seeded_problem(seed, EXTERN_ONLY)
     plans = all_plans(problem)
