@@ -1,7 +1,11 @@
 """The public interface: look at a plan before training with it, or give Inductor itself our partitioner.
 
 `compile_remat` takes all its public names from here when one is first used, so that `import compile_remat` is instant.
+Their list is `compile_remat.__all__`; `import x as x` says to type checkers that this module gives `x` on.
 """
+
+# Sorted, each of these names would have an import of its own.
+# isort: skip_file
 
 from __future__ import annotations
 
@@ -16,19 +20,19 @@ from torch import fx
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
 from compile_remat.compilation.driver import STRICT_OPTIONS
-from compile_remat.config import RematConfig
+from compile_remat.config import RematConfig as RematConfig
 from compile_remat.errors import (
-    BudgetError,
-    CheckError,
-    CheckWarning,
-    ConfigError,
-    DeviceError,
-    PlanMismatchError,
-    PlannerWarning,
-    RematError,
-    SettingWarning,
-    SharedBudgetError,
-    TagConflictError,
+    BudgetError as BudgetError,
+    CheckError as CheckError,
+    CheckWarning as CheckWarning,
+    ConfigError as ConfigError,
+    DeviceError as DeviceError,
+    PlanMismatchError as PlanMismatchError,
+    PlannerWarning as PlannerWarning,
+    RematError as RematError,
+    SettingWarning as SettingWarning,
+    SharedBudgetError as SharedBudgetError,
+    TagConflictError as TagConflictError,
     find_error,
 )
 from compile_remat.inductor import inductor_options
@@ -38,12 +42,12 @@ from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan, Planner, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
-from compile_remat.planning.joint_split import partition
+from compile_remat.planning.joint_split import partition as partition
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import place_of, priced, settings_for
-from compile_remat.report import Report, reports, reset_reports, write_to
-from compile_remat.runtime.peak_monitor import MeasuredStep, measured_step
+from compile_remat.report import Report as Report, reports as reports, reset_reports as reset_reports, write_to
+from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
 
 
 def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
@@ -184,30 +188,3 @@ def uninstall() -> None:
     """Give Inductor its own partitioner back."""
     set_global_partitioner(None)
     write_to(None)
-
-
-__all__ = [
-    "BudgetError",
-    "CheckError",
-    "CheckWarning",
-    "ConfigError",
-    "DeviceError",
-    "MeasuredStep",
-    "PlanMismatchError",
-    "PlannerWarning",
-    "RematConfig",
-    "RematError",
-    "Report",
-    "SettingWarning",
-    "SharedBudgetError",
-    "TagConflictError",
-    "explain",
-    "install",
-    "measured_step",
-    "pareto",
-    "partition",
-    "plan",
-    "reports",
-    "reset_reports",
-    "uninstall",
-]

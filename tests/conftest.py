@@ -30,17 +30,18 @@ def own_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
 
 
 @pytest.fixture
-def empty_kernels(own_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_kernels(own_caches: Path) -> Iterator[None]:
     """For peaks, not numbers: Inductor generates all code, which allocates and calls the library, but no C++ is compiled.
 
     The kernels are called and do nothing. A folder of its own keeps that code from tests that run it.
     """
-    from torch._inductor.async_compile import AsyncCompile
+    from benchmarks.common.code_only import kernels_replaced_by
 
     def do_nothing(*args: object) -> None:
         pass
 
-    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: do_nothing)
+    with kernels_replaced_by(do_nothing):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

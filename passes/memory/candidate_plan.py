@@ -47,7 +47,7 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str], work: Work
     """The plan that saves the values in the mask `saved`, [values], and computes those in `again` twice in the backward.
 
     Raises:
-        ValueError: A value of `again` is not in the problem, or may not be computed so often.
+        ValueError: A value of `again` is not in the problem, or may not be computed twice in the backward.
     """
     known = {v.name for v in problem.values if may_run_again(v)}
     if wrong := sorted(set(again) - known):

@@ -114,7 +114,7 @@ def test_more_work_finds_better_plans() -> None:
 
 
 class After:
-    """Says that it is over when it was asked so often."""
+    """Answers the first `questions` questions with no, and all later ones with yes."""
 
     def __init__(self, questions: int) -> None:
         self.left = questions
