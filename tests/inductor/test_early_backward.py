@@ -61,6 +61,7 @@ def step(module: nn.Module, x: torch.Tensor, seen: Callable[[Emitted], None], *,
 CASES: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [(Dropping, (32, 8)), (convolutions, (2, 3, 12, 12))]
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize(("make", "shape"), CASES, ids=["dropout", "channels last"])
 def test_what_is_compiled_early_is_what_torch_asks_for(
     make: Callable[[], nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -93,6 +94,7 @@ def _body(emitted: Emitted) -> str:
     return emitted.source_code[emitted.source_code.index("def call(") :]
 
 
+@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_each_graph_is_compiled_once(*, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[bool] = []
@@ -110,6 +112,7 @@ def test_each_graph_is_compiled_once(*, dynamic: bool, monkeypatch: pytest.Monke
     assert len(compiled) == 2
 
 
+@pytest.mark.usefixtures("empty_kernels")
 def test_nothing_of_torch_is_replaced_meanwhile() -> None:
     modules = (graph_compile, inductor, functorch_config)
     before = [dict(vars(module)) for module in modules]

@@ -83,7 +83,7 @@ def plans_of(problem: Problem, work_seconds: float | None, shares: tuple[float, 
     return [*(planner.within(int(share * top)) for share in shares), planner.lowest()]
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 4))
+@pytest.mark.parametrize("seed", range(0, 40, 10))
 @pytest.mark.parametrize("work_seconds", LIMITS)
 def test_a_plan_is_returned_however_little_work_is_allowed(seed: int, work_seconds: float) -> None:
     problem = seeded_problem(seed, LARGE)
@@ -92,7 +92,7 @@ def test_a_plan_is_returned_however_little_work_is_allowed(seed: int, work_secon
         assert not plan.is_feasible or plan.extra_time_ns >= plan.bound_time_ns
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 4))
+@pytest.mark.parametrize("seed", range(0, 40, 10))
 @pytest.mark.parametrize("work_seconds", LIMITS)
 def test_a_plan_does_not_depend_on_what_was_asked_before(seed: int, work_seconds: float) -> None:
     problem = seeded_problem(seed, LARGE)
@@ -105,7 +105,7 @@ def test_more_work_finds_better_plans() -> None:
     """Summed over problems: extra time where there is a plan within the budget, and the lowest peak."""
     found = {}
     for work_seconds in (1e-9, 0.02, None):
-        planners = [Planner(seeded_problem(seed, LARGE), work_seconds) for seed in range(0, 60, 3)]
+        planners = [Planner(seeded_problem(seed, LARGE), work_seconds) for seed in range(0, 60, 12)]
         found[work_seconds] = sum(planner.lowest().peak_bytes for planner in planners)
     assert found[1e-9] > found[0.02] >= found[None]
 
