@@ -13,7 +13,7 @@ import compile_remat
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 
-DEPTH, WIDTH, ROWS = 40, 16, 512
+DEPTH, WIDTH, ROWS = 20, 16, 512
 
 
 class Deep(nn.Module):
