@@ -265,8 +265,8 @@ def test_a_graph_that_is_compiled_anew_expects_the_peers_of_the_last_step() -> N
 @pytest.mark.usefixtures("empty_kernels")
 def test_a_peer_that_runs_in_every_other_step() -> None:
     """As a discriminator that is trained alone and then beside a generator: its plan stays inside beside the other one."""
-    first, second = Model(6), Model(6)
-    options = {"memory_budget": 6 << 20}
+    first, second = Model(4), Model(4)
+    options = {"memory_budget": 4 << 20}
     generator, critic = (torch.compile(model, backend=remat, options=options) for model in (first, second))
 
     def both() -> None:
