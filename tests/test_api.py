@@ -179,13 +179,14 @@ def test_install_and_uninstall() -> None:
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_reports_are_written_under_install_until_it_is_undone(tmp_path: Path) -> None:
-    install(memory_budget="min", report_dir=tmp_path)
+    folder = tmp_path / "reports"
+    install(memory_budget="min", report_dir=folder)
     step(torch.compile(mlp(2)))
     (report,) = compile_remat.reports()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{report.graph_key}.rank0.json"]
+    assert [path.name for path in folder.iterdir()] == [f"{report.graph_key}.rank0.json"]
     uninstall()
     record(dataclasses.replace(report, graph_key="later"))
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_install_leaves_inductor_as_it_was() -> None:
