@@ -47,6 +47,9 @@ class InductorRules:
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
             convolutions, and none is foreseen.
+        padded_above: A dimension's stride that has more elements than this is rounded up (``Layout._pad_strides`` in ``ir.py``;
+            ``config.comprehensive_padding`` and ``config.padding_stride_threshold``); None where strides are not.
+        padding_bytes: What such strides are made multiples of (``config.padding_alignment_bytes``).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
         mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
@@ -63,6 +66,8 @@ class InductorRules:
     mask_traffic_factor: int
     strided_readers: tuple[str, ...] = ("aten.as_strided.default", "aten.as_strided_scatter.default")
     drawn_ops: tuple[str, ...] = ("inductor_random",)
+    padded_above: int | None = None
+    padding_bytes: int = 128
     max_pooling_window: int = 25
 
 
@@ -87,7 +92,16 @@ def inductor_rules(device_type: str) -> InductorRules:
         always_concatenates=is_cpu,
         has_channels_last=is_cpu and _has_onednn() and bool(config.layout_optimization),
         mask_traffic_factor=8 if is_cpu else 1,
+        padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
+        padding_bytes=int(config.padding_alignment_bytes),
     )
+
+
+def _has_padding(is_cpu: bool) -> bool:
+    """As ``maybe_disable_comprehensive_padding`` in ``compile_fx.py``."""
+    from torch._inductor import config
+
+    return bool(config.comprehensive_padding) and not (is_cpu and config.disable_padding_cpu)
 
 
 def _threshold(name: str, is_cpu: bool) -> int:

@@ -48,3 +48,20 @@ def storage_nbytes(value: object) -> int:
             return 0
         extent += (size - 1) * stride
     return extent * value.dtype.itemsize
+
+
+def padded_nbytes(value: object, above: int, alignment_bytes: int) -> int:
+    """`storage_nbytes` of a tensor without gaps, once its strides of more than `above` elements are rounded up.
+
+    Args:
+        above: Strides up to this number of elements stay.
+        alignment_bytes: What the others are made multiples of.
+    """
+    if not isinstance(value, torch.Tensor) or any(type(s) is not int for s in (*value.shape, *value.stride())):
+        return storage_nbytes(value)
+    align, stride, extent = max(1, alignment_bytes // value.dtype.itemsize), 1, 1
+    for _, size in sorted(zip(value.stride(), value.shape, strict=True), key=lambda dim: dim[0]):
+        stride = -(-stride // align) * align if stride > above else stride
+        extent += (size - 1) * stride
+        stride *= size
+    return extent * value.dtype.itemsize if value.numel() else 0

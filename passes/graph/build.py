@@ -9,6 +9,7 @@ says and what stands in the second column, and writes what stands in the third o
 | `mark_channels_last` | kernel, sources, concatenates | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
+| `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
 | `drop_inner_buffers` | kernel, depth, concatenates, is_output, is_materialised | is_materialised |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
@@ -39,6 +40,7 @@ from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
+from compile_remat.passes.graph.padded_strides import pad_strides
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.memory.simulator import temporary_bytes
@@ -71,6 +73,7 @@ PASSES = (
     mark_channels_last,
     mark_outputs,
     mark_written_constants,
+    pad_strides,
     drop_inner_buffers,
     mark_layout_copies,
     mark_parts,

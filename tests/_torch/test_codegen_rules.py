@@ -20,6 +20,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from compile_remat._torch import sizes
 from compile_remat._torch.codegen_rules import UNARY_OPS, inductor_rules
 from compile_remat._torch.fake import say_device
 from compile_remat._torch.version import torch_version
@@ -196,6 +197,17 @@ def test_max_pooling_window(operator_name: str) -> None:
 
 
 # -- the user's options -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "padded"), [(1024, 1024), (1100, 1120)])
+def test_padded_above(columns: int, padded: int) -> None:
+    """On a GPU rows are padded, also of what the graph returns, unless the user sees it."""
+    rules = inductor_rules("cuda")
+    assert inductor_rules("cpu").padded_above is None and rules.padded_above is not None
+    graph = lowered(lambda a: a * 2, (3, 8, columns), device="cuda")
+    assert [list(o.get_stride()) for o in graph.operations] == [[8 * padded, padded, 1]]  # type: ignore[attr-defined]
+    counted = sizes.padded_nbytes(torch.empty(3, 8, columns), rules.padded_above, rules.padding_bytes)
+    assert counted == 4 * (23 * padded + columns)
 
 
 def test_the_users_thresholds_count() -> None:

@@ -12,8 +12,9 @@ from expecttest import assert_expected_inline
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
+from torch.nn import functional as F
 
-from compile_remat._torch.codegen_rules import InductorRules, inductor_rules
+from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Problem, build_problem
 from compile_remat.passes.problem.problem import SAVE
@@ -21,12 +22,18 @@ from compile_remat.passes.problem.problem import SAVE
 MIB = 1 << 20
 
 
-def problem_of(function: Callable[..., Any], *arguments: Tensor, decompose: bool = True, cost: Any = None) -> Problem:
+def problem_of(
+    function: Callable[..., Any],
+    *arguments: Tensor,
+    decompose: bool = True,
+    cost: Any = None,
+    rules: RulesOf = inductor_rules,
+) -> Problem:
     """The problem of a function's joint graph."""
     found: list[Problem] = []
 
     def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        found.append(build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=cost or UnitCost()))
+        found.append(build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=cost or UnitCost(), rules=rules))
         return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
 
     decompositions = core_aten_decompositions() if decompose else {}
@@ -298,3 +305,21 @@ def test_each_device_has_its_own_rules() -> None:
     aot_function(function, nop, nop, partition_fn=spy)(*weights(1))
     assert [("exp" in materialised(problem)) for problem in found] == [True, False]
     assert asked == ["cpu"]  # once
+
+
+def test_rows_are_padded_where_inductor_chooses_the_strides() -> None:
+    """On a GPU: not what is returned, nor what another operator than a product reads, nor what leads to a convolution."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        read_by_sort, leads = x.sin(), x.cos()
+        kept = F.conv2d(leads.tanh()[None, None], w[:3, :3][None, None])[0, 0].sum()
+        product = x.sigmoid() @ x.erf()
+        return product.sum() + read_by_sort.sort()[0].sum() + kept, x.exp()
+
+    def padded(device_type: str) -> InductorRules:
+        return replace(inductor_rules("cuda"), padded_above=500, padding_bytes=4096)
+
+    problem = problem_of(function, *weights(2), rules=padded)
+    by_name = {value.name: value.nbytes / MIB for value in problem.values}
+    written = {name: round(by_name[name], 2) for name in ("sin", "cos", "tanh", "sigmoid", "erf", "exp")}
+    assert written == {"sin": 1, "cos": 1, "tanh": 1, "sigmoid": 2, "erf": 2, "exp": 1}
