@@ -50,6 +50,9 @@ class InductorRules:
         padded_above: A dimension's stride that has more elements than this is rounded up (``Layout._pad_strides`` in ``ir.py``;
             ``config.comprehensive_padding`` and ``config.padding_stride_threshold``); None where strides are not.
         padding_bytes: What such strides are made multiples of (``config.padding_alignment_bytes``).
+        draws_by_kernel: Whether random numbers depend on the kernel that they are drawn in, not on their seed and place alone:
+            then they cannot be drawn again (``TritonOverrides.rand`` in ``codegen/triton.py``: from 2.13 on, a pointwise kernel
+            for CUDA draws four numbers at once, a reduction one).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
         mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
@@ -68,6 +71,7 @@ class InductorRules:
     drawn_ops: tuple[str, ...] = ("inductor_random",)
     padded_above: int | None = None
     padding_bytes: int = 128
+    draws_by_kernel: bool = False
     max_pooling_window: int = 25
 
 
@@ -94,7 +98,16 @@ def inductor_rules(device_type: str) -> InductorRules:
         mask_traffic_factor=8 if is_cpu else 1,
         padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
         padding_bytes=int(config.padding_alignment_bytes),
+        draws_by_kernel=device_type == "cuda"
+        and _draws_four_at_once()
+        and not getattr(config, "align_random_eager", False),
     )
+
+
+def _draws_four_at_once() -> bool:
+    from torch._inductor.codegen.triton import TritonOverrides
+
+    return hasattr(TritonOverrides, "_can_use_4x_random")
 
 
 def _has_padding(is_cpu: bool) -> bool:

@@ -39,8 +39,8 @@ from compile_remat.passes.graph.materialisation import (
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
-from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.padded_strides import pad_strides
+from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.memory.simulator import temporary_bytes
@@ -131,7 +131,7 @@ def build_problem(
 
 def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     """A draft for each node that computes something; views, sizes and graph inputs have none."""
-    graph, pins, closure = DraftGraph(joint, rules), Pins(joint), joint.info.tangents_closure
+    graph, pins, closure = DraftGraph(joint, rules), Pins(joint, rules), joint.info.tangents_closure
     given_symints = frozenset(symints_to_save(joint)) | closure
     is_past_tangents = False  # from the first node that a tangent reaches, even a view, torch walks in graph order
     for node in joint.module.graph.nodes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import is_mutable, namespace_of
 from compile_remat.cost_models import Op, OpKind, describe
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
@@ -17,13 +19,14 @@ class Pins:
     """The pins of a joint graph's nodes, read in the graph's order.
 
     What the truth demands comes before any tag: an operator that reads an input which the forward overwrites, or writes into
-    one, is saved.  A random or custom operator is saved too, unless it is tagged to be recomputed: torch replays the random
-    state of tagged ones, and of a custom one the user knows more than we do.  The rest is as its tag says.  Parts of a node
-    with several outputs share its pin.  A view has none: it stands for what it aliases.
+    one, is saved, and so are numbers that Inductor would draw otherwise in another kernel.  A random or custom operator is saved
+    too, unless it is tagged to be recomputed: torch replays the random state of tagged ones, and of a custom one the user knows
+    more than we do.  The rest is as its tag says.  Parts of a node with several outputs share its pin.  A view has none: it
+    stands for what it aliases.
     """
 
-    def __init__(self, joint: joint_graph.Joint) -> None:
-        self._joint = joint
+    def __init__(self, joint: joint_graph.Joint, rules: RulesOf = inductor_rules) -> None:
+        self._joint, self._rules = joint, rules
         self._overwritten = joint_graph.mutated_inputs(joint)  # and what shares their memory
         self._kernels: dict[fx.Node, tuple[Pin, Tag]] = {}
 
@@ -44,6 +47,8 @@ class Pins:
     def _of_kernel(self, node: fx.Node, op: Op, reads_overwritten: bool) -> tuple[Pin, Tag]:
         if joint_graph.must_save(self._joint, node) or is_mutable(node.target) or reads_overwritten:
             return SAVE, Tag.NONE
+        if self._is_drawn_by_kernel(node):
+            return SAVE, Tag.NONE
         parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
         tag = Tag(self._joint.user_tags.get(node, ""))
         if parent is not None and (not tag or parent == (SAVE, Tag.NONE)):
@@ -53,6 +58,13 @@ class Pins:
         if may_differ(node, op):
             return SAVE, Tag.NONE
         return (SAVE, tag) if tag else (FREE, Tag.NONE)
+
+    def _is_drawn_by_kernel(self, node: fx.Node) -> bool:
+        """Whether the backward's kernels might draw other numbers than the forward's did."""
+        value = node.meta.get("val")
+        if node.target is not torch.ops.prims.inductor_random.default or not isinstance(value, torch.Tensor):
+            return False
+        return self._rules(value.device.type).draws_by_kernel
 
 
 def may_differ(node: fx.Node, op: Op) -> bool:

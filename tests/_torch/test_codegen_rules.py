@@ -196,6 +196,15 @@ def test_max_pooling_window(operator_name: str) -> None:
     assert not calls_aten(limit) and calls_aten(limit + 1)
 
 
+def test_draws_by_kernel() -> None:
+    """From 2.13 on what is drawn depends on the kernel, unless numbers are those of eager mode."""
+    assert not inductor_rules("cpu").draws_by_kernel
+    assert inductor_rules("cuda").draws_by_kernel == (torch_version() >= (2, 13))
+    if torch_version() >= (2, 13):
+        with config.patch(align_random_eager=True):
+            assert not inductor_rules("cuda").draws_by_kernel
+
+
 # -- the user's options -----------------------------------------------------------------------------------------------
 
 

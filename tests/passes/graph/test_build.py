@@ -323,3 +323,18 @@ def test_rows_are_padded_where_inductor_chooses_the_strides() -> None:
     by_name = {value.name: value.nbytes / MIB for value in problem.values}
     written = {name: round(by_name[name], 2) for name in ("sin", "cos", "tanh", "sigmoid", "erf", "exp")}
     assert written == {"sin": 1, "cos": 1, "tanh": 1, "sigmoid": 2, "erf": 2, "exp": 1}
+
+
+def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
+    """Inductor's Triton code of 2.13: a reduction in the backward would draw another mask than the forward's pointwise kernel."""
+
+    def dropout(x: Tensor) -> Tensor:
+        seed = torch.ops.prims.inductor_lookup_seed(torch.ops.prims.inductor_seeds(1, x.device), 0)
+        return x.sin() * (torch.ops.prims.inductor_random(x.shape, seed, "rand") > 0.5)
+
+    for draws_by_kernel in (False, True):
+        rules = replace(inductor_rules("cuda"), draws_by_kernel=draws_by_kernel)
+        problem = problem_of(dropout, *weights(1), rules=lambda device_type, rules=rules: rules)
+        (drawn,) = [value for value in problem.values if value.name.startswith("inductor_random")]
+        assert (drawn.pin == SAVE) == draws_by_kernel
+    assert not inductor_rules("cpu").draws_by_kernel
