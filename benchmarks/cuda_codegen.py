@@ -31,7 +31,7 @@ from benchmarks.models.codegen import CASES, TRANSFORMERS
 
 DTYPES = ("bfloat16", "float32")
 PLAIN = "torch 1"
-RIVALS = (PLAIN, "torch 0.7", "torch 0.5", "torch 0.3", "torch 0.1", "torch 0")
+RIVALS = (PLAIN, "torch 0.5", "torch 0.3", "torch 0.1")
 BUDGETS = ("0.8", "0.5", "0.3", "min")
 WORST_EXCESS = 0.03
 TITLES = ("model", "dtype", "plain", "torch's best", *BUDGETS, "worst excess", "min/best")

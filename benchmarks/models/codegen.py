@@ -7,7 +7,6 @@ What code is emitted depends on a block's structure, not on how often it stands 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,20 +86,26 @@ CHANNELS_LAST = ("resnet",)
 
 
 def build(name: str, dtype: torch.dtype) -> Case:
-    """The named case; its floating-point tensors have `dtype`.  Works under a ``FakeTensorMode``, where ``Module.to`` does not."""
+    """The named case; its floating-point tensors have `dtype`.  Works under a ``FakeTensorMode``."""
     module, inputs = CASES[name]()
+    keep = torch.channels_last if name in CHANNELS_LAST else torch.preserve_format
+    converted(module, dtype, keep)
+    moved = tuple(_converted(value, dtype, keep) for value in inputs)
+    return Case(name, module.train(), moved, (CASES[name].__doc__ or "").strip())
 
-    def converted(tensor: Tensor) -> Tensor:
-        keep: Any = torch.channels_last if name in CHANNELS_LAST and tensor.ndim == 4 else torch.preserve_format
-        return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, memory_format=keep)
 
-    replaced: dict[nn.Parameter, nn.Parameter] = {}  # a tied one stays tied
+def converted(module: nn.Module, dtype: torch.dtype, keep: torch.memory_format = torch.preserve_format) -> None:
+    """As ``module.to(dtype, memory_format=keep)`` in place, which does not do for fake tensors; what is tied stays tied."""
+    replaced: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for key, parameter in part._parameters.items():
-            if parameter is not None:
-                again = replaced.setdefault(parameter, nn.Parameter(converted(parameter.detach())))
-                part._parameters[key] = again
+            if parameter is not None and parameter not in replaced:
+                replaced[parameter] = nn.Parameter(_converted(parameter.detach(), dtype, keep))
+            part._parameters[key] = None if parameter is None else replaced[parameter]
         for key, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[key] = converted(buffer)
-    return Case(name, module.train(), tuple(map(converted, inputs)), (CASES[name].__doc__ or "").strip())
+            part._buffers[key] = None if buffer is None else _converted(buffer, dtype, keep)
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype, keep: torch.memory_format) -> Tensor:
+    keep = keep if tensor.ndim == 4 else torch.preserve_format
+    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype, memory_format=keep)
