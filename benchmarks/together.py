@@ -4,9 +4,10 @@
 
 `blocks` compiles each of GPT's 12 blocks by itself (one graph that runs twelve times in a step), `breaks` the whole GPT
 with three graph breaks, `apart` an encoder and a decoder one by one. The loss is a compiled graph of its own. Budgets are
-fractions of the whole step's measured peak under plain torch.compile, and `min`. `first` is the peak of the first step,
-which knows nothing of the graphs to come, `later` the highest of three more. The exit status is 1 if one of them is above
-its budget, if a smaller budget has a higher peak, or for an error at a budget that `min` stays inside.
+bytes, as fractions of the whole step's measured peak under plain torch.compile, and `min`. `first` is the peak of the first step:
+in `breaks` Dynamo says that graphs follow, and each takes a plan that leaves room for them; in `blocks` and `apart`
+the callables do not know of each other before a step has shown it. `later` is the highest of three more. The exit status is 1 if a
+peak is above its budget, if a smaller budget has a higher peak, or for an error at a budget that `min` stays inside.
 """
 
 import argparse

@@ -178,7 +178,7 @@ def install(**settings: Any) -> None:
         settings_now,
         sources_hash=sources_hash(),
         plans_hash=hash_of_plans(settings_now.plan_dir),
-        has_deadline=False,
+        is_installed=True,
     )
     set_global_partitioner(partitioner, STRICT_OPTIONS)
     write_to(config.report_dir)

@@ -26,8 +26,17 @@ from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
-from compile_remat.planning.request import Fit, FitBelow, Request, SharedOption
-from compile_remat.planning.settings import Settings, auto_budget, place_of, priced, settings_or_failure, sizes_of
+from compile_remat.planning.plain_peaks import note_plain_peak
+from compile_remat.planning.request import Fit, FitBelow, Request
+from compile_remat.planning.settings import (
+    Settings,
+    auto_budget,
+    place_of,
+    priced,
+    settings_or_failure,
+    sizes_of,
+    with_plain_bytes,
+)
 from compile_remat.runtime.oom_recovery import OomRecovery
 from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
 from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
@@ -108,7 +117,7 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
         return None
     place = place_of(example_inputs)
     source = source_of(settings.budget, from_auto=settings.from_auto)
-    shared = budget_of(place, str(config.memory_budget), settings.budget, source=source)
+    shared = budget_of(place, str(config.memory_budget), settings.budget, source=source, name=settings.device.name)
     if settings.from_auto and config.optimizer_state.kind != "none" and not shared.calls_in_flight:
         without_state = replace(config, optimizer_state=OptimizerState("none"))
         shared.reread = functools.partial(auto_budget, without_state, place, 0)
@@ -124,7 +133,7 @@ def _first_request(
         if calls or not (shared.expects_peers or ends_in_graph_break(gm)):
             return Fit()
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
-    return SharedOption(shared.in_flight_bytes, calls, gradient_bytes, may_miss=shared.is_provisional)
+    return shared.option_beside_others(calls, gradient_bytes, more_follow=ends_in_graph_break(gm))
 
 
 def _compile(
@@ -143,6 +152,8 @@ def _compile(
         request = _first_request(gm, config, shared, example_inputs)
         partitioner = replace(partitioner, settings=settings, request=request)
     compiled, reports = compilation.run(partitioner)
+    for found in reports:  # also those of a cache hit, where no partitioner ran
+        note_plain_peak(partitioner.settings.device.name, found)
     if not reports or reports[-1].plan is None:
         return compiled
     place, report = place_of(example_inputs), reports[-1]
@@ -163,6 +174,7 @@ def _compile(
 
     def recompile(request: Request) -> RunningPlan | None:
         settings = partitioner.settings if shared is None else replace(partitioner.settings, budget=shared.budget)
+        settings = with_plain_bytes(settings)
         guarded = partitioner.guarded or isinstance(request, FitBelow)
         found = recompiler.compile(replace(partitioner, settings=settings, request=request, guarded=guarded))
         return None if found is None else RunningPlan(*found)

@@ -15,7 +15,7 @@ from compile_remat.errors import ConfigError
 
 BUDGET_FORMS = (
     'a size with its unit ("8GiB", "8GB", "500MiB"), an int of at least 1 MiB (1048576) in bytes, '
-    'a fraction in (0, 1] of the fastest plan\'s peak, "min", "max" or "auto"'
+    'a fraction in (0, 1] of what plain torch.compile takes, "min", "max" or "auto"'
 )
 RESERVE_FORMS = 'a percentage of the capacity ("5%"), a size with its unit ("2GiB"), an int of at least 1 MiB, or 0'
 OPTIMIZER_FORMS = '"none", "sgd", "adamw", a size with its unit ("2GiB"), or an int of at least 1 MiB'
@@ -25,8 +25,8 @@ OPTIMIZER_FORMS = '"none", "sgd", "adamw", a size with its unit ("2GiB"), or an 
 class MemoryBudget:
     """The most bytes that the compiled graphs of one step may have live at once, in one of five forms.
 
-    A fraction is of the predicted peak of the fastest plan; `min` is the lowest reachable peak, `max` the fastest plan
-    that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
+    A fraction below 1 is of what plain torch.compile takes; 1 is `max`.  `min` is the lowest reachable peak, `max` the fastest
+    plan that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
     `is_given` is False for the default that stands where the user said nothing: torch's own ratios then come first.
     """
 
@@ -58,7 +58,9 @@ class MemoryBudget:
             return cls("bytes", nbytes)
         if number <= 0:
             raise ValueError(f"{raw!r} is {'zero' if number == 0 else 'negative'}; a budget must be positive.")
-        if number <= 1:
+        if number == 1:
+            return cls("max")
+        if number < 1:
             return cls("fraction", float(number))
         return cls("bytes", _whole_bytes(number, raw))
 

@@ -39,6 +39,7 @@ class Report:
         planning_time_s: Seconds between receiving the joint graph and handing over two modules.
         message: How the plan differs from what was asked, in a sentence; empty where it does not.
         from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
+        plain: What plain torch.compile takes for this graph; None where nobody asked: no fraction, no peers.
         offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
             to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
@@ -65,6 +66,7 @@ class Report:
     measured_peak_bytes: int | None = None
     estimated_ops: tuple[str, ...] = ()
     inlined_calls: int = 0
+    plain: PlanOption | None = None
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -130,6 +132,8 @@ class Report:
         lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
         if self.floor_bytes is not None:
             lines.append(f"  lowest reachable peak {format_bytes(self.floor_bytes)}")
+        if self.plain is not None:
+            lines.append(f"  plain torch.compile {format_bytes(self.plain.peak_bytes)}")
         if self.scheduled_peak_bytes is not None:
             lines.append(f"  scheduled peak  {format_bytes(self.scheduled_peak_bytes)}")
         if self.measured_peak_bytes is not None:

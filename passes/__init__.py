@@ -3,7 +3,9 @@
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat.passes.graph.build import build_problem as build_problem
 from compile_remat.passes.graph.extraction import extract as extract
+from compile_remat.passes.graph.normalise import as_in_torch as as_in_torch
 from compile_remat.passes.graph.normalise import prepared as prepared
+from compile_remat.passes.graph.normalise import reordered as reordered
 from compile_remat.passes.graph.origins import origin_of as origin_of
 from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
@@ -31,6 +33,7 @@ from compile_remat.passes.problem.work_budget import limit_seconds as limit_seco
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
+from compile_remat.passes.search.plan_menu import plain_option as plain_option
 from compile_remat.passes.search.plan_menu import plan_options as plan_options
 from compile_remat.passes.search.solver import Planner as Planner
 from compile_remat.passes.search.solver import solve as solve
@@ -55,6 +58,7 @@ __all__ = [
     "Step",
     "Timeline",
     "Value",
+    "as_in_torch",
     "build_problem",
     "extract",
     "frontier",
@@ -64,10 +68,12 @@ __all__ = [
     "obeyed_tags",
     "obeying",
     "origin_of",
+    "plain_option",
     "plain_path",
     "plan_options",
     "prepared",
     "relaxations",
+    "reordered",
     "solve",
     "timeline",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -12,6 +13,15 @@ import hypothesis
 import pytest
 
 from tests import compile_caches, cpu_time
+
+
+@pytest.fixture(autouse=True)
+def _no_plain_peaks_of_other_tests() -> Iterator[None]:
+    """What a fraction is of rises for as long as a process lives."""
+    yield
+    plain_peaks = sys.modules.get("compile_remat.planning.plain_peaks")
+    if plain_peaks is not None:
+        plain_peaks.forget_plain_peaks()
 
 
 @pytest.fixture

@@ -145,6 +145,12 @@ def _cse(module: fx.GraphModule, num_fwd_outputs: int) -> fx.Graph:
 
 def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
     """The saved values that torch's own chooser takes at `budget` (1.0 is its default), inputs and symbols included."""
+    mark_distances(joint)
+    return list(P.choose_saved_values_set(joint.module.graph, joint.info, memory_budget=budget))
+
+
+def mark_distances(joint: Joint) -> None:
+    """Write what torch's chooser reads on each node: how far it is from the backward."""
     info = joint.info
     for node in reversed(joint.module.graph.nodes):
         node.dist_from_bw = int(1e9)
@@ -153,7 +159,6 @@ def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
                 node.dist_from_bw = 0
             else:
                 node.dist_from_bw = min([int(1e9), *(user.dist_from_bw + 1 for user in node.users)])
-    return list(P.choose_saved_values_set(joint.module.graph, info, memory_budget=budget))
 
 
 def _never(node: fx.Node) -> bool:

@@ -99,10 +99,10 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
     return found
 
 
-def chosen_by_torch(joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
+def chosen_by_torch(joint: joint_graph.Joint, budgets: Sequence[float] = TORCH_BUDGETS) -> dict[str, list[fx.Node]]:
     """What torch's chooser saves.  Call it while the tensors are on a CPU: it runs operators on them."""
-    names = ["torch's chooser, default" if b == 1 else f"torch's chooser, budget {b:g}" for b in TORCH_BUDGETS]
-    return {name: joint_graph.torch_choice(joint, b) for name, b in zip(names, TORCH_BUDGETS, strict=True)}
+    names = ["torch's chooser, default" if b == 1 else f"torch's chooser, budget {b:g}" for b in budgets]
+    return {name: joint_graph.torch_choice(joint, b) for name, b in zip(names, budgets, strict=True)}
 
 
 def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:

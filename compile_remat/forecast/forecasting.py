@@ -13,14 +13,14 @@ from typing import Any
 
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import Device, load_device, make_cost_model
-from compile_remat.forecast.baselines import Baseline, chosen_by_torch, compare, hand_written, mask_of
+from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
 from compile_remat.inductor.workspace import node_workspace_bytes
-from compile_remat.passes import Plan, Planner, build_problem
-from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
+from compile_remat.passes import Plan, Planner, build_problem, plain_option
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
 from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.plan_policy import choose
 
@@ -145,12 +145,15 @@ def forecast(
             submit(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
         )
         traced = trace(builder, device)
-        torch_sets = chosen_by_torch(traced.joint) if with_baselines or target.budget.kind == "max" else {}
+        effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
+        needs_plain = effective.budget.kind in ("max", "fraction")
+        torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * needs_plain)
         step = _step(traced, target)
         references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
         problem = replace(step.problem, reference=next(iter(references.values()), ()))
         planner = Planner(problem, target.time_limit)
-        effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
+        if effective.budget.kind == "fraction":
+            effective = replace(effective, plain_bytes=plain_option(problem).peak_bytes)
         with noting_early_end(planner):
             choice = with_search_message(choose(planner, effective), planner)
         lowest = planner.lowest()
@@ -176,7 +179,7 @@ def forecast(
         optimizer_bytes=state_bytes,
         input_bytes=input_bytes,
         limit_bytes=limit,
-        plan=replace(choice.plan, budget_bytes=bytes_of(planner, effective)),
+        plan=replace(choice.plan, budget_bytes=bytes_of(effective)),
         floor_bytes=lowest.peak_bytes,
         message=choice.message,
         largest=largest,
@@ -210,9 +213,9 @@ def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...
 def _effective_budget(target: Target, limit_bytes: int | None, others_bytes: int) -> EffectiveBudget:
     """The budget in a form that the planner knows: `auto` is what is left beside everything else."""
     if target.budget.kind != "auto":
-        return EffectiveBudget(target.budget)
+        return EffectiveBudget(target.budget, source=source_of(target.budget, from_auto=False))
     if limit_bytes is None:
-        return EffectiveBudget(MemoryBudget("fraction", 1.0))
+        return EffectiveBudget(MemoryBudget("max"))
     left = max(1, limit_bytes - others_bytes)
     return EffectiveBudget(
         MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"

@@ -7,13 +7,11 @@ import warnings
 from dataclasses import dataclass
 
 from compile_remat._torch import joint_graph
+from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import (
     ConfigError,
     SettingWarning,
-)
-from compile_remat.passes import (
-    Planner,
 )
 
 CONFIG_NAME = "torch._functorch.config.activation_memory_budget"
@@ -27,12 +25,14 @@ class EffectiveBudget:
 
     Attributes:
         limit_bytes: A bound beside a fraction: what `auto` found to be free.
+        plain_bytes: What a fraction is a fraction of: the peak of plain torch.compile.
         source: In words, where a budget that may be missed comes from; empty where missing it is an error.
     """
 
     budget: MemoryBudget
     limit_bytes: int | None = None
     source: str = ""
+    plain_bytes: int = 0
 
 
 def effective_budget(
@@ -40,7 +40,7 @@ def effective_budget(
 ) -> EffectiveBudget:
     """`budget` if the user gave one; else the ratio that the graph's regions or torch's own setting ask for, if any.
 
-    A ratio of torch's becomes a fraction of the peak of the fastest plan, 0 becomes `min` and 1 `max`: torch means
+    A ratio of torch's becomes a fraction of what plain torch.compile takes for this graph, 0 becomes `min` and 1 `max`: torch means
     bytes that are saved, between those of the inputs and those of its default.  It never makes an error, as
     in torch: where it lies below the lowest reachable peak there is the lowest plan, and a warning.  `auto` still
     holds beside it, since it asks for nothing but to fit.
@@ -99,9 +99,15 @@ def warn_ignored(budget: str, name: str) -> None:
     )
 
 
-def bytes_of(planner: Planner, effective: EffectiveBudget) -> int | None:
+def bytes_of(effective: EffectiveBudget) -> int | None:
     """The bytes that a plan has to fit; None where only speed or only memory counts."""
     if effective.budget.kind == "fraction":
-        budget_bytes = int(float(effective.budget.value or 0) * planner.fastest().peak_bytes)
+        budget_bytes = int(float(effective.budget.value or 0) * effective.plain_bytes)
         return min(budget_bytes, effective.limit_bytes or budget_bytes)
     return int(effective.budget.value or 0) if effective.budget.kind == "bytes" else None
+
+
+def allowed_text(effective: EffectiveBudget, budget_bytes: int) -> str:
+    """What a budget that may be missed allows, for a message: where it comes from, and its bytes."""
+    base = f" (of {format_bytes(effective.plain_bytes)} under plain torch.compile)" if effective.plain_bytes else ""
+    return f"{effective.source} allows {format_bytes(budget_bytes)}{base}"

@@ -9,15 +9,19 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.plain_choice import plain_choice
 from compile_remat.cost_models import CostModel
 from compile_remat.passes import (
     CLOCK,
     Plan,
     Planner,
+    PlanOption,
     Problem,
     Status,
+    as_in_torch,
     build_problem,
-    prepared,
+    plain_option,
+    reordered,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
@@ -74,7 +78,7 @@ def plan_joint(
         PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it.
     """
     start = time.perf_counter()
-    joint = prepared(
+    joint = as_in_torch(
         joint_module,
         num_fwd_outputs=num_fwd_outputs,
         static_lifetime_input_indices=static_lifetime_input_indices,
@@ -88,15 +92,21 @@ def plan_joint(
         from_auto=settings.from_auto,
         ratio=settings.torch_ratio,
     )
-    reference = joint_graph.torch_choice(joint) if effective.budget.kind == "max" else ()
+    request_now = interrupted_by(request)
+    is_fraction = effective.budget.kind == "fraction"
+    needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
+    reference = plain_choice(joint) if needs_plain or effective.budget.kind == "max" else ()
+    plain = plain_option(priced_problem(joint, settings, reference)[0]) if needs_plain else None
+    if plain is not None and is_fraction:
+        effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
+    joint = reordered(joint)
     problem, cost = priced_problem(joint, settings, reference)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, deadline)
-    request_now = interrupted_by(request)
-    budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(planner, effective)
+    budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(effective)
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
-    chosen = _chosen(planner, request, effective, settings, budget_bytes)
+    chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
     plan = replace(chosen.plan, budget_bytes=budget_bytes)
     resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
     if resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
@@ -105,7 +115,7 @@ def plan_joint(
     report = Report(
         plan.problem_key, str(effective.budget), plan.budget_bytes, plan, chosen.floor_bytes, seconds, chosen.message
     )
-    report = replace(report, offers=chosen.offers, estimated_ops=problem.estimated)
+    report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     return Planned(joint, cost, problem, plan, report, resume)
 
 
@@ -115,14 +125,19 @@ def priced_problem(
     """The planning problem of a joint graph on the settings' device, and the cost model that priced it.
 
     Args:
-        reference: Nodes that torch's own chooser saves; empty where nothing is compared with it.
+        reference: Nodes that torch's own chooser saves; empty where neither `max` nor a fraction asks for it.
     """
     cost = settings.cost(joint.module.graph)
     return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace), cost
 
 
 def _chosen(
-    planner: Planner, request: Request, effective: EffectiveBudget, settings: Settings, budget_bytes: int | None
+    planner: Planner,
+    request: Request,
+    effective: EffectiveBudget,
+    settings: Settings,
+    budget_bytes: int | None,
+    plain: PlanOption | None,
 ) -> ChosenPlan:
     """The plan that a request asks for; one that was searched for has a message where the search ended early."""
     with noting_early_end(planner):
@@ -132,7 +147,8 @@ def _chosen(
             case Replay():
                 chosen = replayed(planner, request)
             case SharedOption():
-                chosen = choose_shared(planner, request, effective)
+                assert plain is not None
+                chosen = choose_shared(planner, request, effective, plain)
             case FitBelow():
                 chosen = choose_below(planner, effective, request.target_bytes)
             case Fit():

@@ -24,17 +24,19 @@ from compile_remat.passes import (
     Status,
     extract,
     must_be_saved,
+    plain_option,
     prepared,
 )
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.joint_planning import plan_joint, priced_problem
+from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import (
     Fit,
     Request,
 )
-from compile_remat.planning.settings import Settings
+from compile_remat.planning.settings import Settings, with_plain_bytes
 from compile_remat.report import Report, record
 
 LOG = logging.getLogger("compile_remat")
@@ -90,6 +92,7 @@ def split(
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
     report = replace(planned.report, planning_time_s=time.perf_counter() - start)
+    note_plain_peak(settings.device.name, report)
     record(report)
     LOG.info("%s", report)
     return modules
@@ -130,10 +133,10 @@ def split_without_planner(
 def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
-        planner = Planner(priced_problem(joint, settings, saved)[0])
-        return replace(
-            planner.torch_default(bytes_of(planner, EffectiveBudget(settings.budget))), status=Status.FALLBACK
-        )
+        problem, _ = priced_problem(joint, settings, saved)
+        plain_bytes = max(settings.plain_bytes, plain_option(problem).peak_bytes)
+        budget_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
+        return replace(Planner(problem).torch_default(budget_bytes), status=Status.FALLBACK)
     except Exception:
         LOG.info("the fallback has no predicted peak", exc_info=True)
         return None
@@ -174,13 +177,15 @@ def partition(
     """
     budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
     times = op_timing.times_of(joint_module.graph) if cost_model == "profile" else Times()
-    settings = Settings(
-        MemoryBudget("max") if budget.kind == "auto" else budget,
-        load_device(device),
-        cost_model,
-        is_given=memory_budget is not None,
-        torch_ratio=joint_graph.config_ratio(),
-        times=times,
+    settings = with_plain_bytes(
+        Settings(
+            MemoryBudget("max") if budget.kind == "auto" else budget,
+            load_device(device),
+            cost_model,
+            is_given=memory_budget is not None,
+            torch_ratio=joint_graph.config_ratio(),
+            times=times,
+        )
     )
     keywords: dict[str, Any] = {
         "num_fwd_outputs": num_fwd_outputs,

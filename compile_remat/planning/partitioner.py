@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import keep_matmuls_in_place
 from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
-from compile_remat.planning.settings import Settings
+from compile_remat.planning.settings import Settings, with_plain_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class RematPartitioner(CustomPartitionerFn):
         sizes: The symbols among a graph's inputs and the sizes that they stood for.  A plan is made for these, and torch's key
             has the symbols alone: without them a plan for a small batch would come out of the cache for a large one.
         guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
-        has_deadline: Whether a deadline may end the planning; not where nobody could compile once more.
+        is_installed: Whether it is Inductor's own in this process (`install`): no deadline ends the planning, since nobody could
+            compile once more, and what a fraction is of is looked up here.
     """
 
     settings: Settings
@@ -46,7 +47,7 @@ class RematPartitioner(CustomPartitionerFn):
     fallback: str = ""
     sizes: tuple[tuple[str, int], ...] = ()
     guarded: bool = False
-    has_deadline: bool = True
+    is_installed: bool = False
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -63,10 +64,10 @@ class RematPartitioner(CustomPartitionerFn):
         forward, backward = split(
             gm,
             joint_inputs,
-            self.settings,
+            self._settings_now(),
             self.request,
             is_cached=is_cached,
-            has_deadline=self.has_deadline,
+            has_deadline=not self.is_installed,
             **keywords,
         )
         if self.guarded and by_inductor:
@@ -74,13 +75,17 @@ class RematPartitioner(CustomPartitionerFn):
         return forward, backward
 
     def uuid(self) -> object:
-        """Changes with every field, and with the number of threads as it is now.
+        """Changes with every field, with the number of threads as it is now, and under `install` with what a fraction is of.
 
         The bytes that a CPU's convolutions and attention take for themselves depend on the threads; torch's own key has their
         number only from 2.13 on, and only where Inductor's ``cpp.threads`` is not set.
         """
-        text = "\n".join([identity_text(self), f"threads={torch.get_num_threads()}"])
+        identity = identity_text(replace(self, settings=self._settings_now()))
+        text = "\n".join([identity, f"threads={torch.get_num_threads()}"])
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _settings_now(self) -> Settings:
+        return with_plain_bytes(self.settings) if self.is_installed else self.settings
 
 
 def identity_text(value: object) -> str:

@@ -27,7 +27,7 @@ from compile_remat.passes import (
     obeying,
     relaxations,
 )
-from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
+from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
 from compile_remat.planning.request import ChosenPlan, Replay
 
 
@@ -46,7 +46,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
         return ChosenPlan(keyed(planner.on(problem).no_worse_than_torch(), planner))
     if effective.budget.kind == "min":
         return _lowest(planner)
-    budget_bytes = bytes_of(planner, effective) or 0
+    budget_bytes = bytes_of(effective) or 0
     missed: list[Plan] = []
     for planned, lapsed in planners(planner):
         plan = keyed(planned.within(budget_bytes), planner)
@@ -58,7 +58,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
     if not effective.source:
         raise error
     message = (
-        f"{effective.source} allows {format_bytes(budget_bytes)}, which is less than the lowest reachable peak "
+        f"{allowed_text(effective, budget_bytes)}, which is less than the lowest reachable peak "
         f"({format_bytes(plan.peak_bytes)}); this is the lowest plan"
     )
     if isinstance(error, TagConflictError):

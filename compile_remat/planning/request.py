@@ -53,12 +53,16 @@ class SharedOption:
         gradient_bytes: Bytes of parameter gradients that the backward of each call creates.
         may_miss: Whether the other regions hold more than they will once the step is known: exceeding the budget is then a
             warning.
+        others_plain_bytes: What the others would hold under plain torch.compile, as far as it is known.
+        more_follow: Whether Dynamo says that other graphs of the step are still to come.
     """
 
     others_bytes: int = 0
     calls: int = 0
     gradient_bytes: int = 0
     may_miss: bool = False
+    others_plain_bytes: int = 0
+    more_follow: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from compile_remat.device.ranks import smallest_of_all_ranks
 from compile_remat.errors import ConfigError, RematError
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.planning import op_timing
+from compile_remat.planning.plain_peaks import largest_plain_bytes
 
 LOG = logging.getLogger("compile_remat")
 
@@ -47,6 +48,7 @@ class Settings:
         plan_dir: Where plans are pinned.
         times: Measured times of the graph's operators, for the cost model `profile`.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
+        plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
     """
 
     budget: MemoryBudget
@@ -59,6 +61,7 @@ class Settings:
     torch_ratio: float = 1.0
     times: Times = Times()
     time_limit: float | None = None
+    plain_bytes: int = 0
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -83,7 +86,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
         budget = auto_budget(config, place, free_memory.trainable_bytes(example_inputs))
-    return Settings(
+    settings = Settings(
         budget,
         device,
         config.cost_model,
@@ -93,6 +96,14 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
     )
+    return with_plain_bytes(settings)
+
+
+def with_plain_bytes(settings: Settings) -> Settings:
+    """The settings with what the process has shown by now, where the budget is a fraction."""
+    if settings.budget.kind != "fraction":
+        return settings
+    return replace(settings, plain_bytes=largest_plain_bytes(settings.device.name))
 
 
 def settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> tuple[Settings, str]:

@@ -15,57 +15,75 @@ from compile_remat.passes import (
     PlanOption,
     plan_options,
 )
-from compile_remat.planning.budget_source import EffectiveBudget
+from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
 from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
 from compile_remat.planning.plan_policy import keyed, lapsed_text, planners
 from compile_remat.planning.request import ChosenPlan, SharedOption
 from compile_remat.report import joined
 
+EXPECTED_REGIONS = 4
+"""Regions that a step is expected to have where one of them ends in a graph break."""
 
-def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveBudget) -> ChosenPlan:
+
+def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveBudget, plain: PlanOption) -> ChosenPlan:
     """A plan option for a region that runs beside others, with the menu of all its options.
+
+    Args:
+        plain: What plain torch.compile takes for the region.
 
     Raises:
         SharedBudgetError: Nothing fits beside what the others hold.
     """
     calls = [RegionCall(0, request.gradient_bytes)] * max(1, request.calls)
+    is_fraction = effective.budget.kind == "fraction"
+    if is_fraction:
+        step_bytes = request.others_plain_bytes + step_peak_bytes(calls, [plain])
+        effective = replace(effective, plain_bytes=max(effective.plain_bytes, step_bytes))
+    limit_bytes = bytes_of(effective)
     found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in planners(planner):
         menu = plan_options(planned)
-        limit_bytes = _limit_of(effective, menu, calls)
-        left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
+        left_bytes = None if limit_bytes is None or is_fraction else limit_bytes - request.others_bytes
         if request.calls:
-            (best,) = allocate(calls, [menu], left_bytes).chosen
+            best = menu[allocate(calls, [menu], left_bytes).chosen[0]]
         else:
-            fitting = [
-                k for k, o in enumerate(menu) if left_bytes is None or o.peak_bytes + o.kept_output_bytes <= left_bytes
-            ]
-            best = min(
-                fitting or range(len(menu)),
-                key=lambda k: (menu[k].held_bytes * bool(fitting), menu[k].peak_bytes),
-            )
-        plan = keyed(planned.plan_of(planned.mask_of(menu[best].saved), None), planner)
-        peak_bytes = request.others_bytes + step_peak_bytes(calls, [menu[best]])
+            best = _first_option(menu, plain, left_bytes, planner.options.same_peak)
+        plan = keyed(planned.plan_of(planned.mask_of(best.saved), None), planner)
+        peak_bytes = request.others_bytes + step_peak_bytes(calls, [best])
         found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
         if limit_bytes is None or peak_bytes <= limit_bytes:
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
+    if is_fraction and not request.calls and (request.more_follow or not request.others_bytes):
+        return choice  # what the fraction allows is known with the graphs to come
     if not effective.source and not request.may_miss:
         largest = choice.plan.largest
         raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(calls))
-    text = (
-        f"{effective.source or 'memory_budget'} allows {format_bytes(limit_bytes)}, and the graphs of this step need "
-        f"{format_bytes(peak_bytes)}"
-    )
+    allowed = allowed_text(replace(effective, source=effective.source or "memory_budget"), limit_bytes)
+    text = f"{allowed}, and the graphs of this step need {format_bytes(peak_bytes)}"
     if request.may_miss:
         text += ", because the first ones were planned as if they were alone; from the next step on they are planned together"
     warn(text)
     return replace(choice, message=joined(choice.message, text))
 
 
-def _limit_of(effective: EffectiveBudget, menu: Sequence[PlanOption], calls: Sequence[RegionCall]) -> int | None:
-    """The budget of a step in bytes; a fraction of one is known only with the number of runs."""
-    if effective.budget.kind == "fraction" and len(calls) > 1:
-        return int(float(effective.budget.value or 0) * step_peak_bytes(calls, [min(menu, key=lambda o: o.time_ns)]))
-    return int(effective.budget.value or 0) if effective.budget.kind == "bytes" else None
+def _first_option(
+    menu: Sequence[PlanOption], plain: PlanOption, left_bytes: int | None, same_peak: float
+) -> PlanOption:
+    """The option of a region's first step, in which it is not known what else runs.
+
+    Inside bytes, and with a peak of its own no higher than plain's, the one whose step would be lowest if `EXPECTED_REGIONS` such
+    regions ran in it.  Without bytes, or where nothing fits, the same among those as good as the lowest.
+    """
+    lowest_bytes = min(map(_own_peak_bytes, menu))
+    limit_bytes = 0 if left_bytes is None else min(left_bytes, _own_peak_bytes(plain))
+    if lowest_bytes > limit_bytes:
+        limit_bytes = int(lowest_bytes / same_peak)
+    fitting = [option for option in menu if _own_peak_bytes(option) <= limit_bytes]
+    return min(fitting, key=lambda option: (EXPECTED_REGIONS - 1) * option.held_bytes + _own_peak_bytes(option))
+
+
+def _own_peak_bytes(option: PlanOption) -> int:
+    """Beside others: a gradient comes in for each output, and the outputs that its backward reads lie there as well."""
+    return option.peak_bytes + option.kept_output_bytes

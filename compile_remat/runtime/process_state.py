@@ -3,6 +3,7 @@
     where                                     what                                     cleared
     report._REPORTS                           reports of the graphs compiled so far    yes; alone by `reset_reports()`
     runtime.shared_budget._BUDGETS            shared budgets, by device and setting    yes
+    planning.plain_peaks._LARGEST             largest plain peak, by device            yes
     config.warn_unknown_variable              warnings given once                      yes
     planning.budget_source.warn_ignored       warnings given once                      yes
     report._FOLDER                            folder of reports under `install`        by `uninstall()`
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from compile_remat import config
 from compile_remat.planning import budget_source
+from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.report import reset_reports
 from compile_remat.runtime.shared_budget import clear_budgets
 
@@ -31,5 +33,6 @@ def clear_process_state() -> None:
     """
     reset_reports()
     clear_budgets()
+    forget_plain_peaks()
     for once in (config.warn_unknown_variable, budget_source.warn_ignored):
         once.cache_clear()

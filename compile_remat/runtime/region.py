@@ -123,6 +123,7 @@ class CompiledRegion:
         running: The code that the next call runs.
         state: How its plan was made; see `runtime.states`.
         menu: Plan options for a joint allocation; empty for a plan that was made without peers.
+        plain: What plain torch.compile takes for it, where that is known.
         excess_bytes: What the emitted code needs beyond a plan, by what the plan saves.
         num_changes: Changes of the plan by joint allocations.
 
@@ -142,6 +143,7 @@ class CompiledRegion:
     ) -> None:
         self.hooks, self.recompile, self.publish = tuple(hooks), recompile, publish
         self.menu: tuple[PlanOption, ...] = ()
+        self.plain: PlanOption | None = None
         self.excess_bytes: dict[tuple[str, ...], int] = {}
         self.known: dict[tuple[str, ...], RunningPlan] = {}
         self.num_changes = 0
@@ -153,9 +155,10 @@ class CompiledRegion:
         self.state = PLAN_TRANSITIONS[self.state, event]
 
     def run_under(self, running: RunningPlan) -> None:
-        """Take up a plan, and its menu where it has one."""
+        """Take up a plan, and with it what its report knows beside it."""
         self.running = self.known[running.plan.saved] = running
         self.menu = running.report.offers or self.menu
+        self.plain = running.report.plain or self.plain
         if running.excess_bytes is not None:
             self.excess_bytes[running.plan.saved] = running.excess_bytes
 

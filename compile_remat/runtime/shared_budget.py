@@ -9,8 +9,7 @@ When a step is over, the order of its calls is known.  Each region then has a me
 step, and the fastest choice of one option for each region within the budget (`joint_allocation.allocate`) is compiled for the next
 step.  So the budget holds for the whole step from the first one on where Dynamo says that there are peers.  For callables that
 were compiled separately it holds from the second step on: in the first one, the region that runs first has the whole
-budget, later ones have what is left, and a warning says so where that is not enough.  A fraction is then one of that region's own
-peak, and an error where the region alone cannot reach it.
+budget, later ones have what is left, and a warning says so where that is not enough.
 
 The states of a region are those of `runtime.states.PlanState`.
 """
@@ -32,6 +31,7 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
 from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
+from compile_remat.planning.plain_peaks import note_plain_bytes
 from compile_remat.planning.request import Fit, Replay, Request, SharedOption
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import CallState, PlanEvent, PlanState
@@ -58,16 +58,17 @@ class SharedBudget(Hook):
     same time have one step together, as far as their calls overlap.
 
     Args:
-        budget: In bytes, a fraction of the fastest plans' step, or `min`.
+        budget: In bytes, a fraction of what plain torch.compile takes for the step, or `min`.
         source: In words, where a budget that may be missed comes from; empty where missing it is an error.
+        device: Name of the device, see `planning.plain_peaks`.
 
     Attributes:
         reread: What `auto` comes to when the optimizer has its state; called once, before the second step.
     """
 
-    def __init__(self, budget: MemoryBudget, *, source: str) -> None:
+    def __init__(self, budget: MemoryBudget, *, source: str = "", device: str = "cpu") -> None:
         self.budget = budget
-        self.source = source
+        self.source, self.device = source, device
         self.reread: Callable[[], MemoryBudget] | None = None
         self._step: dict[CallInFlight, tuple[WeakIdRef, ...]] = {}  # its calls in order, each with its parameters
         self._allocated: object = None  # the step that plans were last chosen for
@@ -85,6 +86,12 @@ class SharedBudget(Hook):
         return sum(call.saved_bytes for call in self.calls_in_flight)
 
     @property
+    def in_flight_plain_bytes(self) -> int:
+        """What they would hold under plain torch.compile, as far as it is known."""
+        regions = [call.region for call in self.calls_in_flight]
+        return sum(region.plain.held_bytes for region in regions if region is not None and region.plain is not None)
+
+    @property
     def is_provisional(self) -> bool:
         """Whether a call in flight runs under a plan that was made without peers."""
         return any(not call.is_shared for call in self.calls_in_flight)
@@ -93,6 +100,19 @@ class SharedBudget(Hook):
     def expects_peers(self) -> bool:
         """Whether calls are in flight, or the last step had several, of regions that are still there."""
         return bool(self.calls_in_flight) or (len(self._step) > 1 and all(call.region for call in self._step))
+
+    def option_beside_others(
+        self, calls: int = 0, gradient_bytes: int = 0, *, more_follow: bool = False
+    ) -> SharedOption:
+        """The request of a region that is compiled while the calls in flight hold what they hold; see `SharedOption`."""
+        return SharedOption(
+            self.in_flight_bytes,
+            calls,
+            gradient_bytes,
+            may_miss=self.is_provisional,
+            others_plain_bytes=self.in_flight_plain_bytes,
+            more_follow=more_follow,
+        )
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
@@ -114,7 +134,7 @@ class SharedBudget(Hook):
             if region.state is PlanState.REPLAN_EXCLUSIVE:
                 self._replan(region, Fit())
             elif region.state is PlanState.REPLAN_SHARED:
-                self._replan(region, SharedOption(self.in_flight_bytes, may_miss=self.is_provisional))
+                self._replan(region, self.option_beside_others())
             leaves = (a for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
             self._step = {**self._step, call: tuple(WeakIdRef(a) for a in leaves)}
 
@@ -238,20 +258,23 @@ class SharedBudget(Hook):
     def _limit_bytes(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> int | None:
         """The budget of the step; None where the lowest peak is asked for."""
         if self.budget.kind == "fraction":
-            fastest = [min(region.menu, key=lambda option: option.time_ns) for region in regions]
-            return int(float(self.budget.value or 0) * step_peak_bytes(calls, fastest))
+            plain = [region.plain or min(region.menu, key=lambda option: option.time_ns) for region in regions]
+            return int(float(self.budget.value or 0) * note_plain_bytes(self.device, step_peak_bytes(calls, plain)))
         return int(self.budget.value or 0) if self.budget.kind == "bytes" else None
 
 
-def budget_of(device: torch.device, given: str, budget: MemoryBudget, *, source: str) -> SharedBudget:
+def budget_of(
+    device: torch.device, given: str, budget: MemoryBudget, *, source: str = "", name: str = "cpu"
+) -> SharedBudget:
     """The budget that regions on a device share.
 
     Args:
         given: The setting as the user gave it.
         budget: What it stands for now; it takes effect where no call is in flight.
         source: As in `SharedBudget`.
+        name: The device's name there.
     """
-    shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, source=source))
+    shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, source=source, device=name))
     if not shared.calls_in_flight:
         shared.budget = budget
     return shared

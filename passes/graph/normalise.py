@@ -11,10 +11,10 @@ from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_
 from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 
 
-def prepared(
+def as_in_torch(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
 ) -> joint_graph.Joint:
-    """Constants for what is read for its size; dead code, CSE, tags, classification; weights' gradients before inputs' gradients.
+    """Constants for what is read for its size; dead code, CSE, tags, classification; the backward in torch's own order.
 
     Args:
         module: A joint graph; rewritten in place.
@@ -22,9 +22,23 @@ def prepared(
         static_lifetime_input_indices: Positions of the inputs that live as long as the model.
     """
     replace_shape_only_inputs(module)
-    joint = joint_graph.prepare(
+    return joint_graph.prepare(
         module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )
+
+
+def reordered(joint: joint_graph.Joint) -> joint_graph.Joint:
+    """The same graph with weights' gradients before inputs' gradients, in place."""
     if joint.has_backward:
         move_weight_gradients_up(joint.module, joint.info.tangents_closure)
     return joint
+
+
+def prepared(
+    module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
+) -> joint_graph.Joint:
+    """Both steps; arguments as in `as_in_torch`."""
+    joint = as_in_torch(
+        module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+    )
+    return reordered(joint)

@@ -214,7 +214,7 @@ class Problem:
         """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
 
         It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
-        `reference` (known at the budget `max` alone), `step_time_ns`, `estimated` and `KERNELS_OWN` are not in it.
+        `reference` (not known at every budget), `step_time_ns`, `estimated` and `KERNELS_OWN` are not in it.
         """
         return self._key
 

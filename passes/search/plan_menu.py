@@ -11,7 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compile_remat.passes.memory.simulator import Bools
+from compile_remat.passes.memory.simulator import Bools, Simulator
+from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
+from compile_remat.passes.search.min_cut import pinned_indices
 from compile_remat.passes.search.solver import Planner
 
 
@@ -44,7 +47,10 @@ def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
     budgets = [lowest.peak_bytes + int(span * share) for share in planner.options.menu_targets]
     plans = [lowest, fastest, *(planner.within(b, once=True) for b in budgets)]
     masks = [*planner.search.levels, *(planner.mask_of(plan.saved) for plan in plans)]
-    found = {option.saved: option for option in _described(planner, np.stack(masks, axis=1))}
+    found = {
+        option.saved: option
+        for option in _described(planner.simulator, np.stack(masks, axis=1), planner.fastest_time_ns)
+    }
     ordered = sorted(found.values(), key=lambda o: (o.time_ns, *_sizes(o), o.saved))
     kept: list[PlanOption] = []
     for option in ordered:
@@ -53,14 +59,25 @@ def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
     return tuple(kept)
 
 
+def plain_option(problem: Problem) -> PlanOption:
+    """What plain torch.compile takes: the problem's `reference` is saved, and those tags hold that torch obeys.
+
+    Its time is that of what it recomputes.
+    """
+    problem = obeying(problem, LIKE_TORCH)
+    mask = np.zeros((len(problem.values), 1), dtype=bool)
+    mask[np.array([*problem.reference, *pinned_indices(problem)], dtype=np.intp)] = True
+    (option,) = _described(Simulator(problem), mask, fastest_time_ns=0)
+    return option
+
+
 def _sizes(option: PlanOption) -> tuple[int, int, int, int]:
     return option.held_bytes, option.peak_bytes, option.forward_peak_bytes, option.kept_output_bytes
 
 
-def _described(planner: Planner, masks: Bools) -> list[PlanOption]:
-    simulator = planner.simulator
+def _described(simulator: Simulator, masks: Bools, fastest_time_ns: int) -> list[PlanOption]:
     batch = simulator.run(masks)
-    names = [value.name for value in planner.problem.values]
+    names = [value.name for value in simulator.problem.values]
     output_nbytes = simulator.nbytes - simulator.saved_nbytes
     return [
         PlanOption(
@@ -68,7 +85,7 @@ def _described(planner: Planner, masks: Bools) -> list[PlanOption]:
             held_bytes=int(batch.saved_bytes[p]) + simulator.output_bytes,
             forward_peak_bytes=int(batch.forward_peak[p]),
             peak_bytes=int(batch.peak[p]),
-            time_ns=int(batch.time_ns[p]) - planner.fastest_time_ns,
+            time_ns=int(batch.time_ns[p]) - fastest_time_ns,
             kept_output_bytes=int(output_nbytes @ batch.used[:, p]),
         )
         for p in range(masks.shape[1])

@@ -13,6 +13,7 @@ import torch
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import OpKind, Times, load_device
 from compile_remat.passes import Planner
+from compile_remat.planning import plain_peaks
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources, identity_text
 from compile_remat.planning.request import ChosenPlan, Fit, FitBelow, Replay, Request, Resume, SharedOption
 from compile_remat.planning.settings import Settings
@@ -45,6 +46,14 @@ def test_the_number_of_threads_is_in_the_cache_key(monkeypatch: pytest.MonkeyPat
     assert partitioner.uuid() != before
 
 
+def test_under_install_the_key_has_what_a_fraction_is_of() -> None:
+    settings = Settings(MemoryBudget("fraction", 0.5), load_device("cpu"))
+    before = [RematPartitioner(settings, is_installed=installed).uuid() for installed in (False, True)]
+    plain_peaks.note_plain_bytes("cpu", 1 << 20)
+    after = [RematPartitioner(settings, is_installed=installed).uuid() for installed in (False, True)]
+    assert before[0] == after[0] and before[1] != after[1]
+
+
 EXAMPLES: dict[str, object] = {
     "settings": Settings(MemoryBudget("min"), load_device("cpu")),
     "request": FitBelow(1 << 20),
@@ -53,7 +62,7 @@ EXAMPLES: dict[str, object] = {
     "fallback": "the planner broke",
     "sizes": (("s77", 64),),
     "guarded": True,
-    "has_deadline": False,
+    "is_installed": True,
 }
 """Another value for each field of the partitioner."""
 
@@ -68,6 +77,7 @@ OTHER_SETTINGS: dict[str, object] = {
     "torch_ratio": 0.5,
     "times": Times.of({"mm": 1}),
     "time_limit": 3.0,
+    "plain_bytes": 1 << 20,
 }
 """The same for the settings."""
 

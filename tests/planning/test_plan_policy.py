@@ -23,13 +23,14 @@ from compile_remat.config import RematConfig
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, SettingWarning, TagConflictError
 from compile_remat.passes import Planner, Status
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, MUST_SAVE, PREFER_RECOMPUTE, RECOMPUTE, SAVE
-from compile_remat.planning import budget_source
+from compile_remat.planning import plain_peaks
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import settings_for
+from compile_remat.runtime.process_state import clear_process_state
 from tests.planning.test_joint_planning import Traced, gradients
 
-BUDGETS = ("max", 1.0, 0.6, 0.4, "min")
+BUDGETS = ("max", "1GiB", 0.6, 0.4, "min")
 ATEN = torch.ops.aten
 REGION = getattr(torch.autograd.graph, "region_activation_memory_budget", None)
 needs_regions = pytest.mark.skipif(REGION is None, reason="this torch has no region_activation_memory_budget")
@@ -40,8 +41,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in compile_remat.RematConfig.__dataclass_fields__:
         monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
     torch.compiler.reset()
-    compile_remat.reset_reports()
-    budget_source.warn_ignored.cache_clear()
+    clear_process_state()
     yield
     torch.compiler.reset()
 
@@ -162,7 +162,7 @@ def test_a_checkpoint_at_max_saves_no_more_than_torch_does() -> None:
 
 def test_a_checkpoint_is_set_aside_where_the_budget_demands_it() -> None:
     model = functools.partial(Blocks, "plain", 8, one_region=True)
-    whole, lowest = planned(model(), 1.0), planned(model(), "min")
+    whole, lowest = planned(model(), "1GiB"), planned(model(), "min")
     assert not any(name.startswith("mm") for name in whole.plan.saved) and not whole.report.message
     assert any(name.startswith(("mm", "sin")) for name in lowest.plan.saved)
     assert lowest.plan.peak_bytes < whole.plan.peak_bytes / 2
@@ -180,7 +180,7 @@ def test_what_must_be_recomputed_is_not_set_aside() -> None:
 
 def test_prefer_save_is_obeyed_while_it_fits_and_ignored_at_max_as_torch_does() -> None:
     model = functools.partial(Blocks, policy(other=CheckpointPolicy.PREFER_SAVE), 8)
-    fastest, lowest, most = planned(model(), 1.0), planned(model(), "min"), planned(model(), "max")
+    fastest, lowest, most = planned(model(), "1GiB"), planned(model(), "min"), planned(model(), "max")
     tagged = {v.name for v in fastest.problem.values if v.tag}
     assert not tagged & set(fastest.plan.recomputed) and not fastest.report.message
     assert tagged & set(lowest.plan.recomputed) and "set aside: PREFER_SAVE;" in lowest.report.message
@@ -214,7 +214,7 @@ def test_a_plan_of_a_search_without_work_left_says_so() -> None:
 
 
 @pytest.mark.filterwarnings("error::compile_remat.PlannerWarning")
-@pytest.mark.parametrize("budget", ["max", 1.0])
+@pytest.mark.parametrize("budget", ["max", "1GiB"])
 def test_without_a_search_nothing_is_said_of_its_limit(budget: object) -> None:
     assert planned(Blocks(None, 8), budget, time_limit=1e-9).report.message == ""
 
@@ -286,10 +286,43 @@ def test_a_fraction_and_a_tag_in_its_way_say_so() -> None:
         assert not planned(Blocks(tags, 8), 0.2).plan.is_feasible
 
 
+@pytest.mark.parametrize("checkpointed", [None, "plain"])
+def test_a_fraction_is_of_what_plain_torch_compile_takes(checkpointed: str | None) -> None:
+    """The user's checkpoints included: its bytes are those of `max`, which takes torch's own saved set here."""
+    most, half = (planned(Blocks(checkpointed, 8, one_region=True), budget) for budget in ("max", 0.5))
+    assert half.report.plain is not None and half.report.plain.peak_bytes >= most.plan.peak_bytes
+    assert half.report.plain.saved == most.plan.saved
+    assert half.report.budget_bytes == half.report.plain.peak_bytes // 2
+    assert (
+        half.plan.saved == planned(Blocks(checkpointed, 8, one_region=True), f"{half.report.budget_bytes} B").plan.saved
+    )
+
+
+def test_one_is_max() -> None:
+    assert planned(Blocks(None, 2), 1.0).report.budget == "max"
+
+
+def test_the_bytes_of_a_fraction_rise_and_never_fall() -> None:
+    model = mlp()
+    call = torch.compile(model, backend=remat, options={"memory_budget": 0.8, "compiler": "eager"}, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlannerWarning)  # gradients alone are more than 0.8 of the smallest step
+        for size in (2, 512, 40):
+            call(torch.randn(size, 64)).sum().backward()
+    small, large, last = compile_remat.reports()
+    plain = [report.plain.peak_bytes for report in (small, large, last) if report.plain is not None]
+    assert [report.budget_bytes for report in (small, large, last)] == [int(0.8 * plain[k]) for k in (0, 1, 1)]
+    assert plain[0] < plain[2] < plain[1] and last.message == ""
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
+
+
 @pytest.mark.parametrize("sizes", [(512, 40), (40, 512)])
 def test_a_batch_of_another_size_does_not_stop_training(sizes: tuple[int, int]) -> None:
     """As the last one of an epoch, whose gradients do not shrink with it."""
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
+    model = mlp()
     call = torch.compile(model, backend=remat, options={"memory_budget": 0.5, "compiler": "eager"}, dynamic=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlannerWarning)
@@ -332,7 +365,7 @@ def square(x: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("error::compile_remat.PlannerWarning")
-@pytest.mark.parametrize("budget", ["max", 1.0, "min"])
+@pytest.mark.parametrize("budget", ["max", "1GiB", "min"])
 @pytest.mark.parametrize("target", [ATEN.sin.default, ATEN.mm.default, ATEN.t.default])
 def test_what_must_be_in_the_forward_is_saved(target: Any, budget: object) -> None:
     traced = Placed(square, "must_be_in_forward", target, memory_budget=budget)
@@ -343,7 +376,7 @@ def test_what_must_be_in_the_forward_is_saved(target: Any, budget: object) -> No
 
 
 @pytest.mark.filterwarnings("error::compile_remat.PlannerWarning")
-@pytest.mark.parametrize("budget", ["max", 1.0, "min"])
+@pytest.mark.parametrize("budget", ["max", "1GiB", "min"])
 def test_what_must_be_in_the_backward_is_not_computed_before(budget: object) -> None:
     def twice(x: Tensor, w: Tensor) -> Tensor:
         return torch.sin(torch.sin(x @ w) @ w.t())
@@ -401,11 +434,18 @@ def unbudgeted(model: Callable[..., Any], **settings: Any) -> Planned:
     return found
 
 
-def test_torchs_ratio_is_a_fraction_of_the_fastest_peak() -> None:
+def test_torchs_ratio_is_a_fraction_of_plains_peak() -> None:
     with ratio(0.6):
         found = unbudgeted(Blocks(None, 8))
     assert found.report.budget == "0.6" and found.plan.is_feasible
     assert found.plan == planned(Blocks(None, 8), 0.6).plan
+
+
+def test_torchs_ratio_is_of_each_graph_by_itself() -> None:
+    plain_peaks.note_plain_bytes("cpu", 1 << 30)
+    with ratio(0.6):
+        found = unbudgeted(Blocks(None, 8))
+    assert found.report.budget_bytes is not None and found.report.budget_bytes < 1 << 20
 
 
 def test_torchs_ratio_below_the_floor_is_the_lowest_plan_and_a_warning() -> None:
@@ -491,7 +531,7 @@ def test_auto_still_holds_beside_a_ratio(is_free: bool) -> None:
     planner = Planner(planned(Blocks(None, 8)).problem)
     peak = planner.fastest().peak_bytes
     limit = peak if is_free else int(0.5 * peak)
-    plan = choose(planner, EffectiveBudget(MemoryBudget("fraction", 0.8), limit, "a test")).plan
+    plan = choose(planner, EffectiveBudget(MemoryBudget("fraction", 0.8), limit, "a test", peak)).plan
     assert plan.budget_bytes == min(limit, int(0.8 * peak)) and plan.is_feasible
 
 

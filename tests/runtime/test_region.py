@@ -97,7 +97,7 @@ def region_of(
 
 
 def shared(budget_bytes: int = 1000) -> SharedBudget:
-    return SharedBudget(MemoryBudget("bytes", budget_bytes), source="")
+    return SharedBudget(MemoryBudget("bytes", budget_bytes))
 
 
 def leaf() -> Tensor:

@@ -1,0 +1,111 @@
+"""What a fraction is a fraction of: the predicted peak of plain torch.compile against the measured one, and its saved set.
+
+    python -m benchmarks.plain [--model vit] [--measured JSON] [--json OUT]
+
+Each model's joint graph is traced, nothing is compiled. `same` says whether our max-flow saves what torch's chooser saves,
+the seconds are the CPU time of both choices. Measured peaks are the rows "default" of a file of `benchmarks.promise`. The exit
+status is 1 where the sets differ or where the prediction is more than 3 % off.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from torch import fx
+
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.harness import mib, percent
+from compile_remat._torch import joint_graph
+from compile_remat._torch.plain_choice import plain_choice
+from compile_remat.api import look
+from compile_remat.planning import joint_planning
+from compile_remat.runtime.process_state import clear_process_state
+
+MEASURED = Path(__file__).parent / "results" / "promise_cpu.json"
+WORST_ERROR = 0.03
+TITLES = ("model", "same", "ours", "torch's", "predicted", "measured", "error")
+
+
+@dataclass(frozen=True)
+class PlainRow:
+    """One model.
+
+    Attributes:
+        is_same: Whether our max-flow and torch's chooser save the same nodes.
+        choice_s: CPU time of our choice.
+        torch_choice_s: The same of torch's.
+    """
+
+    model: str
+    is_same: bool
+    choice_s: float
+    torch_choice_s: float
+    predicted_peak_bytes: int
+    measured_peak_bytes: int
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured peak, less 1."""
+        return self.predicted_peak_bytes / self.measured_peak_bytes - 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", action="append", choices=list(models.CASES), help="may be repeated; default all")
+    parser.add_argument("--measured", type=Path, default=MEASURED, metavar="JSON", help="where measured peaks are")
+    arguments = parser.parse_args(argv)
+    head = harness.header(arguments.device)
+    harness.print_header(head)
+    stored = json.loads(arguments.measured.read_text())["rows"]
+    measured = {row["model"]: row["peak_bytes"] for row in stored if row["setting"] == "default"}
+    rows = []
+    for name in arguments.model or list(models.CASES):
+        harness.progress(name)
+        rows.append(row_of(name, measured[name], arguments))
+        harness.write_json(arguments.json, head, rows)
+    print(harness.ascii_table(TITLES, [_cells(row) for row in rows]))
+    return int(any(not row.is_same or abs(row.error) > WORST_ERROR for row in rows))
+
+
+def row_of(name: str, measured_peak_bytes: int, arguments: argparse.Namespace) -> PlainRow:
+    """Trace and plan one model under a fraction, both choices beside each other."""
+    clear_process_state()
+    chosen: list[tuple[list[fx.Node], float]] = []
+
+    def both(joint: Any) -> list[fx.Node]:
+        for choose in (joint_graph.torch_choice, plain_choice):
+            start = time.process_time()
+            nodes = choose(joint)
+            chosen.append((nodes, time.process_time() - start))
+        return nodes
+
+    case = models.build(name, device=arguments.device, scale=harness.scale_of(arguments), seed=arguments.seed)
+    with mock.patch.object(joint_planning, "plain_choice", both):
+        report = look(case.module, case.inputs, memory_budget=0.99)[0].report
+    assert report.plain is not None
+    (torchs, torch_s), (ours, ours_s) = chosen
+    return PlainRow(name, ours == torchs, ours_s, torch_s, report.plain.peak_bytes, measured_peak_bytes)
+
+
+def _cells(row: PlainRow) -> list[str]:
+    return [
+        row.model,
+        "yes" if row.is_same else "no",
+        f"{row.choice_s:.2f} s",
+        f"{row.torch_choice_s:.2f} s",
+        mib(row.predicted_peak_bytes),
+        mib(row.measured_peak_bytes),
+        percent(row.error),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
