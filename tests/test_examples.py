@@ -61,7 +61,7 @@ def test_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
 def test_training_loop_goes_on_at_the_lowest_peak() -> None:
     """A budget below the lowest reachable peak: the script takes the error's figure."""
     with example("train") as script:
-        arguments = ["--device", "cpu", "--toy", "--compiler", "eager", "--budget", "0.01", "--steps", "2"]
+        arguments = ["--device", "cpu", "--toy", "--compiler", "eager", "--budget", "1MiB", "--steps", "2"]
         assert len(script.main(arguments)) == 2
     assert compile_remat.reports()[-1].plan is not None
 

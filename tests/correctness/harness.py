@@ -19,10 +19,13 @@ from torch import nn
 
 import compile_remat
 from compile_remat.backend import remat
-from compile_remat.errors import BudgetError, PlannerWarning
+from compile_remat.errors import PlannerWarning
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Observed = Mapping[str, Any]
+
+A_FRACTION_IS_MISSED = r"compile_remat: memory_budget = 0\.\d+ allows "
+"""What is said where a fraction lies below the floor, so that the lowest plan runs."""
 
 BUDGETS: Sequence[float | str] = ("min",)
 """What `make test` runs."""
@@ -73,13 +76,10 @@ def check(case: Case, compiler: str, budgets: Sequence[float | str]) -> None:
     for budget in budgets:
         compile_remat.reset_reports()
         options = {"memory_budget": budget, "compiler": compiler, **case.options}
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", PlannerWarning)
-                actual = observe(case, functools.partial(_ours, options))
-        except BudgetError as error:
-            assert isinstance(budget, float) and error.budget_bytes < error.floor_bytes
-            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PlannerWarning)
+            warnings.filterwarnings("ignore", A_FRACTION_IS_MISSED, PlannerWarning)
+            actual = observe(case, functools.partial(_ours, options))
         assert bool(compile_remat.reports()) == case.plans, (
             "the planner ran" if not case.plans else "no graph was planned"
         )

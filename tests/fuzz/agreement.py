@@ -27,10 +27,12 @@ def assert_same(actual: Observed, expected: Observed, tolerance: float, where: s
 
 
 def assert_promise_holds(budget: float | str) -> None:
-    """Each graph has a report, and no predicted peak exceeds what was asked."""
+    """Each graph has a report, and no predicted peak exceeds what was asked, or the lowest where a fraction asks for less."""
     reports = compile_remat.reports()
     assert reports, "no graph was planned"
     for report in reports:
         assert report.budget == str(MemoryBudget.parse(budget))
+        if isinstance(budget, float) and report.predicted_peak_bytes == report.floor_bytes:
+            continue  # a fraction below the floor: the lowest plan
         assert report.plan.is_feasible
         assert report.budget_bytes is None or report.predicted_peak_bytes <= report.budget_bytes
