@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 import compile_remat
 from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig, SharedBudgetError
+from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
+from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.runtime import shared_budget
 from compile_remat.runtime.process_state import clear_process_state
 
@@ -179,6 +181,16 @@ def test_below_what_the_step_needs_is_an_error() -> None:
             steps.step()
     assert isinstance(caught.value, BudgetError)
     assert caught.value.floor_bytes > caught.value.budget_bytes
+
+
+def test_a_fraction_is_of_what_plain_takes_for_the_whole_step() -> None:
+    steps = Steps("three graph breaks", 0.5, compiler="eager")
+    for _ in range(2):
+        steps.step()
+    reports = compile_remat.reports()
+    alone = max(report.plain.peak_bytes for report in reports if report.plain is not None)
+    assert largest_plain_bytes("cpu") > 1.5 * alone
+    assert f"of {format_bytes(largest_plain_bytes('cpu') // 2)}" in reports[-1].message
 
 
 @pytest.mark.usefixtures("empty_kernels")
