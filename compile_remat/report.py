@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from compile_remat._util import json_values
@@ -24,6 +25,9 @@ _FOLDER: list[str] = []
 """Where reports go that no backend of ours writes (`install`): one folder or none."""
 
 _RECORDED: ContextVar[list[Report] | None] = ContextVar("compile_remat recorded", default=None)
+_FIELDS: ContextVar[Mapping[str, Any]] = ContextVar(
+    "compile_remat fields of what is recorded", default=MappingProxyType({})
+)
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,7 @@ def record(report: Report) -> None:
     """Keep a report: under `recording` with the others of the compilation, else at once."""
     recorded = _RECORDED.get()
     if recorded is not None:
-        recorded.append(report)
+        recorded.append(replace(report, **_FIELDS.get()))
         return
     _REPORTS.append(report)
     for folder in _FOLDER:
@@ -197,14 +201,19 @@ def record(report: Report) -> None:
 
 
 @contextmanager
-def recording() -> Iterator[list[Report]]:
-    """What one compilation records, in this thread; it becomes part of `reports` when the compilation succeeds."""
+def recording(**fields: Any) -> Iterator[list[Report]]:
+    """What one compilation records, in this thread; it becomes part of `reports` when the compilation succeeds.
+
+    Args:
+        fields: Values of fields that each of these reports gets, also under a `recording` inside of this one.
+    """
     recorded: list[Report] = []
-    token = _RECORDED.set(recorded)
+    token, token_of_fields = _RECORDED.set(recorded), _FIELDS.set({**_FIELDS.get(), **fields})
     try:
         yield recorded
     finally:
         _RECORDED.reset(token)
+        _FIELDS.reset(token_of_fields)
     outer = _RECORDED.get()
     (_REPORTS if outer is None else outer).extend(recorded)
 

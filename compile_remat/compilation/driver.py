@@ -77,7 +77,7 @@ class Compilation:
         Raises:
             BudgetError: No plan fits, or the code of the lowest one does not.
         """
-        with recording() as reports:
+        with recording(inlined_calls=inlined_calls(self.gm)) as reports:
             if self.config.check:
                 enter = self._enter_with(partitioner)
                 folder = self.config.report_dir
@@ -87,7 +87,6 @@ class Compilation:
                 self._keep(self._side_file(partitioner), reports)
             else:
                 compiled = self._enter_within(partitioner)
-            reports[:] = [replace(report, inlined_calls=inlined_calls(self.gm)) for report in reports]
         if not is_trial:
             self.write(reports)
         return compiled, reports

@@ -79,11 +79,11 @@ def test_few_programs_are_turned_down() -> None:
     drawn: list[Program] = []
 
     @hypothesis.seed(0)
-    @hypothesis.settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @hypothesis.settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @hypothesis.given(programs())
     def draw(program: Program) -> None:
         drawn.append(program)
 
     draw()
-    assert len(set(drawn)) > 40
+    assert len(set(drawn)) > 80
     assert np.mean([len(p.kinds) for p in drawn]) > 5
