@@ -19,9 +19,10 @@ REFUSED = (
     "modified by an inplace operation",
     "backward through the graph a second time",
     "none of output has requires_grad=True",
+    "is a view and is being modified inplace",
 )
-"""What eager mode says of a program that changes what its backward reads, and of a reentrant checkpoint whose body
-reads another value with a gradient, or has none."""
+"""What eager mode says of a program that changes what its backward reads or a view that a function of the user's made, and of a
+reentrant checkpoint whose body reads another value with a gradient, or has none."""
 
 BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 
