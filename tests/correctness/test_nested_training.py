@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
+from compile_remat.api import look
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
+from compile_remat.passes import Planner
 
 DEPTH, WIDTH, ROWS = 20, 16, 512
 
@@ -54,8 +56,8 @@ def floors() -> tuple[int, int]:
     """Lowest predicted peaks of `Deep`: of all plans, and of those that compute each value once more at most."""
     torch.manual_seed(0)
     model, x = Deep(), torch.zeros(ROWS, WIDTH)
-    (planned,) = compile_remat.api.look(model, (x,), memory_budget="min")
-    once = compile_remat.passes.Planner(planned.problem).lowest(once=True)
+    (planned,) = look(model, (x,), memory_budget="min")
+    once = Planner(planned.problem).lowest(once=True)
     return planned.plan.peak_bytes, once.peak_bytes
 
 
