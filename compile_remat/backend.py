@@ -13,6 +13,7 @@ from torch import fx
 
 from compile_remat._torch.step_peers import ends_in_graph_break
 from compile_remat._torch.version import version_problem
+from compile_remat._util.size_range import Sizes
 from compile_remat.budget import OptimizerState
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.recompile import recompiler_of
@@ -32,6 +33,7 @@ from compile_remat.planning.settings import (
     Settings,
     auto_budget,
     place_of,
+    positions_of,
     priced,
     settings_or_failure,
     sizes_of,
@@ -41,6 +43,7 @@ from compile_remat.runtime.oom_recovery import OomRecovery
 from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
 from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.shared_budget import SharedBudget, budget_of
+from compile_remat.runtime.size_ladder import SizeLadder
 
 LOG = logging.getLogger("compile_remat")
 
@@ -158,9 +161,13 @@ def _compile(
         return compiled
     place, report = place_of(example_inputs), reports[-1]
     monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
+    running = RunningPlan(compiled, report)
+    hooks: list[Hook] = [] if shared is None else [shared]
+    if report.size_range is not None:
+        hooks.append(SizeLadder(positions_of(example_inputs), running))
+    hooks.append(monitor)
     if recompiler is None:
-        return CompiledRegion(RunningPlan(compiled, report), [monitor])
-    hooks: list[Hook] = [monitor] if shared is None else [shared, monitor]
+        return CompiledRegion(running, hooks)
     if config.oom_retry:
         hooks.append(
             OomRecovery(
@@ -172,14 +179,17 @@ def _compile(
             )
         )
 
-    def recompile(request: Request) -> RunningPlan | None:
+    def recompile(request: Request, sizes: Sizes) -> RunningPlan | None:
         settings = partitioner.settings if shared is None else replace(partitioner.settings, budget=shared.budget)
         settings = with_plain_bytes(settings)
         guarded = partitioner.guarded or isinstance(request, FitBelow)
-        found = recompiler.compile(replace(partitioner, settings=settings, request=request, guarded=guarded))
+        wanted = replace(
+            partitioner, settings=settings, request=request, guarded=guarded, sizes=sizes or partitioner.sizes
+        )
+        found = recompiler.compile(wanted)
         return None if found is None else RunningPlan(*found)
 
-    return CompiledRegion(RunningPlan(compiled, report), hooks, recompile, recompiler.publish)
+    return CompiledRegion(running, hooks, recompile, recompiler.publish)
 
 
 def _given(options: object, mode: str | None) -> dict[str, object]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
+from compile_remat._util.size_range import SizeRange
 from compile_remat._util.units import format_bytes
 from compile_remat.passes import Plan, PlanOption, Status
 
@@ -54,6 +55,7 @@ class Report:
         estimated_ops: Operators whose arithmetic no formula knows (custom operators, scans): priced by their bytes alone.
         inlined_calls: The number of calls of ``nested_compile_region`` regions that were replaced by the regions' bodies, so that
             the budget holds inside them.
+        size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
     """
 
     graph_key: str
@@ -71,6 +73,7 @@ class Report:
     estimated_ops: tuple[str, ...] = ()
     inlined_calls: int = 0
     plain: PlanOption | None = None
+    size_range: SizeRange | None = None
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -145,6 +148,8 @@ class Report:
             text = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
             lines.append(f"  measured peak   {format_bytes(self.measured_peak_bytes)}" + f" ({text})" * bool(text))
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
+        if self.size_range is not None:
+            lines.append(f"  keeps the budget for {self.size_range}")
         if self.estimated_ops:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
         if self.inlined_calls:

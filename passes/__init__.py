@@ -11,6 +11,7 @@ from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
+from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
 from compile_remat.passes.memory.simulator import Bools as Bools
 from compile_remat.passes.problem.plan import Plan as Plan
@@ -68,6 +69,7 @@ __all__ = [
     "obeyed_tags",
     "obeying",
     "origin_of",
+    "peak_bytes_of",
     "plain_option",
     "plain_path",
     "plan_options",

@@ -79,6 +79,9 @@ def test_json_holds_everything() -> None:
         "measured_peak_bytes": None,
         "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
         "estimated_ops": [],
+        "inlined_calls": 0,
+        "plain": None,
+        "size_range": None,
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report.from_json(report.to_json()) == report

@@ -1,24 +1,137 @@
-"""Sizes, strides and bytes of (fake) tensors as plain ints; symbolic sizes are taken at their hints and no guard is added.
+"""Sizes, strides and bytes of (fake) tensors as plain ints; no guard is added.
 
-Private names of torch: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11.
+A symbolic size is taken at its hint, the size seen first, or where `sizes_at` says so at another one.
+
+Private names of torch: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11; of a shape environment,
+``bound_sympy`` and ``var_to_sources``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
 import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from compile_remat._torch.version import private_name
 
 _optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "optimization_hint", "size_hint")
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """Sizes of symbols by name, and what expressions of them came to."""
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    known: dict[Any, int | None] = field(default_factory=dict)
+
+
+_BOUND: ContextVar[_Bound | None] = ContextVar("compile_remat sizes", default=None)
+
+
+@contextmanager
+def sizes_at(sizes: Iterable[tuple[str, int]]) -> Iterator[None]:
+    """Symbols have these sizes in place of their hints, for all that this module says, in this thread."""
+    token = _BOUND.set(_Bound(dict(sizes)))
+    try:
+        yield
+    finally:
+        _BOUND.reset(token)
+
+
 def hint_int(size: int | torch.SymInt, fallback: int = 4096) -> int:
-    """The size, or for a symbolic one the value seen first; adds no guard.  Unbacked and jagged sizes give `fallback`."""
+    """The size, or for a symbolic one that of `sizes_at`, else the value seen first; adds no guard.
+
+    Sizes that only the data knows are taken at their upper bound (`torch._check`), and without one, as jagged ones, at `fallback`.
+    """
     if type(size) is int:
         return size
     if is_jagged(size):
         return fallback
-    return int(_optimization_hint(size, fallback=fallback))
+    expression = _expression(size)
+    if expression is None:  # a number of another type
+        return int(_optimization_hint(size, fallback=fallback))
+    bound = _BOUND.get() or _Bound()
+    if expression not in bound.known:
+        bound.known[expression] = _at(size, expression, bound.sizes)
+    found = bound.known[expression]
+    return int(_optimization_hint(size, fallback=fallback)) if found is None else found
+
+
+def _at(size: Any, expression: Any, sizes: dict[str, int]) -> int | None:
+    """An expression at these sizes; None where neither they nor a bound replace a hint."""
+    values: dict[Any, int] = {}
+    for symbol in expression.free_symbols:
+        if symbol.name in sizes:
+            values[symbol] = sizes[symbol.name]
+        elif is_unbacked(symbol):
+            upper = _upper(size.node.shape_env, symbol)
+            if upper is not None:
+                values[symbol] = upper
+    if not values:
+        return None
+    found = expression.xreplace({symbol: sympy.Integer(value) for symbol, value in values.items()})
+    return int(found) if found.is_number else None
+
+
+def is_unbacked(symbol: Any) -> bool:
+    """Whether only the data knows what a symbol stands for."""
+    return str(symbol.name).startswith("u")
+
+
+def _upper(environment: Any, symbol: Any) -> int | None:
+    """The largest value that a symbol may have, where there is one."""
+    upper = environment.bound_sympy(symbol).upper
+    return int(upper) if upper.is_number and upper.is_finite and upper < MOST else None
+
+
+MOST = 1 << 40
+"""An upper bound beyond this says nothing."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A size among the inputs of a graph.
+
+    Attributes:
+        size: What it is taken at now.
+        upper: The largest size that Dynamo's guards let in; None where there is no limit.
+        source: Where the user finds it; empty where torch does not say.
+    """
+
+    name: str
+    size: int
+    upper: int | None
+    source: str
+
+
+def symbols_of(graph: fx.Graph) -> tuple[Symbol, ...]:
+    """The inputs of a graph that are sizes of its tensors: Dynamo makes each size that varies an input."""
+    values = [node.meta.get("val") for node in graph.nodes]
+    shapes = [leaf.shape for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    used = {s for shape in shapes for n in shape for s in getattr(_expression(n), "free_symbols", ())}
+    found: dict[str, Symbol] = {}
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        symbol = _expression(value)
+        if symbol in used and not is_unbacked(symbol):
+            environment = value.node.shape_env
+            source = next(iter(environment.var_to_sources.get(symbol, ())), None)
+            name = getattr(source, "name", "")
+            text = str(name() if callable(name) else name)
+            found[symbol.name] = Symbol(symbol.name, hint_int(value), _upper(environment, symbol), text)
+    return tuple(found.values())
+
+
+def _expression(size: object) -> Any:
+    """What a symbolic size stands for; None for all else."""
+    return getattr(size.node, "expr", None) if isinstance(size, torch.SymInt) and not is_jagged(size) else None
 
 
 def is_jagged(size: int | torch.SymInt) -> bool:

@@ -11,8 +11,15 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch.autograd_node import written_inputs
+from compile_remat._torch.sizes import sizes_at
 from compile_remat.compilation import report_cache
-from compile_remat.compilation.feedback import Emissions, bytes_to_plan_for, settle, with_scheduled_peak
+from compile_remat.compilation.feedback import (
+    Emissions,
+    bytes_to_plan_for,
+    settle,
+    with_scheduled_peak,
+    with_scheduled_range,
+)
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.config import RematConfig
 from compile_remat.errors import find_error, warn
@@ -185,10 +192,13 @@ class Compilation:
                 emissions = Emissions()
                 compiled, partitioner = self._enter(partitioner, emissions)
                 side_file = None if isinstance(partitioner.request, Resume) else side_file
-                reports[:] = with_scheduled_peak(reports, emissions)
+                with sizes_at(partitioner.sizes):
+                    reports[:] = with_scheduled_peak(reports, emissions)
                 tightened_bytes = bytes_to_plan_for(reports, partitioner.request) if left else None
                 if tightened_bytes is None:
                     reports[:] = settle(reports, partitioner.settings, partitioner.request)
+                    if partitioner.settings.budget.kind == "bytes":
+                        reports[:] = with_scheduled_range(reports, emissions)
                     self._keep(side_file, reports)
                     return compiled
                 if side_file is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from compile_remat._torch.sizes import storage_nbytes
+from compile_remat._torch.sizes import sizes_at, storage_nbytes
 from compile_remat._util.units import format_bytes
 from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
@@ -20,6 +20,10 @@ from compile_remat.planning.settings import Settings
 from compile_remat.report import Report, joined
 
 LOG = logging.getLogger("compile_remat")
+
+
+NARROWINGS = 4
+"""Dry runs that look for the largest sizes at which the emitted code keeps the budget, at most."""
 
 
 class Emissions:
@@ -109,6 +113,27 @@ def with_scheduled_peak(reports: Sequence[Report], emissions: Emissions) -> list
     """The reports of one compilation; a single one gets the peak of the code that was emitted."""
     peak_bytes = emissions.peak_bytes() if len(reports) == 1 else None
     return list(reports) if peak_bytes is None else [replace(reports[0], scheduled_peak_bytes=peak_bytes)]
+
+
+def with_scheduled_range(reports: Sequence[Report], emissions: Emissions) -> list[Report]:
+    """The reports, with the box of sizes narrowed to where the emitted code keeps a budget in bytes, too."""
+    if len(reports) != 1:
+        return list(reports)
+    report = reports[0]
+    found, limit_bytes, before = report.size_range, report.budget_bytes, report.scheduled_peak_bytes
+    if found is None or limit_bytes is None or before is None:
+        return [report]
+    upper = found.upper
+    for _ in range(NARROWINGS):
+        with sizes_at(zip(found.names, upper, strict=True)):
+            peak_bytes = emissions.peak_bytes()
+        if peak_bytes is None or peak_bytes <= limit_bytes:
+            break
+        part = max(0, limit_bytes - before) / (peak_bytes - before) if peak_bytes > before else 0
+        upper = tuple(low + int(part * (high - low)) for low, high in zip(found.planned, upper, strict=True))
+    else:
+        upper = found.planned
+    return [replace(report, size_range=replace(found, upper=upper))]
 
 
 def bytes_to_plan_for(reports: Sequence[Report], request: Request) -> int | None:

@@ -89,14 +89,11 @@ def _functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
 
 def _copy(value: object) -> object:
     if isinstance(value, torch.Tensor):
-        size, stride = [_int(s) for s in value.shape], [_int(s) for s in value.stride()]
+        size, stride = sizes.hint_shape(value), sizes.hint_strides(value)
         return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
-    is_size = isinstance(value, torch.SymInt | int) and not isinstance(value, bool) and not sizes.is_jagged(value)
-    return _int(value) if is_size else value
-
-
-def _int(size: Any) -> int:
-    return size if type(size) is int else int(size.node.hint)
+    if not isinstance(value, torch.SymInt | int) or isinstance(value, bool) or sizes.is_jagged(value):
+        return value
+    return sizes.hint_int(value)
 
 
 class _Workspace(TorchDispatchMode):

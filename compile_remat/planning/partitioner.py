@@ -15,6 +15,8 @@ from torch import fx
 import compile_remat
 from compile_remat import cost_models, passes
 from compile_remat._torch import cache_key_text
+from compile_remat._torch.sizes import sizes_at
+from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import keep_matmuls_in_place
@@ -33,8 +35,9 @@ class RematPartitioner(CustomPartitionerFn):
         sources_hash: `sources_hash()`.
         plans_hash: `hash_of_plans` of the folder in the settings.
         fallback: Why the planner failed; with a reason here the planner is left alone.
-        sizes: The symbols among a graph's inputs and the sizes that they stood for.  A plan is made for these, and torch's key
-            has the symbols alone: without them a plan for a small batch would come out of the cache for a large one.
+        sizes: The symbols among a graph's inputs, each with the size that is planned for: that of the first call, or the
+            largest of a size class.  Torch's key has the symbols alone, and guards that any size may fulfil: without these sizes
+            a plan for a small batch would come out of the cache for a large one.
         guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
         is_installed: Whether it is Inductor's own in this process (`install`): no deadline ends the planning, since nobody could
             compile once more, and what a fraction is of is looked up here.
@@ -45,7 +48,7 @@ class RematPartitioner(CustomPartitionerFn):
     sources_hash: str = ""
     plans_hash: str = ""
     fallback: str = ""
-    sizes: tuple[tuple[str, int], ...] = ()
+    sizes: Sizes = ()
     guarded: bool = False
     is_installed: bool = False
 
@@ -61,15 +64,16 @@ class RematPartitioner(CustomPartitionerFn):
             return split_without_planner(gm, joint_inputs, self.settings, self.fallback, **keywords)
         by_inductor = kwargs.get("compiler") == "inductor"
         is_cached = by_inductor and cache_key_text.partition_is_stored()
-        forward, backward = split(
-            gm,
-            joint_inputs,
-            self._settings_now(),
-            self.request,
-            is_cached=is_cached,
-            has_deadline=not self.is_installed,
-            **keywords,
-        )
+        with sizes_at(self.sizes):
+            forward, backward = split(
+                gm,
+                joint_inputs,
+                self._settings_now(),
+                self.request,
+                is_cached=is_cached,
+                has_deadline=not self.is_installed,
+                **keywords,
+            )
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)
         return forward, backward

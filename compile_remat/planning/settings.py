@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
+from compile_remat._util.size_range import Sizes
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import (
@@ -160,7 +161,12 @@ def place_of(example_inputs: Sequence[Any]) -> torch.device:
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
-def sizes_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+def sizes_of(example_inputs: Sequence[Any]) -> Sizes:
     """The symbols among a graph's inputs, with the sizes that they stand for; jagged ones stand for no number."""
     symbols = (s for s in example_inputs if isinstance(s, torch.SymInt) and not sizes.is_jagged(s))
     return tuple((str(s), sizes.hint_int(s)) for s in symbols)
+
+
+def positions_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    """The symbols among a graph's inputs and their places."""
+    return tuple((str(s), k) for k, s in enumerate(example_inputs) if isinstance(s, torch.SymInt))

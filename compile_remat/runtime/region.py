@@ -22,6 +22,7 @@ from compile_remat._torch.autograd_node import (
     keeps_its_graph,
     sequence_number,
 )
+from compile_remat._util.size_range import Sizes
 from compile_remat.passes import Plan, PlanOption
 from compile_remat.planning.request import Request
 from compile_remat.report import Report
@@ -130,7 +131,7 @@ class CompiledRegion:
     Args:
         running: The first plan.
         hooks: What happens around each call, the outermost first.
-        recompile: Compiles another plan and records nothing; None where there is none.
+        recompile: Compiles another plan, made for these sizes, and records nothing; None where there is none.
         publish: Records the report of a plan that runs from now on.
     """
 
@@ -138,10 +139,11 @@ class CompiledRegion:
         self,
         running: RunningPlan,
         hooks: Sequence[Hook],
-        recompile: Callable[[Request], RunningPlan | None] = lambda request: None,
+        recompile: Callable[[Request, Sizes], RunningPlan | None] = lambda request, sizes: None,
         publish: Callable[[Report], None] = lambda report: None,
     ) -> None:
-        self.hooks, self.recompile, self.publish = tuple(hooks), recompile, publish
+        self.hooks, self.publish = tuple(hooks), publish
+        self._recompile = recompile
         self.menu: tuple[PlanOption, ...] = ()
         self.plain: PlanOption | None = None
         self.excess_bytes: dict[tuple[str, ...], int] = {}
@@ -149,6 +151,13 @@ class CompiledRegion:
         self.num_changes = 0
         self.run_under(running)
         self.state = PlanState.EXPECTING if self.menu else PlanState.EXCLUSIVE
+
+    def recompile(self, request: Request, sizes: Sizes | None = None) -> RunningPlan | None:
+        """Compile another plan, for the sizes of the running one where no others are given; None where there is none."""
+        planned = self.running.report.size_range
+        if sizes is None:
+            sizes = () if planned is None else planned.planned_sizes
+        return self._recompile(request, sizes)
 
     def move(self, event: PlanEvent) -> None:
         """Go to the next state; KeyError where the table has no such transition."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from compile_remat._util.live_buffer import LiveBuffer
-from compile_remat.passes.memory.candidate_plan import candidate
+from compile_remat.passes.memory.candidate_plan import Candidate, candidate
 from compile_remat.passes.memory.recompute_schedule import NEVER
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.plan import Plan
@@ -35,17 +36,26 @@ class Timeline:
 
 def timeline(problem: Problem, plan: Plan) -> Timeline:
     """Liveness of `plan` on `problem`; ValueError where the plan saves what the problem lacks or what cannot be saved."""
+    found = _candidate_of(problem, plan.saved, plan.again)
+    return timeline_of(found.simulator, found.saved)
+
+
+def peak_bytes_of(problem: Problem, saved: Sequence[str], again: Sequence[str] = ()) -> int:
+    """Region peak of the plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
+    return _candidate_of(problem, saved, again).peak_bytes
+
+
+def _candidate_of(problem: Problem, names: Sequence[str], again: Sequence[str]) -> Candidate:
     index = {v.name: i for i, v in enumerate(problem.values)}
-    unknown = [name for name in plan.saved if name not in index]
+    unknown = [name for name in names if name not in index]
     if unknown:
         raise ValueError(f"the plan saves {unknown[0]!r}, which the problem does not have")
-    tuples = [name for name in plan.saved if not problem.values[index[name]].is_saveable]
+    tuples = [name for name in names if not problem.values[index[name]].is_saveable]
     if tuples:
         raise ValueError(f"the plan saves {tuples[0]!r}, which cannot be saved")
     saved = np.zeros(len(problem.values), dtype=bool)
-    saved[[index[name] for name in plan.saved]] = True
-    found = candidate(problem, saved, plan.again)
-    return timeline_of(found.simulator, found.saved)
+    saved[[index[name] for name in names]] = True
+    return candidate(problem, saved, again)
 
 
 def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:

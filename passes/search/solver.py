@@ -146,6 +146,10 @@ class Planner:
         recursive = self._lowest_recursive if self.options.uses_recursion and not once else None
         return self.plan_of(self.minimum_peak.found[0], None) if recursive is None else self._plan_of(recursive, None)
 
+    def low(self) -> tuple[str, ...]:
+        """What a plan of low peak saves that is quickly found; `lowest` searches on."""
+        return tuple(self.problem.values[v].name for v in np.flatnonzero(self.minimum_peak.first))
+
     def plan_of(
         self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = (), anchors: Sequence[int] = ()
     ) -> Plan:

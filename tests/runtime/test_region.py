@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from compile_remat._util.size_range import Sizes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import PlannerWarning
 from compile_remat.passes import Plan, PlanOption, Status
@@ -71,7 +72,7 @@ def running(option: PlanOption, *, with_menu: bool = False, compiled: Any = None
     return RunningPlan(compiled or graph(), Report("key", "100", 100, plan, offers=MENU if with_menu else ()))
 
 
-def recompiled(request: Request) -> RunningPlan | None:
+def recompiled(request: Request, sizes: Sizes = ()) -> RunningPlan | None:
     """A compiler that has both plans of the menu."""
     match request:
         case Replay(saved):
@@ -90,7 +91,7 @@ def region_of(
     *hooks: Hook,
     with_menu: bool = False,
     compiled: Any = None,
-    recompile: Callable[[Request], RunningPlan | None] = recompiled,
+    recompile: Callable[..., RunningPlan | None] = recompiled,
 ) -> CompiledRegion:
     first = running(MENU[0], with_menu=with_menu, compiled=compiled)
     return CompiledRegion(first, hooks, recompile, lambda report: None)
@@ -223,7 +224,7 @@ def _() -> None:
 
 @walks((PlanState.REPLAN_EXCLUSIVE, PlanEvent.FAILED))
 def _() -> None:
-    region = region_of(shared(), with_menu=True, recompile=lambda request: None)
+    region = region_of(shared(), with_menu=True, recompile=lambda request, sizes: None)
     before = region.running
     for _ in range(3):
         step(region)
@@ -242,7 +243,7 @@ def _() -> None:
 @walks((PlanState.REPLAN_SHARED, PlanEvent.FAILED))
 def _() -> None:
     budget = shared()
-    first, second = region_of(budget, recompile=lambda request: None), region_of(budget, with_menu=True)
+    first, second = region_of(budget, recompile=lambda request, sizes: None), region_of(budget, with_menu=True)
     for _ in range(3):
         step(first, second)
     assert (first.state, second.state) == (PlanState.FROZEN, PlanState.OFFERING)

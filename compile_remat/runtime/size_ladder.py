@@ -1,0 +1,171 @@
+"""A budget at every size: the hook that gives each call of a region a plan whose box of sizes it lies in.
+
+A plan keeps its budget up to the sizes of its `SizeRange`.  Each call's sizes are compared with those; outside of them a plan
+for a larger size class is compiled, up to `RUNGS` plans for one graph.  The sizes of the classes stand on a geometric grid up to
+those that the budget carries at all, so that a batch that grows by one does not compile at each step.  Calls that fit several
+boxes run the fastest of their plans.
+
+Where no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compile_remat._torch.compile_session import compile_session
+from compile_remat._util.size_range import Sizes
+from compile_remat.errors import BudgetError, RematError, find_error, warn
+from compile_remat.planning.request import Fit
+from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
+from compile_remat.runtime.states import PlanState
+
+LOG = logging.getLogger("compile_remat")
+
+RUNGS = 8
+"""Plans of one graph for size classes, at most; the last one is made for the largest sizes seen."""
+
+STEP = 1.25
+"""Each class reaches at least so many times further than the one before."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A plan and the largest sizes that it serves, in the order of the hook's positions."""
+
+    running: RunningPlan
+    upper: tuple[int, ...]
+
+    def serves(self, sizes: Sequence[int]) -> bool:
+        return all(map(int.__le__, sizes, self.upper))
+
+
+class SizeLadder(Hook):
+    """Chooses the plan of each call by its sizes.
+
+    Args:
+        positions: Where the arguments of the graph have its symbols, by name.
+        running: The first plan, whose report has a range.
+    """
+
+    def __init__(self, positions: Sequence[tuple[str, int]], running: RunningPlan) -> None:
+        planned = running.report.size_range
+        assert planned is not None
+        varying = [(name, k) for name, k in positions if name in planned.names]
+        self.names = tuple(name for name, _ in varying)
+        self.positions = tuple(k for _, k in varying)
+        self.rungs = [self._rung(running)]
+        self.num_plans = 1
+        self.largest = self.rungs[0].upper
+        self.refused: list[tuple[tuple[int, ...], BudgetError]] = []
+        self.has_warned = False
+        self.is_closed = False  # no more plans: one broke, or there are `RUNGS`
+        self._lock = threading.RLock()
+
+    def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
+        """Let the region run a plan that serves the sizes of this call.
+
+        Raises:
+            BudgetError: No plan keeps the budget at these sizes.
+        """
+        sizes = [args[k] for k in self.positions]
+        region = call.region
+        assert region is not None
+        running = self._known(region, sizes)
+        if running is None:
+            with compile_session(), self._lock:  # in this order: see `compile_session`
+                running = self._known(region, sizes) or self._extended(region, tuple(sizes))
+        if running is not region.running:
+            region.run_under(running)
+
+    def _known(self, region: CompiledRegion, sizes: Sequence[int]) -> RunningPlan | None:
+        """The fastest plan there is for these sizes; None where there is none."""
+        if all(rung.running is not region.running for rung in self.rungs):  # another hook has changed the plan
+            self.rungs = [self._rung(region.running)]
+        return next((rung.running for rung in self.rungs if rung.serves(sizes)), None)
+
+    def _extended(self, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
+        """A plan for sizes that no rung serves."""
+        self.largest = tuple(map(max, self.largest, sizes))
+        for refused, error in self.refused:
+            if all(map(int.__ge__, sizes, refused)):
+                raise error
+        if region.state is not PlanState.EXCLUSIVE or self.is_closed:
+            return self._unplanned(region, sizes)
+        failure: BudgetError | None = None
+        for target in self._targets(sizes):
+            try:
+                found = self._compiled(region, target)
+            except BudgetError as error:
+                failure = error
+                continue
+            self.num_plans += 1
+            self.is_closed = found is None or self.num_plans >= RUNGS
+            return self._unplanned(region, sizes) if found is None else self._taken(region, found, target)
+        assert failure is not None, "there is a target"
+        self.refused.append((sizes, failure))
+        raise failure
+
+    def _compiled(self, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan | None:
+        """A plan for these sizes; None where it does not compile.
+
+        Raises:
+            BudgetError: No plan keeps the budget at these sizes.
+        """
+        try:
+            return region.recompile(Fit(), self._named(sizes))
+        except Exception as error:  # whatever a compiler raises: the plan that ran goes on running
+            ours = find_error(error, RematError)
+            if ours is not None:
+                raise ours from None
+            LOG.warning("a plan for larger sizes does not compile", exc_info=True)
+            return None
+
+    def _targets(self, sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Largest sizes of the class that these sizes get, the widest class first."""
+        carried = tuple(map(max, *[self._box(rung.running, "carried") for rung in self.rungs], (0,) * len(sizes)))
+        if self.num_plans == RUNGS - 1:
+            yield tuple(map(max, self.largest, carried))
+        elif len(sizes) > 1 or not carried[0]:
+            yield tuple(int(STEP * n) for n in sizes)
+        else:
+            last = max(rung.upper[0] for rung in self.rungs)
+            step = max(STEP, (carried[0] / last) ** (1 / (RUNGS - self.num_plans)))
+            yield (max(sizes[0], min(carried[0], int(last * step))),)
+        yield sizes
+
+    def _taken(self, region: CompiledRegion, found: RunningPlan, target: tuple[int, ...]) -> RunningPlan:
+        """Keep a new plan, the fastest one first, and report it."""
+        rungs = [*self.rungs, self._rung(found, target)]
+        self.rungs = sorted(rungs, key=lambda rung: rung.running.plan.extra_time_ns / rung.running.plan.step_time_ns)
+        region.publish(found.report)
+        LOG.info("a plan for larger sizes:\n%s", found.report)
+        return found
+
+    def _unplanned(self, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
+        """The lowest plan there is, for sizes at which it may exceed the budget; says so once."""
+        if not self.has_warned:
+            self.has_warned = True
+            shown = ", ".join(f"{name} = {size}" for name, size in self._named(sizes))
+            warn(
+                f"a graph is called with larger sizes ({shown}) than it is planned for ({region.running.report.size_range}); "
+                "no other plan can be made for them, and the step may exceed memory_budget"
+            )
+        return self.rungs[-1].running
+
+    def _named(self, sizes: Sequence[int]) -> Sizes:
+        return tuple(zip(self.names, sizes, strict=True))
+
+    def _rung(self, running: RunningPlan, least: Sequence[int] = ()) -> Rung:
+        """A rung up to the plan's own range, and at least up to the sizes `least`."""
+        upper = self._box(running, "upper")
+        return Rung(running, tuple(map(max, upper, least)) if least else upper)
+
+    def _box(self, running: RunningPlan, box: str) -> tuple[int, ...]:
+        """A box of the plan's range, in the order of the positions; all 0 where it has none."""
+        found = running.report.size_range
+        named = {} if found is None else dict(zip(found.names, getattr(found, box), strict=False))
+        return tuple(named.get(name, 0) for name in self.names)

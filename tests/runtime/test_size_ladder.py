@@ -1,0 +1,212 @@
+"""Shapes that vary: a budget is kept at every size."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import compile_remat
+from compile_remat import BudgetError, PlannerWarning, Report
+from compile_remat._util.size_range import SizeRange, Sizes
+from compile_remat.backend import remat
+from compile_remat.device.measure import peak_bytes
+from compile_remat.passes import Plan, Status
+from compile_remat.planning.request import Request
+from compile_remat.runtime.region import CompiledRegion, RunningPlan
+from compile_remat.runtime.size_ladder import RUNGS, SizeLadder
+
+KIB = 1024
+WIDTH = 32
+
+
+class Block(nn.Module):
+    """A feed-forward block of a transformer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.sin(self.up(self.norm(x))))
+
+
+def compiled(budget: object, compiler: str = "inductor", **keywords: Any) -> Callable[..., torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    options = {"memory_budget": budget, "compiler": compiler}
+    return torch.compile(model, backend=remat, options=options, **keywords)
+
+
+def step(call: Any, x: torch.Tensor) -> None:
+    call.zero_grad(set_to_none=True)
+    call(x).backward(x)
+
+
+def peak_of(call: Any, *shape: int) -> int:
+    """Measured peak of a step on a batch of this shape, whose plan is there already."""
+    x = torch.randn(*shape, WIDTH)
+    step(call, x)
+    call.zero_grad(set_to_none=True)
+    return peak_bytes(lambda: step(call, x), "cpu").peak_bytes
+
+
+def ranges() -> list[SizeRange]:
+    return [report.size_range for report in compile_remat.reports() if report.size_range is not None]
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_a_batch_that_grows_keeps_the_budget() -> None:
+    """With the plan for 128 rows alone, 560 rows take more than twice the budget."""
+    call = compiled(1024 * KIB)
+    peaks = [peak_of(call, rows) for rows in (64, 128, 400, 560, 64)]
+    assert max(peaks) <= 1024 * KIB and peaks[0] == peaks[-1]
+    found = ranges()  # the first graph has fixed shapes
+    assert len(found) == len(compile_remat.reports()) - 1 == 3
+    assert [r.planned[0] for r in found] == sorted(r.planned[0] for r in found)
+    assert all(r.planned[0] <= r.upper[0] <= r.carried[0] for r in found)
+    assert f"up to {found[0].upper[0]} (planned for 128)" in str(compile_remat.reports()[1])
+
+
+# -- the ladder itself, without a compiler ----------------------------------------------------------------------------
+
+CARRIED = 1000
+"""Rows that the lowest plan below carries in its budget."""
+
+
+def running(planned: tuple[int, ...], reach: float = 1.2, carried: tuple[int, ...] = (CARRIED,)) -> RunningPlan:
+    """A plan that keeps its budget up to `reach` times the sizes that it was made for, and is the slower the larger these are."""
+    upper = tuple(int(reach * n) for n in planned)
+    names = tuple(f"s{k}" for k in range(len(planned)))
+    plan = Plan("key", Status.FEASIBLE, 100, (str(planned),), (), 100, 100, 50, 1000, 0, sum(planned), 0)
+    report = Report("key", "100", 100, plan, size_range=SizeRange(names, planned, upper, carried))
+    return RunningPlan(lambda *args: (args[-1] * 2,), report)
+
+
+class Compiler:
+    """Makes a plan for any sizes up to those that the budget carries."""
+
+    def __init__(self, most: int = CARRIED) -> None:
+        self.most, self.planned = most, list[tuple[int, ...]]()
+        self.result: Callable[[tuple[int, ...]], RunningPlan | None] = running
+
+    def __call__(self, request: Request, sizes: Sizes) -> RunningPlan | None:
+        planned = tuple(n for _, n in sizes)
+        if max(planned) > self.most:
+            raise BudgetError(100, 200)
+        self.planned.append(planned)
+        return self.result(planned)
+
+
+def ladder(compiler: Compiler, *first: int) -> tuple[CompiledRegion, list[Report]]:
+    published: list[Report] = []
+    start = running(first, carried=(CARRIED,) * len(first))
+    names = [(f"s{k}", k) for k in range(len(first))]
+    return CompiledRegion(start, [SizeLadder(names, start)], compiler, published.append), published
+
+
+def served(region: CompiledRegion, *sizes: int) -> tuple[int, ...]:
+    """The sizes of the class that a call of these sizes runs under."""
+    region(*sizes, torch.ones(3, requires_grad=True))
+    found = region.running.report.size_range
+    assert found is not None
+    return found.planned
+
+
+def test_a_size_that_fits_compiles_nothing() -> None:
+    compiler = Compiler()
+    region, published = ladder(compiler, 100)
+    assert [served(region, n) for n in (100, 7, 120)] == [(100,)] * 3
+    assert not compiler.planned and not published
+
+
+def test_sizes_that_shrink_get_the_faster_plan_back() -> None:
+    region, published = ladder(Compiler(), 100)
+    large = served(region, 300)
+    assert large >= (300,)
+    assert served(region, 50) == (100,) and served(region, 299) == large
+    assert [report.size_range.planned for report in published if report.size_range] == [large]
+
+
+def test_sizes_that_grow_one_by_one_need_few_plans() -> None:
+    compiler = Compiler()
+    region, published = ladder(compiler, 20)
+    for n in range(20, CARRIED + 1):
+        assert max(served(region, n)) * 1.2 >= n
+    assert len(published) == len(compiler.planned) < RUNGS
+
+
+def test_above_what_any_plan_carries_it_raises_before_the_step() -> None:
+    compiler = Compiler()
+    region, published = ladder(compiler, 100)
+    for n in (2000, 3000):  # the second error is known
+        with pytest.raises(BudgetError):
+            served(region, n)
+    assert not published and served(region, 110) == (100,)
+    assert served(region, 900) == (900,) and served(region, 1000) == (900,)  # its own range reaches there
+
+
+def test_a_class_that_is_too_wide_falls_back_to_the_sizes_of_the_call() -> None:
+    compiler = Compiler(most=310)
+    region, _ = ladder(compiler, 250)
+    assert served(region, 305) == (305,)
+
+
+def test_there_are_at_most_eight_plans_and_then_a_warning() -> None:
+    compiler = Compiler(10**9)
+    region, published = ladder(compiler, 10, 10)
+    shapes = [(10 * 3**k, 10 + k) for k in range(12)]
+    with pytest.warns(PlannerWarning, match="may exceed memory_budget") as seen:
+        for shape in shapes:
+            served(region, *shape)
+    assert len(compiler.planned) == len(published) == RUNGS - 1 and len(seen) == 1
+    assert compiler.planned[-1] == (CARRIED, CARRIED) or compiler.planned[-1] >= shapes[RUNGS - 1]
+
+
+@pytest.mark.parametrize("problem", ["guards", "breaks"])
+def test_where_no_plan_compiles_the_lowest_one_serves(problem: str) -> None:
+    compiler = Compiler()
+
+    def broken(sizes: tuple[int, ...]) -> None:
+        if problem == "breaks":
+            raise RuntimeError("the compiler breaks")
+
+    compiler.result = broken
+    region, published = ladder(compiler, 100)
+    with pytest.warns(PlannerWarning, match="no other plan can be made"):
+        assert served(region, 500) == (100,)
+    assert served(region, 600) == (100,) and len(compiler.planned) == 1 and not published
+
+
+def test_a_plan_that_another_hook_chose_starts_the_ladder_again() -> None:
+    region, _ = ladder(Compiler(), 100)
+    served(region, 400)
+    region.run_under(running((60,)))  # as after running out of memory
+    assert served(region, 70) == (60,)
+    assert served(region, 400) >= (400,)
+
+
+def test_random_sizes_in_three_threads_are_all_served_within_the_ladder() -> None:
+    compiler = Compiler()
+    region, published = ladder(compiler, 30)
+    failures: list[BaseException] = []
+
+    def train(seed: int) -> None:
+        numbers = random.Random(seed)
+        try:
+            for _ in range(70):
+                region(numbers.randint(2, CARRIED), torch.ones(3, requires_grad=True))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(compiler.planned) == len(published) < RUNGS
