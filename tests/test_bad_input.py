@@ -286,7 +286,12 @@ SEAMS = {
 
 
 @pytest.mark.parametrize(
-    ("seam", "compiler"), [*((seam, "eager") for seam in SEAMS), ("cost model", "inductor"), ("device", "inductor")]
+    ("seam", "compiler"),
+    [
+        *((seam, "eager") for seam in SEAMS),
+        pytest.param("cost model", "inductor", marks=pytest.mark.full),
+        ("device", "inductor"),
+    ],
 )
 def test_a_failure_of_ours_never_stops_training(seam: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, name, replacement = SEAMS[seam]
