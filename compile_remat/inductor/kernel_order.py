@@ -170,10 +170,24 @@ def _overload(node: Any) -> object:
 
 
 def _rank(node: Any, ranks: Mapping[Any, int]) -> int:
-    """Where the plan computes what a node of the scheduler writes; a copy belongs to what it is made for."""
-    origin = node.node.origin_node if node.node is not None else None
+    """Where the plan computes what a node of the scheduler writes; a copy belongs to what it is made for.
+
+    On GPUs a convolution's gradient is computed by the copy that gives it the convolution's layout: then Inductor names the
+    convolution as the node's origin, and what is computed stands among its `origins`.
+    """
+    made = node.node
+    if made is None:
+        return -1
+    origin = made.origin_node
+    found = [each for each in made.origins if each in ranks]
     if origin in ranks:
-        return ranks[origin]
-    return max(
-        (ranks[each] for each in (node.node.origins if node.node is not None else ()) if each in ranks), default=-1
-    )
+        computed = [each for each in found if _target(each) is not CONVOLUTION_BACKWARD]
+        is_copy = _target(origin) is CONVOLUTION_BACKWARD and not node.is_extern() and made.get_device().type != "cpu"
+        if not is_copy or not computed:
+            return ranks[origin]
+        found = computed
+    return max((ranks[each] for each in found), default=-1)
+
+
+def _target(node: Any) -> object:
+    return getattr(node, "target", None)

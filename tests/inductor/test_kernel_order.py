@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._inductor import config
 
@@ -35,7 +35,7 @@ class Scheduler:
 class Node:
     """One kernel of a scheduler: what it reads and writes, and its rank in the plan."""
 
-    def __init__(self, place: int, reads: str, writes: str, rank: int, is_extern: bool = False) -> None:
+    def __init__(self, place: int, reads: str, writes: str, rank: object, is_extern: bool = False) -> None:
         self.min_order = self.max_order = place
         self.scheduler = Scheduler()
         deps = [[SimpleNamespace(name=name) for name in names.split()] for names in (reads, writes)]
@@ -43,7 +43,8 @@ class Node:
         self.unmet_dependencies = deps[0]
         self.name, self.extern = f"op{place}", is_extern
         overload = torch.ops.aten.convolution_backward.default if writes.startswith("c") else None
-        self.node = SimpleNamespace(origin_node=rank, origins=(), op_overload=overload)
+        device = torch.device("cuda")
+        self.node = SimpleNamespace(origin_node=rank, origins=(), op_overload=overload, get_device=lambda: device)
 
     def get_nodes(self) -> list[Node]:
         return [self]
@@ -81,6 +82,25 @@ def test_a_kernel_that_was_put_off_moves_to_its_place_in_the_plan() -> None:
     assert order_after(copied) == "x8 g4 r8 h4 c1"
     other = sequence_of(("p1", "x8", 0), ("s8", "r8", 2), ("r8", "q8", 3), ("x8 t4", "g4", 1), ("g4 q8", "w1", 4))
     assert order_after(other) == "x8 r8 q8 g4 w1"
+
+
+@pytest.mark.parametrize("is_computed", [True, False])
+def test_a_gradient_that_is_computed_by_the_copy_for_a_convolution_has_its_own_place(is_computed: bool) -> None:
+    """Triton code: Inductor names the convolution as the copy's origin; only what is computed there tells the plan's place."""
+    graph = fx.Graph()
+    mask, relu, segment, convolution = (
+        graph.call_function(target)
+        for target in (
+            torch.ops.aten.gt.Scalar,
+            torch.ops.aten.threshold_backward.default,
+            torch.ops.aten.relu.default,
+            torch.ops.aten.convolution_backward.default,
+        )
+    )
+    nodes = [Node(0, "s8", "r8", segment), Node(1, "x8", "g4", convolution), Node(2, "g4 r8", "c1", convolution, True)]
+    nodes[1].node.origins = [mask, relu, convolution] if is_computed else [convolution]
+    expected = "g4 r8 c1" if is_computed else "r8 g4 c1"
+    assert order_after(KernelSequence(nodes, (), [mask, relu, segment, convolution])) == expected
 
 
 @pytest.mark.parametrize(
