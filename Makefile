@@ -7,6 +7,7 @@ VERSIONS    ?= 2.11.0 $(TESTED) 2.15.0# those of test-versions
 TORCH_INDEX ?=# where to get torch alone, such as https://download.pytorch.org/whl/cpu
 VENV_ARGS   ?=# --system-site-packages uses the torch that PYTHON already has
 PYTEST_ARGS ?=# such as "-k budget", "tests/test_config.py"
+TRITON      ?= 3.7.0# its version where torch brings none, for test-cuda-codegen
 WORKERS     ?= 2# processes that share the tests; each may take a GiB of memory
 TIMEOUT     ?= 600# seconds for one test
 DEMO_ARGS   ?=
@@ -24,10 +25,10 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers docs demo test test-full durations test-versions fuzz bench dev lint types wheel-test clean distclean
+.PHONY: help layers docs demo test test-full test-cuda-codegen durations test-versions fuzz bench dev lint types wheel-test clean distclean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
 	@echo
 	@awk -F '[?]=|#' '/^[A-Z_]+ +[?]=/{gsub(/ /, "", $$1); printf "  %-16s %s\n", $$1 "=", $$3}' Makefile
 
@@ -39,6 +40,9 @@ test: $(VENV)/.installed  ## run the tests
 
 test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
 	$(PYTEST) --full $(PYTEST_ARGS)
+
+test-cuda-codegen: $(VENV)/.triton  ## check Triton code for an H100 that is not there (g++; downloads triton, 200 MB)
+	PYTHONPATH=$(abspath $(VENV))/triton $(PYTEST) --timeout=1200 tests/cuda_codegen $(PYTEST_ARGS)
 
 durations: $(VENV)/.installed  ## run the tests and write how long each takes to tests/durations.txt
 	$(PYTEST) --write-durations $(PYTEST_ARGS)
@@ -112,6 +116,11 @@ $(VENV)/.installed: $(PINS) pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# In a folder of its own: torch for CPUs behaves otherwise where it finds triton.
+$(VENV)/.triton: $(VENV)/.installed
+	$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --quiet --no-deps --target $(VENV)/triton triton==$(TRITON)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

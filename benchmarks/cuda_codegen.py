@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.common import harness
@@ -71,7 +72,8 @@ class CodegenRow:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
-    head = harness.header("cpu") | {"device": "fake (NVIDIA H100 80GB HBM3)"}
+    versions = f"{version('torch')}, triton {version('triton')}" if not arguments.show else ""
+    head = harness.header("cpu") | {"device": "fake (NVIDIA H100 80GB HBM3)", "torch": versions}
     rows: list[CodegenRow] = []
     if arguments.json is not None and arguments.json.exists():
         stored = json.loads(arguments.json.read_text())

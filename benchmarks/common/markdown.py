@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import (
     ablation,
+    cuda_codegen,
     gap,
     guard,
     max_speed,
@@ -208,6 +209,18 @@ def _ablation(rows: Rows) -> list[Table]:
     return [table for table in (ablation.search_table(search), ablation.rule_table(rules)) if table[1]]
 
 
+def _cuda_codegen(rows: Rows) -> list[Table]:
+    return [cuda_codegen.table(_codegen_rows(rows))]
+
+
+def _cuda_codegen_summary(rows: Rows) -> str:
+    return cuda_codegen.summary(_codegen_rows(rows))
+
+
+def _codegen_rows(rows: Rows) -> list[cuda_codegen.CodegenRow]:
+    return [cuda_codegen.CodegenRow(**fields) for fields in rows]
+
+
 def _timed(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of a row with its measured ratios as values of their type."""
     return {k: RatioInterval(**v) if isinstance(v, dict) and "pairs" in v else v for k, v in fields.items()}
@@ -247,6 +260,19 @@ were written before the memory model was fitted, + have 8 blocks or more. "gradi
 them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak.""",
         _promise,
         _promise_summary,
+    ),
+    Section(
+        "Triton code for an H100 that is not there",
+        "cuda_codegen.json",
+        "python -m benchmarks.cuda_codegen --json benchmarks/results/cuda_codegen.json",
+        """\
+Code generation alone, no GPU: peaks of the code that Inductor emits, by a dry run of its wrappers. `plain` is torch's own
+partitioner, "torch's best" its lowest peak over four values of `activation_memory_budget` on the same code. Budgets are 0.8, 0.5
+and 0.3 of plain, in bytes, and `min`: the peak that the plan predicts > that of the first code emitted for it, and how often it was
+planned and compiled. "floor": the budget is below the lowest reachable peak, and a `BudgetError` says so. "worst excess": of the
+first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS, the allocator's rounding) is not in it.""",
+        _cuda_codegen,
+        _cuda_codegen_summary,
     ),
     Section(
         "Several graphs under one budget",

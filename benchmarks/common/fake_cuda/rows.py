@@ -53,10 +53,17 @@ def rows(model: str, dtype: str, settings: Sequence[str], plain_bytes: int) -> I
                 budget = setting if setting == "min" else int(float(setting) * plain_bytes)
                 row = _our_row(base, budget)
         except Exception as error:  # one broken row must not lose the others
-            row = replace(base, failure=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
+            row = replace(base, failure=_text(error))
         if setting == PLAIN and row.first_peak_bytes is not None:
             plain_bytes = row.first_peak_bytes
         yield row
+
+
+def _text(error: BaseException) -> str:
+    """The innermost reason: Dynamo and Inductor wrap what was raised."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _torchs_row(base: CodegenRow, ratio: float, known: dict[Any, CodegenRow]) -> CodegenRow:

@@ -51,10 +51,13 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
 
 
 def ours(memory_budget: int | str, **options: Any) -> Compile:
-    """Our backend at a budget, with Inductor's options beside."""
+    """Our backend at a budget, with Inductor's options beside; raises what a call of the model would."""
 
     def use(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> object:
-        return remat(gm, example_inputs, options={"memory_budget": memory_budget, "device": DEVICE, **options})
+        compiled = remat(gm, example_inputs, options={"memory_budget": memory_budget, "device": DEVICE, **options})
+        if getattr(compiled, "__name__", "") == "fail":  # an error that is raised where the model is called
+            compiled()
+        return compiled
 
     return use
 

@@ -1,0 +1,29 @@
+"""The memory model against Triton code: the first code that is emitted needs what its plan predicted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cuda_codegen.conftest import Job
+
+TOLERANCE = 0.01
+
+LAYOUT = pytest.mark.xfail(
+    strict=True,
+    reason="Inductor lays the graph's convolutions out channels last, and copies of them are not foreseen on GPUs",
+)
+CASES = [
+    pytest.param("gpt", "bfloat16", ("0.3", "min"), id="gpt"),
+    pytest.param("resnet", "bfloat16", ("0.8",), id="resnet"),
+    pytest.param("unet", "float32", ("min",), id="unet", marks=LAYOUT),
+]
+
+
+@pytest.mark.parametrize(("model", "dtype", "budgets"), CASES)
+def test_the_first_code_needs_what_was_predicted(job: Job, model: str, dtype: str, budgets: tuple[str, ...]) -> None:
+    plain, *ours = job("benchmarks.common.fake_cuda.rows", model, dtype, "torch 1", *budgets)
+    assert plain["first_peak_bytes"] > 0 and len(ours) == len(budgets)
+    for row in ours:
+        assert row["failure"] is None and row["rounds"] == 1
+        assert row["first_peak_bytes"] <= row["predicted_peak_bytes"] * (1 + TOLERANCE)
+        assert row["first_peak_bytes"] < plain["first_peak_bytes"]
