@@ -1,7 +1,8 @@
 """Rows of `benchmarks.cuda_codegen`, one after the other, in a process that has the fake device.
 
-Run as a module; its arguments are ``MODEL DTYPE [--plain BYTES] SETTING ...``.  Prints one line of JSON for each setting: ``torch 0.5`` is torch's partitioner at that ``activation_memory_budget``, ``0.5`` ours
-at half of what torch's own needs at 1.0, which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.
+Run as a module; its arguments are ``MODEL DTYPE [--plain BYTES] SETTING ...``.  Prints one line of JSON for each setting:
+``torch 0.5`` is torch's partitioner at that ``activation_memory_budget``, ``0.5`` ours at half of what torch's own needs at 1.0,
+which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.
 """
 
 from __future__ import annotations
