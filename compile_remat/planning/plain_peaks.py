@@ -7,10 +7,14 @@ has the graph's own plain peak, so a process that only hits caches goes through 
 
 from __future__ import annotations
 
+import threading
+
 from compile_remat.report import Report
 
 _LARGEST: dict[str, int] = {}
 """Bytes by the device's name in `Settings.device`."""
+
+_LOCK = threading.Lock()
 
 
 def largest_plain_bytes(device: str) -> int:
@@ -20,8 +24,9 @@ def largest_plain_bytes(device: str) -> int:
 
 def note_plain_bytes(device: str, plain_bytes: int) -> int:
     """Take in the plain peak of a step; returns the largest so far."""
-    _LARGEST[device] = max(largest_plain_bytes(device), plain_bytes)
-    return _LARGEST[device]
+    with _LOCK:  # models may be compiled in several threads
+        _LARGEST[device] = max(largest_plain_bytes(device), plain_bytes)
+        return _LARGEST[device]
 
 
 def note_plain_peak(device: str, report: Report) -> None:
