@@ -23,9 +23,7 @@ from benchmarks import models
 from benchmarks.common import harness
 from benchmarks.common.harness import mib, percent
 from compile_remat._torch import joint_graph
-from compile_remat._torch.plain_choice import plain_choice
 from compile_remat.api import look
-from compile_remat.planning import joint_planning
 from compile_remat.runtime.process_state import clear_process_state
 
 MEASURED = Path(__file__).parent / "results" / "promise_cpu.json"
@@ -81,14 +79,15 @@ def row_of(name: str, measured_peak_bytes: int, arguments: argparse.Namespace) -
     chosen: list[tuple[list[fx.Node], float]] = []
 
     def both(joint: Any) -> list[fx.Node]:
-        for choose in (joint_graph.torch_choice, plain_choice):
+        for choose in choices:
             start = time.process_time()
             nodes = choose(joint)
             chosen.append((nodes, time.process_time() - start))
         return nodes
 
+    choices = joint_graph.torch_choice, joint_graph.plain_choice
     case = models.build(name, device=arguments.device, scale=harness.scale_of(arguments), seed=arguments.seed)
-    with mock.patch.object(joint_planning, "plain_choice", both):
+    with mock.patch.object(joint_graph, "plain_choice", both):
         report = look(case.module, case.inputs, memory_budget=0.99)[0].report
     assert report.plain is not None
     (torchs, torch_s), (ours, ours_s) = chosen

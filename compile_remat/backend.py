@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat._torch.step_peers import ends_in_graph_break
+from compile_remat._torch.tensor_arguments import ends_in_graph_break
 from compile_remat._torch.version import version_problem
 from compile_remat._util.size_range import Sizes
 from compile_remat.budget import OptimizerState

@@ -1,6 +1,6 @@
 """AOTAutograd's joint graph before and after the choice of saved values, by the helpers of torch's own partitioner.
 
-Imports nothing of ours but its siblings.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
+Imports nothing of ours but its siblings and `_util`.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
 line by line, the tests were run on all three, and where they differ the code asks for the feature:
 
 * ``_extract_fwd_bwd_modules`` takes ``saved_opaque_nodes`` from 2.12;
@@ -14,7 +14,9 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 
 from __future__ import annotations
 
+import builtins
 import inspect
+import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,7 @@ from torch._functorch import config as functorch_config
 
 from compile_remat._torch import input_mutation
 from compile_remat._torch.version import private_module, private_name
+from compile_remat._util import max_flow
 
 _PARTITIONERS = "torch._functorch.partitioners"
 P = private_module(_PARTITIONERS)  # its helpers are private and change between versions: checked by tests, not by types
@@ -147,6 +150,35 @@ def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
     """The saved values that torch's own chooser takes at `budget` (1.0 is its default), inputs and symbols included."""
     mark_distances(joint)
     return list(P.choose_saved_values_set(joint.module.graph, joint.info, memory_budget=budget))
+
+
+def plain_choice(joint: Joint) -> list[fx.Node]:
+    """The nodes of `torch_choice`, found faster: networkx's max-flow in Python takes most of its time.
+
+    A copy of torch's own functions runs, in which ``import networkx`` finds `max_flow`; torch itself is left alone.
+    """
+    mark_distances(joint)
+    try:
+        return list(_choose(joint.module.graph, joint.info, memory_budget=1.0))
+    except (AttributeError, KeyError, TypeError, ValueError, max_flow.NetworkXUnbounded):
+        return torch_choice(joint)  # another torch builds its network otherwise, or says what is wrong with it
+
+
+def _import(name: str, *others: Any) -> Any:
+    return max_flow if name == "networkx" else builtins.__import__(name, *others)
+
+
+def _copies() -> dict[str, Any]:
+    """The names of torch's module, with copies of the two functions that read them from here."""
+    names = {**vars(P), "__builtins__": {**vars(builtins), "__import__": _import}}
+    for name in ("solve_min_cut", "choose_saved_values_set"):
+        function = getattr(P, name)
+        names[name] = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
+        names[name].__kwdefaults__ = function.__kwdefaults__
+    return names
+
+
+_choose = _copies()["choose_saved_values_set"]
 
 
 def mark_distances(joint: Joint) -> None:

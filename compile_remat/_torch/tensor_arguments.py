@@ -1,4 +1,4 @@
-"""Arguments of a Dynamo graph, and contexts in which the graph can be compiled or run a second time.
+"""What Dynamo says of a graph and its arguments, and contexts in which the graph can be compiled or run a second time.
 
 Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
 """
@@ -23,6 +23,15 @@ def argument_sources(module: fx.GraphModule) -> list[str]:
         name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", node.name)
         found.append(str(name() if callable(name) else name))
     return found
+
+
+def ends_in_graph_break(module: fx.GraphModule) -> bool:
+    """Whether the function that the graph was traced from goes on after it, so that more graphs may follow in the step.
+
+    A private attribute of the graph module, same in 2.11, 2.13 and 2.15.  The graphs behind a break need no such mark: when
+    Dynamo compiles the function in which it resumes, the calls of the earlier graphs are in flight.
+    """
+    return bool(getattr(getattr(module, "compile_subgraph_reason", None), "graph_break", False))
 
 
 def is_plain_tensor(value: torch.Tensor) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.plain_choice import plain_choice
 from compile_remat.cost_models import CostModel
 from compile_remat.passes import (
     CLOCK,
@@ -96,7 +95,7 @@ def plan_joint(
     request_now = interrupted_by(request)
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
-    reference = plain_choice(joint) if needs_plain or effective.budget.kind == "max" else ()
+    reference = joint_graph.plain_choice(joint) if needs_plain or effective.budget.kind == "max" else ()
     plain = plain_option(priced_problem(joint, settings, reference)[0]) if needs_plain else None
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))

@@ -1,7 +1,7 @@
 """One budget for all region calls of a step on a device, as a hook of each of its regions.
 
 Regions are compiled one after the other: when the first is planned, neither the later ones are known nor how often one of them
-will run in a step.  What is known then: whether Dynamo ends the graph by a graph break (`_torch.step_peers`), the option
+will run in a step.  What is known then: whether Dynamo ends the graph by a graph break (`ends_in_graph_break`), the option
 `instances`, which calls are in flight, and whether the last step had several calls.  Where any of these says that there will be
 peers, the first step is conservative: the region holds as little as it can, within what the calls in flight leave.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from compile_remat._torch.step_peers import ends_in_graph_break
+from compile_remat._torch.tensor_arguments import ends_in_graph_break
 
 SEEN: list[bool] = []
 X = torch.ones(2, 4)

@@ -1,0 +1,71 @@
+"""As much of networkx as torch's cut of a joint graph uses, with a max-flow by scipy.
+
+Torch's capacities are integers far beyond the 32 bits of scipy's max-flow.  So the flow is found by capacity scaling: most of it
+in units of 2**k, then what is left of it in the residual network in smaller units, down to 1.  Of all minimum cuts it is
+networkx's, the one nearest to the sink.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+UNLIMITED = 1 << 60
+MOST = 1 << 29
+"""A flow up to this stays far inside 32 bits."""
+
+
+class NetworkXUnbounded(Exception):
+    """The network has a path of unlimited arcs."""
+
+
+class DiGraph:
+    """Arcs with capacities, by the names of their ends."""
+
+    def __init__(self) -> None:
+        self.arcs: dict[str, dict[str, float]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        return self.arcs[name]
+
+    def add_edge(self, tail: str, head: str, *, capacity: float, **_: object) -> None:
+        """Add an arc, or replace its capacity."""
+        self.arcs.setdefault(tail, {})[head] = capacity
+        self.arcs.setdefault(head, {})
+
+
+def minimum_cut(network: DiGraph, source: str, sink: str) -> tuple[int, tuple[set[str], set[str]]]:
+    """The value of the cut; the names on the source's side and those from which the residual network leads to the sink."""
+    names = list(network.arcs)
+    index = {name: k for k, name in enumerate(names)}
+    tails, heads, capacities = [], [], []
+    for tail, arcs in network.arcs.items():
+        for head, capacity in arcs.items():
+            tails.append(index[tail])
+            heads.append(index[head])
+            capacities.append(UNLIMITED if math.isinf(capacity) else int(capacity))
+    size = (len(names), len(names))
+    residual = csr_array((np.array(capacities, dtype=np.int64), (tails, heads)), shape=size)
+    value, residual = _saturated(residual, index[source], index[sink])
+    residual.eliminate_zeros()
+    reaching = {names[k] for k in breadth_first_order(residual.T.tocsr(), index[sink], return_predecessors=False)}
+    return value, (set(names) - reaching, reaching)
+
+
+def _saturated(residual: csr_array, source: int, sink: int) -> tuple[int, csr_array]:
+    """The maximum flow, and what it leaves of the capacities."""
+    value, left = 0, int(residual.data[residual.data < UNLIMITED].sum()) + 1  # no more than this can still flow
+    while left:
+        unit = 1 << max(0, left.bit_length() - MOST.bit_length())
+        units = residual.copy()
+        units.data = np.minimum(residual.data, left) // unit
+        flow = maximum_flow(units.astype(np.int32), source, sink)
+        if flow.flow_value * unit >= left:
+            raise NetworkXUnbounded
+        value += flow.flow_value * unit
+        residual = residual - flow.flow.astype(np.int64) * unit
+        left = 0 if unit == 1 else residual.nnz * unit
+    return value, residual
