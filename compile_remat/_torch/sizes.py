@@ -45,7 +45,11 @@ def sizes_at(sizes: Iterable[tuple[str, int]]) -> Iterator[None]:
         _BOUND.reset(token)
 
 
-def hint_int(size: int | torch.SymInt, fallback: int = 4096) -> int:
+FALLBACK = 4096
+"""Stands for a size that only the data knows and that has no upper bound, as in torch's partitioner."""
+
+
+def hint_int(size: int | torch.SymInt, fallback: int = FALLBACK) -> int:
     """The size, or for a symbolic one that of `sizes_at`, else the value seen first; adds no guard.
 
     Sizes that only the data knows are taken at their upper bound (`torch._check`), and without one, as jagged ones, at `fallback`.
@@ -113,9 +117,7 @@ class Symbol:
 
 def symbols_of(graph: fx.Graph) -> tuple[Symbol, ...]:
     """The inputs of a graph that are sizes of its tensors: Dynamo makes each size that varies an input."""
-    values = [node.meta.get("val") for node in graph.nodes]
-    shapes = [leaf.shape for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-    used = {s for shape in shapes for n in shape for s in getattr(_expression(n), "free_symbols", ())}
+    used = {symbol for size in _sizes_in(graph) for symbol in getattr(_expression(size), "free_symbols", ())}
     found: dict[str, Symbol] = {}
     for node in graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
@@ -127,6 +129,21 @@ def symbols_of(graph: fx.Graph) -> tuple[Symbol, ...]:
             text = str(name() if callable(name) else name)
             found[symbol.name] = Symbol(symbol.name, hint_int(value), _upper(environment, symbol), text)
     return tuple(found.values())
+
+
+def unbounded_of(graph: fx.Graph) -> tuple[str, ...]:
+    """Symbols of sizes that only the data knows and that have no upper bound: `hint_int` takes a fallback for them."""
+    found: dict[str, None] = {}
+    for size in _sizes_in(graph):
+        for symbol in getattr(_expression(size), "free_symbols", ()):
+            if is_unbacked(symbol) and _upper(size.node.shape_env, symbol) is None:
+                found[symbol.name] = None
+    return tuple(sorted(found))
+
+
+def _sizes_in(graph: fx.Graph) -> Iterator[Any]:
+    values = [node.meta.get("val") for node in graph.nodes]
+    return (size for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor) for size in leaf.shape)
 
 
 def _expression(size: object) -> Any:

@@ -38,7 +38,7 @@ from compile_remat.planning.request import (
 )
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.shared_policy import choose_shared
-from compile_remat.planning.size_search import Varying, range_of
+from compile_remat.planning.size_search import Varying, log_unbounded_sizes, range_of
 from compile_remat.report import Report
 
 
@@ -116,6 +116,8 @@ def plan_joint(
         plan.problem_key, str(effective.budget), plan.budget_bytes, plan, chosen.floor_bytes, seconds, chosen.message
     )
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
+    if budget_bytes is not None:
+        log_unbounded_sizes(joint)
     varying = Varying(joint, problem, cost)
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     return Planned(joint, cost, problem, plan, report, resume)

@@ -8,6 +8,7 @@ that instead of relying on it.  With several symbols all sizes grow by the same 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,18 +17,23 @@ from math import isfinite, prod
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.sizes import Symbol, sizes_at, storage_nbytes, symbols_of
+from compile_remat._torch.sizes import FALLBACK, Symbol, sizes_at, storage_nbytes, symbols_of, unbounded_of
 from compile_remat._util.size_range import SizeRange, Sizes
 from compile_remat.cost_models import CostModel
 from compile_remat.passes import Plan, Planner, PlanOption, Problem, build_problem, peak_bytes_of
 from compile_remat.planning.budget_source import EffectiveBudget
 from compile_remat.planning.request import Replay, Request, SharedOption, target_bytes_of
 
+LOG = logging.getLogger("compile_remat")
+
 EVALUATIONS = 8
 """Sizes at which one search for a limit evaluates the peak, at most."""
 
 CLOSE = 0.99
 """A peak of this part of the budget ends the search: it would find sizes that are hardly larger."""
+
+MOST_SHARE = 1e6
+"""Stands for the share of sizes at which the graph is another one."""
 
 LARGEST = 1 << 16
 """The search ends at so many times the planned sizes."""
@@ -116,6 +122,18 @@ def range_of(
     return replace(found, carried=max(_values(upper), _values(carried), key=prod))
 
 
+def log_unbounded_sizes(joint: joint_graph.Joint) -> None:
+    """Warn in the log of sizes that count at a guess."""
+    names = unbounded_of(joint.module.graph)
+    if names:
+        LOG.warning(
+            "sizes that only the data knows (%s) have no upper bound, and memory_budget may not hold: each counts as %d. Give a "
+            "bound with torch._check",
+            ", ".join(names),
+            FALLBACK,
+        )
+
+
 def _values(sizes: Sizes) -> tuple[int, ...]:
     return tuple(size for _, size in sizes)
 
@@ -125,10 +143,10 @@ def largest_sizes(symbols: Sequence[Symbol], share: Share) -> Sizes:
     start, most = max(s.size for s in symbols), _most(symbols)
     at = functools.cache(lambda step: share(_scaled(symbols, step)))
     low, high = start, most + 1  # steps: the budget is kept at `low`, and not known to be at `high`
-    for _ in range(EVALUATIONS):
+    for turn in range(EVALUATIONS):  # every other time in the middle, since a convex peak's line falls short each time
         if high - low <= 1 or at(low) >= CLOSE:
             break
-        step = _next(start, low, high, at, most)
+        step = (low + high) // 2 if high <= most and turn % 2 else _next(start, low, high, at, most)
         low, high = (step, high) if at(step) <= 1 else (low, step)
     inside = sorted({start + int(part * (low - start)) for part in INSIDE} - {start, low})
     exceeding = [step for step in inside if at(step) > 1]
@@ -136,9 +154,12 @@ def largest_sizes(symbols: Sequence[Symbol], share: Share) -> Sizes:
 
 
 def _next(start: int, low: int, high: int, at: Callable[[int], float], most: int) -> int:
-    """Where a straight line through the peaks at `start` and `low` reaches the budget, if that is below `high`."""
+    """Where a straight line through two known peaks reaches the budget: those around it, else the last two below it."""
     share = at(low)
-    slope = (share - at(start)) / (low - start) if low > start else share / low
+    if high <= most:
+        slope = (min(at(high), MOST_SHARE) - share) / (high - low)
+    else:
+        slope = (share - at(start)) / (low - start) if low > start else share / low
     step = max(low + 1, low + int((1 - share) / slope)) if slope > 0 else high
     if step < high:
         return step
