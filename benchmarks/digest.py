@@ -138,6 +138,10 @@ def _plans(every: int) -> Rows:
 # -- problems as they are built -----------------------------------------------------------------------------------------
 
 
+LATER_FIELDS = frozenset({"is_inner", "excess_ops", "sparing", "spared_ops"})
+"""Fields of a problem's nodes that are younger than the stored digest: where they are empty, the problem is what it was."""
+
+
 def _problems(every: int) -> Rows:
     rows: Rows = {}
     for name in list(models.CASES)[::every]:
@@ -145,6 +149,8 @@ def _problems(every: int) -> Rows:
         data = json.loads(problem.to_json())
         for node in (*data["values"], *data["steps"]):
             node["origin"]["source_line"] = ""  # a model's line may move
+            for field in [f for f, value in node.items() if f in LATER_FIELDS and not value]:
+                del node[field]
         rows[name] = {"hash": _hash(json.dumps(data, sort_keys=True)), "key": problem.key()}
     return rows
 

@@ -1,16 +1,20 @@
 """Does the promise hold: measured peak within the budget, and the prediction near it, over many models.
 
     python -m benchmarks.promise [--model vit] [--device cuda] [--toy] [--json OUT] [--only remat] [--rivals JSON] [--hold]
+                                 [--dtype bfloat16] [--code-only]
     python -m benchmarks.promise --show JSON [--show JSON ...]
 
 Each model trains under 0.8, 0.6, 0.4 and 0.3 of plain torch.compile's measured peak, and under `min`. `predicted` is the
 plan's figure, `scheduled` that of the code that Inductor emitted, `measured` the allocator's; errors are against the
 measured one. `torch` is the lowest measured peak of torch's `activation_memory_budget` over all its values. The held-out
-models (*) were written before the memory model was fitted, deep ones (+) have 8 blocks or more. Torch's rows take most of
-the time and do not change with our code: `--rivals` takes them from a file that `--json` wrote. `--show` runs nothing and prints
-the lines of files that `--json` wrote, a line for each model: measured peaks by budget, "floor" where it is below the lowest
-reachable peak, and in how far the figures agree. The exit status is 1 if a
-measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's lowest.
+models (*) were written before the memory model was fitted, deep ones (+) have 8 blocks or more. Torch's rows take most of the
+time and do not change with our code: `--rivals` takes them from a file that `--json` wrote. `--code-only` builds no kernel and
+measures nothing: budgets are shares of the peak of plain's emitted code, and `scheduled` is all that a prediction is compared
+with. Each row is stored in the file of `--json` as soon as it is known, and a row that stands there is not run again, unless it
+has no measured peak and is to be measured. `--show` runs nothing and prints the lines of files that `--json` wrote, a line for
+each model: measured peaks by budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree. The
+exit status is 1 if a measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's
+lowest.
 """
 
 import argparse
@@ -18,16 +22,18 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks import models, table_a
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import private_compile_caches
 from benchmarks.common.harness import mib, percent
+from benchmarks.common.row_store import RowStore, rows_of_file
 from benchmarks.common.verdicts import Row, lowest_peak
-from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, Runner
+from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, CodeRunner, Runner
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
 WORST_ERROR = 0.03
@@ -41,6 +47,7 @@ class Summary:
     Attributes:
         errors: |predicted - measured| / measured of every row that was measured under a limit.
         scheduled_errors: The same of the scheduled peak.
+        codegen_errors: |predicted - scheduled| / scheduled of every row with emitted code, measured or not.
         over: Rows above their budget.
         ratios: `min` over torch's lowest peak, by model.
         activation_ratios: The same with the bytes of the gradients taken from both.
@@ -49,6 +56,7 @@ class Summary:
 
     errors: list[float]
     scheduled_errors: list[float]
+    codegen_errors: list[float]
     over: list[Row]
     ratios: dict[str, float]
     activation_ratios: dict[str, float]
@@ -56,9 +64,11 @@ class Summary:
 
     def __str__(self) -> str:
         lines = [f"above the budget: {len(self.over)} of {len(self.errors)} rows"]
-        for name, errors in (("prediction", self.errors), ("schedule", self.scheduled_errors)):
+        named = {"prediction": self.errors, "schedule": self.scheduled_errors}
+        for name, errors in {**named, "prediction against the emitted code": self.codegen_errors}.items():
             if errors:
-                lines.append(f"error of the {name}: median {statistics.median(errors):.2%}, worst {max(errors):.2%}")
+                text = f"median {statistics.median(errors):.2%}, worst {max(errors):.2%}"
+                lines.append(f"error of the {name}: {text}, {len(errors)} rows")
         if self.ratios:
             lines.append(
                 f"min / torch's lowest: {_mean(self.ratios)} in the geometric mean, worst {max(self.ratios.values()):.2f}"
@@ -75,22 +85,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     if arguments.show:
         stored = [json.loads(path.read_text()) for path in arguments.show]
-        shown = [Row(**fields) for each in stored for fields in each["rows"]]
+        shown = [row for path in arguments.show for row in rows_of_file(path)]
         harness.print_header(stored[-1]["header"])
         harness.write_json(arguments.json, stored[-1]["header"], shown)
         return _conclude(list(dict.fromkeys(row.model for row in shown)), shown)
     rivals = [] if arguments.rivals is None else rivals_of(arguments.rivals)
     head = harness.header(arguments.device)
     harness.print_header(head)
-    everything: list[Row] = []
+    store = RowStore(arguments.json, head)
     names = arguments.model or list(models.CASES)
     with private_compile_caches():
         for name in names:
-            rows = rows_of_model(name, arguments, [row for row in rivals if row.model == name])
-            everything += rows
+            rows = rows_of_model(name, arguments, [row for row in rivals if row.model == name], store)
             print(harness.ascii_table(TITLES, [_cells(row, rows) for row in rows]), end="\n\n", flush=True)
-            harness.write_json(arguments.json, head, everything)  # after each model: the whole takes an hour
-    return _conclude(names, everything)
+    return _conclude(names, store.rows)
 
 
 def _conclude(names: Sequence[str], everything: Sequence[Row]) -> int:
@@ -107,6 +115,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=("torch", "remat"), help="leave the other rows out")
     parser.add_argument("--rivals", type=Path, metavar="JSON", help="take plain's and torch's rows from this file")
     parser.add_argument("--show", type=Path, metavar="JSON", action="append", help="run nothing, sum up this file")
+    parser.add_argument("--dtype", choices=models.DTYPES, default="float32", help="what the models train in")
+    parser.add_argument("--code-only", action="store_true", help="emit code and run it dry, build and measure nothing")
     parser.add_argument("--hold", action="store_true", help="steps hold their output until they end, as plans count it")
     parser.set_defaults(steps=1)
     return parser.parse_args(argv)
@@ -114,23 +124,28 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def rivals_of(path: Path) -> list[Row]:
     """The rows that are not ours of a file that `--json` wrote."""
-    rows = [Row(**fields) for fields in json.loads(path.read_text())["rows"]]
-    return [row for row in rows if row.kind != "remat"]
+    return [row for row in rows_of_file(path) if row.kind != "remat"]
 
 
-def rows_of_model(name: str, arguments: argparse.Namespace, rivals: Sequence[Row]) -> list[Row]:
-    runner = Runner(name, arguments, once=True, hold=arguments.hold)
-    rows = list(rivals)
+def rows_of_model(name: str, arguments: argparse.Namespace, rivals: Sequence[Row], store: RowStore) -> list[Row]:
+    runner_type = CodeRunner if arguments.code_only else Runner
+    runner = runner_type(name, arguments, once=True, hold=arguments.hold, dtype=arguments.dtype)
+
+    def row(kind: str, setting: str, make: Callable[[], Row]) -> Row:
+        return store.row(name, kind, setting, make, is_measured=not arguments.code_only)
+
+    rows = [store.put(rival) for rival in rivals]
     if not rows:
-        rows.append(runner.plain())
-        if arguments.only != "remat":
-            rows += [runner.torch_budget(value) for value in TORCH_BUDGETS]
+        rows.append(row("plain", "default", runner.plain))
+        if arguments.only != "remat" and not arguments.code_only:
+            rows += [row("torch", f"{value:g}", partial(runner.torch_budget, value)) for value in TORCH_BUDGETS]
     if arguments.only == "torch":
         return rows
-    peak = next(row.peak_bytes for row in rows if row.kind == "plain")
-    if peak is not None:
-        rows += [runner.remat(str(fraction), int(fraction * peak)) for fraction in FRACTIONS]
-    return [*rows, runner.remat("min", "min")]
+    plain = next(each for each in rows if each.kind == "plain")
+    peak = plain.peak_bytes or plain.scheduled_peak_bytes
+    budgets = {str(fraction): int(fraction * peak) for fraction in FRACTIONS} if peak else {}
+    ours: dict[str, int | str] = {**budgets, "min": "min"}
+    return rows + [row("remat", setting, partial(runner.remat, setting, budget)) for setting, budget in ours.items()]
 
 
 def summarise(rows: Sequence[Row]) -> Summary:
@@ -147,6 +162,11 @@ def summarise(rows: Sequence[Row]) -> Summary:
     return Summary(
         [abs(_error(row.predicted_peak_bytes, row)) for row in measured],
         [abs(_error(row.scheduled_peak_bytes, row)) for row in measured if row.scheduled_peak_bytes],
+        [
+            abs(row.predicted_peak_bytes / row.scheduled_peak_bytes - 1)
+            for row in ours
+            if row.predicted_peak_bytes and row.scheduled_peak_bytes
+        ],
         [row for row in measured if row.use is not None and row.use > 1],
         ratios,
         activation_ratios,

@@ -11,6 +11,7 @@ row is a miss.
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from benchmarks import models
 from benchmarks.common import harness, verdicts
+from benchmarks.common.code_only import compile_code, plain_peak_bytes, without_compiler
 from benchmarks.common.compile_caches import private_compile_caches
 from benchmarks.common.harness import MIB, mib, ms, percent
 from benchmarks.common.torch_budget import TorchPartition, timed_torch_partitioner, torch_activation_budget
@@ -70,10 +72,18 @@ class Runner:
     output.
     """
 
-    def __init__(self, name: str, arguments: argparse.Namespace, *, once: bool = False, hold: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: argparse.Namespace,
+        *,
+        once: bool = False,
+        hold: bool = False,
+        dtype: str = "float32",
+    ) -> None:
         self._name = name
         self._arguments = arguments
-        self._once, self._hold = once, hold
+        self._once, self._hold, self._dtype = once, hold, dtype
         self._known: dict[tuple[tuple[str, ...], tuple[str, ...]], Row] = {}
 
     def plain(self) -> Row:
@@ -103,6 +113,11 @@ class Runner:
         budget_bytes = memory_budget if isinstance(memory_budget, int) else None
         return self._row("remat", setting, budget_bytes, lambda case: harness.remat(case, memory_budget), report_fields)
 
+    def _case(self) -> models.Case:
+        given = self._arguments
+        scale = harness.scale_of(given)
+        return models.build(self._name, device=given.device, scale=scale, seed=given.seed, dtype=self._dtype)
+
     def _row(
         self,
         kind: str,
@@ -115,10 +130,8 @@ class Runner:
         fresh_state(kind)
         arguments = self._arguments
         base = Row(self._name, kind, setting, budget_bytes)
-        scale = harness.scale_of(arguments)
-        case = models.build(self._name, device=arguments.device, scale=scale, seed=arguments.seed)
         try:
-            run = replace(make(case), holds_output=self._hold)
+            run = replace(make(self._case()), holds_output=self._hold)
             measured = harness.measure(run, arguments.device, arguments.steps)
         except Exception as error:  # one broken row must not lose the others; its verdict is a miss
             return replace(base, **failure_fields(error))
@@ -131,6 +144,30 @@ class Runner:
             first_step_s=measured.first_step_s,
             **extra_fields(),
         )
+
+
+class CodeRunner(Runner):
+    """Has code emitted and runs it dry: rows have a codegen peak in place of a measured one.  Nothing is built."""
+
+    def plain(self) -> Row:
+        return self._of_code("plain", "default", None)
+
+    def remat(self, setting: str, memory_budget: int | str) -> Row:
+        return self._of_code("remat", setting, memory_budget)
+
+    def _of_code(self, kind: str, setting: str, memory_budget: int | str | None) -> Row:
+        harness.progress(f"{self._name}: code of {kind} {setting}")
+        fresh_state(kind)
+        row = Row(self._name, kind, setting, memory_budget if isinstance(memory_budget, int) else None)
+        try:
+            case = self._case()
+            with warnings.catch_warnings(action="ignore"), without_compiler():  # torch says that its caches are off
+                if memory_budget is None:
+                    return replace(row, scheduled_peak_bytes=plain_peak_bytes(case.module, case.inputs))
+                compile_code(case.module, case.inputs, memory_budget)
+        except Exception as error:  # as for measured rows
+            return replace(row, **failure_fields(error))
+        return replace(row, **report_fields())
 
 
 def _choice(partition: TorchPartition) -> tuple[tuple[str, ...], tuple[str, ...]]:

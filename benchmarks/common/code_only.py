@@ -1,9 +1,13 @@
 """Inductor's code for the CPU without a C++ compiler: for what asks about code and peaks, not about numbers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor import async_compile
 from torch._inductor import config as inductor_config
@@ -29,3 +33,43 @@ def without_compiler() -> Iterator[None]:
         inductor_config.patch(force_disable_caches=True),
     ):
         yield
+
+
+def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object) -> None:
+    """Emit the code of a training step under our backend, which reports it; inside of `without_compiler`.
+
+    Raises:
+        RematError: No plan fits, or a setting is off.
+    """
+    from compile_remat.backend import compile_graph
+    from compile_remat.config import RematConfig
+    from compile_remat.errors import RematError
+
+    config, errors = RematConfig.resolve({"memory_budget": memory_budget}), list[RematError]()
+
+    def backend(graph: fx.GraphModule, graph_inputs: Sequence[Any]) -> Callable[..., Any]:
+        try:
+            compile_graph(graph, graph_inputs, config, {})
+        except RematError as error:  # raised in here, Dynamo would wrap it
+            errors.append(error)
+        return graph.forward
+
+    torch.compile(module, backend=backend)(*inputs)
+    if errors:
+        raise errors[0]
+
+
+def plain_peak_bytes(module: Callable[..., Any], inputs: Sequence[Any]) -> int | None:
+    """The codegen peak under plain Inductor; None where it is not known; inside of `without_compiler`."""
+    from compile_remat.compilation.feedback import Emissions
+    from compile_remat.inductor.entry import compile_with_partitioner
+
+    emissions = Emissions()
+
+    def backend(graph: fx.GraphModule, graph_inputs: Sequence[Any]) -> Callable[..., Any]:
+        choose = min_cut_rematerialization_partition
+        compile_with_partitioner(graph, graph_inputs, choose, {}, guarded=False, observer=emissions)
+        return graph.forward
+
+    torch.compile(module, backend=backend)(*inputs)
+    return emissions.peak_bytes()

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.models import branching, chains, convolutional, heldout, transformers
-from benchmarks.models.building import Built
+from benchmarks.models.building import DTYPES as DTYPES
+from benchmarks.models.building import Built, in_dtype
 
 TOY_SCALE = 0.1
 
@@ -27,15 +28,22 @@ class Case:
     note: str
 
 
-def build(name: str, *, device: torch.device | str = "cpu", scale: float = 1.0, seed: int = 0) -> Case:
-    """The named case with weights and inputs drawn from `seed`: two calls give equal numbers."""
+def build(
+    name: str, *, device: torch.device | str = "cpu", scale: float = 1.0, seed: int = 0, dtype: str = "float32"
+) -> Case:
+    """The named case with weights and inputs drawn from `seed`: two calls give equal numbers.
+
+    Args:
+        dtype: One of `DTYPES`.
+    """
     if name not in CASES:
         raise ValueError(f"no benchmark model {name!r}; there are: {', '.join(CASES)}")
     if not 0.0 < scale <= 1.0:
         raise ValueError(f"scale must lie in (0, 1], got {scale}")
     torch.manual_seed(seed)
     module, inputs = CASES[name](scale)
-    return Case(name, module.to(device).train(), tuple(value.to(device) for value in inputs), note(name))
+    module, inputs = in_dtype((module.to(device), tuple(value.to(device) for value in inputs)), dtype)
+    return Case(name, module.train(), inputs, note(name))
 
 
 def note(name: str) -> str:

@@ -1,5 +1,8 @@
 """What all builders share."""
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 Built = tuple[nn.Module, tuple[Tensor, ...]]
@@ -8,3 +11,30 @@ Built = tuple[nn.Module, tuple[Tensor, ...]]
 def scaled(full: int, scale: float, *, step: int = 1, least: int = 1) -> int:
     """`full * scale`, rounded down to a multiple of `step`, at least `least`."""
     return max(least, int(full * scale) // step * step)
+
+
+DTYPES = ("float32", "bfloat16", "autocast")
+"""Types that a model trains in: all of it in one, or in float32 with what autocast makes bfloat16."""
+
+
+class Autocast(nn.Module):
+    """A module whose forward runs under autocast to bfloat16."""
+
+    def __init__(self, inner: nn.Module, device_type: str) -> None:
+        super().__init__()
+        self.inner, self.device_type = inner, device_type
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """What the inner module returns."""
+        with torch.autocast(self.device_type, torch.bfloat16):
+            return self.inner(*inputs)
+
+
+def in_dtype(built: Built, dtype: str) -> Built:
+    """The module and its floating-point inputs in one of `DTYPES`."""
+    module, inputs = built
+    if dtype == "autocast":
+        return Autocast(module, inputs[0].device.type), inputs
+    if dtype == "bfloat16":
+        return module.bfloat16(), tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
+    return built

@@ -26,6 +26,13 @@ UNARY_OPS = (
 )  # fmt: skip
 """Operators of ``torch._inductor.virtualized.ops`` with one argument, which Inductor is asked about."""
 
+EXTRA_OPS = (
+    ("clone", -1), ("repeat", -1), ("embedding", -1), ("gather", -1), ("index", -1), ("pow", -1), ("slice_scatter", 7),
+    ("select_scatter", 3), ("constant_pad_nd", 5), ("upsample_nearest2d", 6), ("avg_pool2d", 7), ("avg_pool2d_backward", 21),
+    ("max_pool2d_with_indices_backward", 20), ("addcmul", 3),
+)  # fmt: skip
+"""`InductorRules.extra_ops`: of a square, a slice with two ends, a padding at both sides of one dimension, windows of 2 x 2."""
+
 
 @dataclass(frozen=True)
 class InductorRules:
@@ -37,7 +44,8 @@ class InductorRules:
         max_reads_if_reused: The same for a value with several readers (``StorageBox.should_realize_on_reuse``;
             ``config.realize_reads_threshold``).
         max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
-            ``config.realize_opcount_threshold``).  The memory model does not count operations yet.
+            ``config.realize_opcount_threshold``).
+        extra_ops: Operations of an operator beyond one, its loads and its numbers, by name.
         heavy_ops: A value with several readers whose expression has one of these is materialised
             (``StorageBox.should_realize_on_reuse``), ascending.
         strided_readers: What these read is materialised: they speak of strides (``GraphLowering.run_node`` in ``graph.py``).
@@ -67,6 +75,7 @@ class InductorRules:
     always_concatenates: bool
     has_channels_last: bool
     mask_traffic_factor: int
+    extra_ops: tuple[tuple[str, int], ...] = EXTRA_OPS
     strided_readers: tuple[str, ...] = ("aten.as_strided.default", "aten.as_strided_scatter.default")
     drawn_ops: tuple[str, ...] = ("inductor_random",)
     padded_above: int | None = None

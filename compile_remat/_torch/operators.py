@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,19 @@ def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
     names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
     values = [attrgetter(name)(owner) for name in names]
     return [value for value in values if isinstance(value, fx.GraphModule)]
+
+
+def numbers_of(node: fx.Node) -> Iterator[complex]:
+    """The numbers that an operator computes with, such as the 2.0 of ``add(x, 2.0)``: no dimensions."""
+    if not isinstance(node.target, OpOverload):
+        return
+    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+        if isinstance(given, int | float | complex) and _takes_numbers(argument):
+            yield given
+
+
+def _takes_numbers(argument: Any) -> bool:
+    return str(argument.type) in ("number", "Optional[number]", "Tensor")
 
 
 _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")

@@ -38,6 +38,9 @@ class OpKind(StrEnum):
 RUNS_NO_KERNEL = frozenset({OpKind.INPUT, OpKind.CONSTANT, OpKind.VIEW, OpKind.ITEM, OpKind.SYMBOL})
 """Kinds that cost no time."""
 
+FUSED_KINDS = frozenset({OpKind.CONSTANT, OpKind.POINTWISE, OpKind.REDUCTION})
+"""Kinds that Inductor makes code of: not for complex numbers."""
+
 HEAVY_KINDS = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
 """Kinds whose time is arithmetic in the first place, at the rate of matrix units where the device has them."""
 

@@ -21,6 +21,7 @@ from compile_remat.cost_models.operators import flops as flop_formulas
 from compile_remat.cost_models.operators.kinds import (
     BYTES_SUFFICE,
     DROPOUT_POSITION,
+    FUSED_KINDS,
     GATHERS,
     HEAVY_KINDS,
     MAYBE_VIEW,
@@ -102,9 +103,18 @@ def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
     if node.op != "call_function":
         return None, OpKind.INPUT
     facts = target_facts(node.target)
+    kind = facts.kind
     if facts.packet in MAYBE_VIEW:
-        return facts, OpKind.VIEW if _aliases_input(node) else OpKind.POINTWISE
-    return facts, facts.kind
+        kind = OpKind.VIEW if _aliases_input(node) else OpKind.POINTWISE
+    if kind in FUSED_KINDS and _is_complex(node):
+        kind = OpKind.OTHER
+    return facts, kind
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Whether the node reads or writes complex numbers: then Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
 
 
 def _is_random(node: fx.Node, facts: TargetFacts | None) -> bool:
@@ -136,6 +146,7 @@ def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: 
     graphs = inner_graphs(node)
     if graphs:
         return _trips(node) * max(sum(describe(n).flops for n in g.graph.nodes) for g in graphs), _trips(node) == 0
+    kind = facts.kind if facts.kind in FUSED_KINDS else kind
     if kind in HEAVY_KINDS or kind is OpKind.OTHER:
         counted = flop_formulas.heavy_flops(node, facts.packet)
         return counted or 0, counted is None and facts.packet not in BYTES_SUFFICE

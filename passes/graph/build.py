@@ -5,12 +5,12 @@ says and what stands in the second column, and writes what stands in the third o
 
 | pass | reads | writes |
 |---|---|---|
-| `count_reads` | kernel, sources | expression_reads, has_heavy, is_drawn, concatenates, is_materialised |
+| `count_reads` | kernel, sources | both expressions, is_drawn, concatenates, is_materialised, excess_ops, spared_ops |
 | `mark_channels_last` | kernel, sources, concatenates | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
-| `drop_inner_buffers` | kernel, depth, concatenates, is_output, is_materialised | is_materialised |
+| `drop_inner_buffers` | kernel, depth, concatenates, is_output, is_materialised | is_materialised, is_inner |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
@@ -212,6 +212,7 @@ def _values(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: W
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.is_materialised or draft.is_drawn,
+            is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
             may_differ=may_differ(draft.node, draft.op),
             position=position,
@@ -241,6 +242,10 @@ def _steps(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Wo
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.is_materialised,
+            is_inner=draft.is_inner,
+            excess_ops=draft.excess_ops,
+            sparing=tuple(index_of[value] for value in draft.spared_ops),
+            spared_ops=tuple(draft.spared_ops.values()),
             transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
-from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
+from compile_remat._torch.codegen_rules import InductorRules
+from compile_remat._torch.operators import numbers_of
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
@@ -14,41 +16,139 @@ from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 NEVER_FUSED = -1
 """Stands for the depth of a kernel that nothing is fused with."""
 
+LARGE_FOR_ALL = 100
+"""An expression with more operations is materialised even if it reads one buffer (``GraphLowering.run_node``)."""
+
 
 def count_reads(graph: DraftGraph) -> None:
-    """Follow Inductor's count of the buffers that each fused expression reads (``GraphLowering.run_node``)."""
+    """Follow Inductor's count of the buffers and operations of each fused expression (``GraphLowering.run_node``).
+
+    Inductor sees forward and backward apart: there a value has only those readers that the backward may run.
+    """
     joint = graph.joint
     addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
+    run_again = _may_run_in_backward(graph)
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
-            _count_reads_of(draft, graph, addmms)
-        elif draft.kernel != CONSTANT:  # an index or a fill is written into the expression: nothing is read
-            draft.expression_reads = frozenset({draft.node.name})
+            _count_reads_of(draft, graph, addmms, run_again)
+        elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
+            draft.expression = draft.backward_expression = Expression(ops=frozenset({draft.node.name}))
+        else:
+            draft.expression = draft.backward_expression = _load_of(draft)
 
 
-def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]) -> None:
-    rules, target = graph.rules_of(draft.node), draft.op.target
-    name = target.split(".")[1] if "." in target else target
-    reads = frozenset().union(*(s.expression_reads for s in draft.sources), [name for name, _ in draft.input_reads])
-    draft.has_heavy = name in rules.heavy_ops or any(s.has_heavy for s in draft.sources)
+def _may_run_in_backward(graph: DraftGraph) -> frozenset[fx.Node]:
+    """All that depends on a tangent, and what that is computed from."""
+    found = set[fx.Node]()
+    for node in reversed(graph.joint.module.graph.nodes):
+        if node.op != "output" and (node in found or node in graph.joint.info.tangents_closure):
+            found.add(node)
+            found.update(node.all_input_nodes)
+    return frozenset(found)
+
+
+def _count_reads_of(
+    draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node], run_again: Collection[fx.Node]
+) -> None:
+    rules, name = graph.rules_of(draft.node), _name(draft)
     draft.is_drawn = name in rules.drawn_ops
     has_buffers = all(s.kernel != POINTWISE for s in draft.sources)
     draft.concatenates = name == "cat" and (rules.always_concatenates or has_buffers)
     if draft.is_drawn or draft.concatenates:
-        draft.expression_reads = frozenset({draft.node.name})
+        draft.expression = draft.backward_expression = _load_of(draft)
         return
-    is_reused = most_users(draft.node) > 1
-    draft.is_materialised = (
-        len(reads) > rules.max_reads
-        or (is_reused and (len(reads) > rules.max_reads_if_reused or draft.has_heavy))
-        or draft.node in addmms
-        or any(str(u.target) in rules.strided_readers for u in draft.node.users)
-    )
+    is_always = draft.node in addmms or any(str(u.target) in rules.strided_readers for u in draft.node.users)
     readers = [graph.by_node[u] for u in draft.node.users if u in graph.by_node]
-    if draft.is_materialised or any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers):
-        draft.expression_reads, draft.has_heavy = frozenset({draft.node.name}), False
-    else:
-        draft.expression_reads = reads
+    is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
+    backward = _joined(draft, [s.backward_expression for s in draft.sources], rules)
+    forward = backward if draft.in_backward else _joined(draft, [s.expression for s in draft.sources], rules)
+    is_reused = most_users(draft.node, run_again) > 1
+    is_written_in_backward = is_always or _is_written(backward, is_reused, rules)
+    draft.is_materialised = is_written_in_backward
+    if not draft.in_backward:
+        draft.is_materialised = is_always or _is_written(forward, most_users(draft.node) > 1, rules)
+    elif is_written_in_backward and not is_always and not _has_many_reads(backward, is_reused, rules):
+        draft.excess_ops = _num_ops(backward) - rules.max_ops
+        draft.spared_ops = _spared_ops(draft, rules)
+    draft.expression = _load_of(draft) if is_read or draft.is_materialised else forward
+    draft.backward_expression = _load_of(draft) if is_read or is_written_in_backward else backward
+
+
+def _load_of(draft: Draft) -> Expression:
+    return Expression(reads=frozenset({draft.node.name}))
+
+
+def _joined(draft: Draft, parts: Sequence[Expression], rules: InductorRules) -> Expression:
+    """A draft's expression, made of those of what it reads."""
+    return Expression(
+        frozenset[str]().union(*(p.reads for p in parts), [name for name, _ in draft.input_reads]),
+        frozenset[object]().union(*(p.ops for p in parts), _own_ops(draft, rules)),
+        _name(draft) in rules.heavy_ops or any(p.has_heavy for p in parts),
+    )
+
+
+def _name(draft: Draft) -> str:
+    target = draft.op.target
+    return target.split(".")[1] if "." in target else target
+
+
+def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
+    """One for each operation beside the loads; equal numbers are one, whoever computes with them."""
+    for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0)):
+        yield draft.node.name, k
+    yield from numbers_of(draft.node)
+
+
+def _is_written(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
+    return _has_many_reads(expression, is_reused, rules) or _is_large(expression, is_reused, rules)
+
+
+def _has_many_reads(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
+    num_reads = len(expression.reads)
+    return num_reads > rules.max_reads or (
+        is_reused and (num_reads > rules.max_reads_if_reused or expression.has_heavy)
+    )
+
+
+def _is_large(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
+    """``Loops.has_large_inner_fn`` as ``GraphLowering.run_node`` asks for it: a load is an operation, too."""
+    num_ops = _num_ops(expression)
+    return num_ops > rules.max_ops and (is_reused or len(expression.reads) > 1 or num_ops > LARGE_FOR_ALL)
+
+
+def _num_ops(expression: Expression) -> int:
+    return len(expression.reads) + len(expression.ops)
+
+
+def _spared_ops(draft: Draft, rules: InductorRules) -> dict[Draft, int]:
+    """For each value in a step's expression, how many operations there are less where it is read from memory."""
+    inlined: dict[Draft, None] = {}
+    stack = [draft]
+    while stack:
+        for source in stack.pop().sources:
+            if source not in inlined and _is_inlined(source):
+                inlined[source] = None
+                stack.append(source)
+    num_ops = _num_ops(_with_load_of(None, draft, rules))
+    spared = {p: num_ops - _num_ops(_with_load_of(p, draft, rules)) for p in inlined if not p.in_backward}
+    return {part: ops for part, ops in spared.items() if ops > 0}
+
+
+def _is_inlined(source: Draft) -> bool:
+    return source.kernel == POINTWISE and source.node.name not in source.backward_expression.reads
+
+
+def _with_load_of(part: Draft | None, draft: Draft, rules: InductorRules) -> Expression:
+    """A draft's expression in the backward where one part of it is read from memory."""
+    found = [] if part is None else [_load_of(part)]
+    seen, stack = {part, draft}, [draft]
+    while stack:
+        node = stack.pop()
+        new = [source for source in node.sources if source not in seen]
+        seen.update(new)
+        stack += filter(_is_inlined, new)
+        found.append(_joined(node, [s.backward_expression for s in new if not _is_inlined(s)], rules))
+    return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))
 
 
 def mark_written_constants(graph: DraftGraph) -> None:
@@ -68,6 +168,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             draft.is_materialised = True
         elif draft.is_materialised:
             draft.is_materialised = any(depth != draft.depth for depth in depths[draft])
+            draft.is_inner = not draft.is_materialised
 
 
 def _depths_of_readers(by_node: Mapping[fx.Node, Draft]) -> dict[Draft, set[int]]:

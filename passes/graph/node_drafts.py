@@ -14,6 +14,21 @@ from compile_remat.cost_models import Op
 from compile_remat.passes.problem.problem import FREE, Kernel, Pin, Tag
 
 
+@dataclass(frozen=True)
+class Expression:
+    """What is computed inside of a fused kernel's expression.
+
+    Attributes:
+        reads: Names of the buffers and graph inputs that it reads; of a buffer, its own name.
+        ops: Its operations, each once: nodes with a number for each operation, and the numbers that it computes with.
+        has_heavy: Whether it has one of `InductorRules.heavy_ops`.
+    """
+
+    reads: frozenset[str] = frozenset()
+    ops: frozenset[object] = frozenset()
+    has_heavy: bool = False
+
+
 @dataclass(eq=False)
 class Draft:
     """A node on its way to become a `Value` or a `Step`; two are equal only where they are one.
@@ -24,10 +39,13 @@ class Draft:
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
-        expression_reads: Names of the buffers and graph inputs that the fused expression reads; of a buffer, its own name.
-        has_heavy: Whether the expression has one of `InductorRules.heavy_ops`.
+        expression: The fused expression that readers in the forward take up.
+        backward_expression: The same for readers in the backward, where a value has fewer readers.
         concatenates: Whether it is a buffer that its parts are written into.
         is_materialised: Whether it has a buffer though it is pointwise and no output.
+        is_inner: Whether it would have one if its readers were not all in its own fused kernel.
+        excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
+        spared_ops: For values in its expression, how many operations it has less where that one is saved.
         copied_bytes: Bytes of the copies, in another layout, that live while it runs.
         copied_input_bytes: Bytes of graph inputs that are copied into another layout and last read here.
         copies: Concatenations among its reads that it gets a copy of.
@@ -48,11 +66,14 @@ class Draft:
     pin: Pin = FREE
     tag: Tag = Tag.NONE
     epilogue_step: int = -1
-    expression_reads: frozenset[str] = frozenset()
-    has_heavy: bool = False
+    expression: Expression = Expression()
+    backward_expression: Expression = Expression()
     is_drawn: bool = False
     concatenates: bool = False
     is_materialised: bool = False
+    is_inner: bool = False
+    excess_ops: int = 0
+    spared_ops: dict[Draft, int] = field(default_factory=dict)
     is_output: bool = False
     is_channels_last: bool = False
     copied_bytes: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import fx
@@ -11,9 +12,14 @@ from compile_remat._torch import sizes
 from compile_remat.cost_models import OpKind, describe
 
 
-def most_users(node: fx.Node) -> int:
-    """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again."""
-    return max([len(node.users), *map(most_users, _views(node))])
+def most_users(node: fx.Node, among: Collection[fx.Node] | None = None) -> int:
+    """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again.
+
+    Args:
+        among: Only these count; by default all do.
+    """
+    users = [u for u in node.users if among is None or u in among]
+    return max([len(users), *(most_users(view, among) for view in _views(node))])
 
 
 def is_reshaped(node: fx.Node) -> bool:

@@ -38,27 +38,32 @@ def may_be_written_over(node: Value | Step, by: Value | Step) -> bool:
     return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last
 
 
+def parts_from(inner: Value | Step, by: Value | Step) -> bool:
+    """Whether what an inner node reads cannot be handed on to `by` as memory to write over."""
+    return inner.is_inner and not may_be_written_over(inner, by)
+
+
 def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, list[int]]]:
     """For each pointwise value, the values of its size that its kernel may read; whether it does, the plan decides."""
     pairs = []
     for w, value in enumerate(values):
         if overwrites(value):
-            path = register_path(value.reads, values, stored)
+            path = register_path(value.reads, values, stored, value)
             sources = [v for v in path if may_be_written_over(values[v], value) and not values[v].is_output]
             if sources:
                 pairs.append((w, sources))
     return pairs
 
 
-def register_path(reads: Iterable[int], values: Sequence[Value], stored: Bools) -> list[int]:
-    """What a kernel reads, and what those of them read that may stay in registers."""
+def register_path(reads: Iterable[int], values: Sequence[Value], stored: Bools, by: Value | Step) -> list[int]:
+    """What the kernel of `by` reads, and what those of them read that may stay in registers and do not part it from `by`."""
     found: set[int] = set()
     stack = list(reads)
     while stack:
         v = stack.pop()
         if v not in found:
             found.add(v)
-            if not stored[v] and values[v].kernel == POINTWISE:
+            if not stored[v] and values[v].kernel == POINTWISE and not parts_from(values[v], by):
                 stack.extend(values[v].reads)
     return sorted(found)
 
@@ -85,18 +90,26 @@ def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
     return ends
 
 
-def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
-    """Values that the kernel of step `b` reads, through steps that stay in registers."""
+def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tuple[list[int], list[int]]:
+    """Values that the kernel of step `b` reads, through steps that stay in registers and do not part it from them.
+
+    With that, the steps on the way that do so in some plans (`Step.excess_ops`).
+    """
     found: list[int] = []
+    large: list[int] = []
     stack, seen = [b], set()
     while stack:
         g = stack.pop()
         if g in seen:
             continue
         seen.add(g)
+        if g != b and parts_from(steps[g], steps[b]):
+            if sum(steps[g].spared_ops) < max(1, steps[g].excess_ops):
+                continue
+            large.append(g)
         found.extend(steps[g].reads)
         stack.extend(x for x in steps[g].gradients if not stored[x] and steps[x].kernel == POINTWISE)
-    return found
+    return found, large
 
 
 def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:
@@ -130,6 +143,6 @@ def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) ->
         seen.add(g)
         if stored[g] or steps[g].kernel != POINTWISE:
             found.append(g)
-        else:
+        elif not parts_from(steps[g], steps[b]):
             stack.extend(reversed(steps[g].gradients))
     return found

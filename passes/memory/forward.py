@@ -93,7 +93,7 @@ class Forward:
         found = []
         for w, value in enumerate(self.values):
             if value.in_forward and value.kernel == POINTWISE and (self.stored[w] or self.may_be_cut[w]):
-                path = register_path(value.reads, self.values, self.stored)
+                path = register_path(value.reads, self.values, self.stored, value)
                 fits = [v for v in path if self.stored[v] and may_be_written_over(self.values[v], value)]
                 sources = [v for v in fits if self.shortest[v] <= w <= self.longest[v] and not self.values[v].is_output]
                 if sources:

@@ -58,6 +58,7 @@ class LifetimeModel:
         last_step: The last step whose kernel reads each value, [values]; -1 for none.
         step_bytes, step_last, step_in_place: See `step_buffers`.
         step_in_place_sources: Pointwise steps with the values that each may be written over.
+        step_parted: For some of them, by number, a step on the way that parts it from these in plans that save too little.
         drawn: Indices of random numbers, which have a buffer only where an unfused kernel runs before their last reader.
     """
 
@@ -72,6 +73,7 @@ class LifetimeModel:
         self._find_stored(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.overwriting = Overwriting(sources_in_place(values, self.always_stored))
+        self.step_parted: list[tuple[int, Step]] = []
         self.step_in_place_sources = self._step_sources(values, steps)
         self.overwriting_steps = Overwriting(self.step_in_place_sources)
         self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
@@ -103,12 +105,14 @@ class LifetimeModel:
     def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
         """For each pointwise step that writes over no gradient, the values that it might be written over."""
         busy = set(self.step_last[self.step_in_place > 0].tolist())
-        pairs = []
+        pairs: list[tuple[int, list[int]]] = []
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
-                path = register_path(register_reads(b, steps, self.step_stored), values, self.always_stored)
+                reads, large = register_reads(b, steps, self.step_stored)
+                path = register_path(reads, values, self.always_stored, step)
                 sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
+                    self.step_parted += [(len(pairs), steps[g]) for g in large]
                     pairs.append((b, sources))
         return pairs
 
@@ -193,6 +197,8 @@ class LifetimeModel:
         taken = np.zeros(buffers.shape, dtype=bool)
         by_steps, by_values = self.overwriting_steps, self.overwriting
         free = np.ones((len(by_steps.kernels), buffers.shape[1]), dtype=bool)
+        for number, step in self.step_parted:
+            free[number] &= np.array(step.spared_ops) @ schedule.used[list(step.sparing)] >= step.excess_ops
         by_steps.mark(taken, free, schedule.step_slots.T[by_steps.kernels], alive, ends)
         by_values.mark(taken, buffers[by_values.kernels], schedule.slots[by_values.kernels], alive, ends)
         return taken

@@ -55,7 +55,10 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                     transient_bytes=value.transient_bytes + unread.get(v, 0),
                 )
             )
-    steps = tuple(replace(s, reads=tuple(read_copy[r] for r in s.reads)) for s in problem.steps)
+    steps = tuple(
+        replace(s, reads=tuple(read_copy[r] for r in s.reads), sparing=tuple(read_own[r] for r in s.sparing))
+        for s in problem.steps
+    )
     return replace(problem, values=tuple(made), steps=steps, reference=tuple(read_own[v] for v in problem.reference))
 
 

@@ -70,6 +70,10 @@ KERNELS_OWN = frozenset(
         "parts",
         "may_differ",
         "gradient_readers",
+        "is_inner",
+        "excess_ops",
+        "sparing",
+        "spared_ops",
     }
 )
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
@@ -113,6 +117,8 @@ class Value:
         in_forward: Whether the forward computes it even if the backward does not need it.
         is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
+        is_inner: Whether Inductor computes it by a node of its own although it has no buffer, as all that reads it runs in the same
+            fused kernel.  That kernel writes over what the node reads only where each of the two has the bytes of the other.
         is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
             same fused kernel, with no unfused kernel between.
         position: Place in the forward order in which a node stands right behind what it reads.
@@ -144,6 +150,7 @@ class Value:
     in_forward: bool = True
     is_output: bool = False
     realised: bool = False
+    is_inner: bool = False
     is_drawn: bool = False
     position: int = 0
     late_step: int = -1
@@ -171,6 +178,11 @@ class Step:
         reads: Indices of the values that it reads.
         gradients: Indices of the steps that it reads, each below its own.
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
+        is_inner: As for a `Value`.
+        excess_ops: Of a step that is inner for the number of its operations alone: how many of them are too many, in a plan
+            that saves no part of its expression.
+        sparing: Parts of its expression, as indices of values: one that is saved is loaded, and not computed.
+        spared_ops: For each of these, how many operations that spares.
         workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
         is_channels_last: As for a `Value`.
         held_bytes: Bytes of copies of inputs that the forward makes at its start and that this step is the last to read.
@@ -184,6 +196,10 @@ class Step:
     time_ns: int = 0
     is_output: bool = False
     realised: bool = False
+    is_inner: bool = False
+    excess_ops: int = 0
+    sparing: tuple[int, ...] = ()
+    spared_ops: tuple[int, ...] = ()
     transient_bytes: int = 0
     workspace_bytes: int = 0
     held_bytes: int = 0

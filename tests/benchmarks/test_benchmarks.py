@@ -244,11 +244,11 @@ def test_the_promise_at_toy_size(
     out = tmp_path / "promise.json"
     monkeypatch.setattr(promise, "FRACTIONS", (0.8,))
     rivals = tmp_path / "rivals.json"
-    monkeypatch.setattr(promise, "TORCH_BUDGETS", (0.0, 0.0))
+    monkeypatch.setattr(promise, "TORCH_BUDGETS", (0.01, 0.0))
     assert promise.main(["--model", "chain256", "--toy", "--only", "torch", "--json", str(rivals)]) == 0
     promise.main(["--model", "chain256", "--toy", "--rivals", str(rivals), "--json", str(out)])
     rows = json.loads(out.read_text())["rows"]
-    assert [row["setting"] for row in rows] == ["default", "0", "0", "0.8", "min"]
+    assert [row["setting"] for row in rows] == ["default", "0.01", "0", "0.8", "min"]
     assert rows[-1]["scheduled_peak_bytes"] > 0
     printed = capsys.readouterr().out
     assert "error of the prediction: median" in printed and "chain256+" in printed and "of torch's lowest" in printed

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._inductor import config
 
 import compile_remat
 from benchmarks import models
@@ -71,3 +72,46 @@ def test_what_a_branch_allocates_counts() -> None:
     (report,) = reports_of(model, [torch.randn(2048, 256, requires_grad=True)], "min")
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
     assert report.predicted_peak_bytes == pytest.approx(29 << 20, rel=TOLERANCE)
+
+
+class Head(nn.Module):
+    """The end of a language model: norm, head, loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 1024, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        """[N, 64], [N] -> scalar loss"""
+        return nn.functional.cross_entropy(self.head(self.norm(x)), targets)
+
+
+@pytest.mark.parametrize("limit", [30, 32])
+def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_have(limit: int) -> None:
+    """Its backward has 30, and two more where the logarithm and a conversion are computed again: then the gradient of the logits
+    gets a buffer of its own beside them."""
+    x, targets = torch.randn(2048, 64, dtype=torch.bfloat16), torch.randint(0, 1024, (2048,))
+    with config.patch(realize_opcount_threshold=limit):
+        (report,) = reports_of(Head().bfloat16(), (x, targets), "min")
+    assert report.predicted_peak_bytes is not None and report.predicted_peak_bytes < 4.5 * 2**20  # the logits are 4 MiB
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
+class Spectral(nn.Module):
+    """Filters with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(129, dtype=torch.complex64)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 256] -> scalar"""
+        for weight in self.weights:
+            x = torch.fft.irfft(torch.fft.rfft(x) * weight, n=256).tanh() + x
+        return x.mean()
+
+
+def test_operators_on_complex_numbers_are_kernels_of_their_own() -> None:
+    """Predicted were 18 MiB where the code of four such layers on [2048, 256] needed 22."""
+    (report,) = reports_of(Spectral(), (torch.randn(1024, 256),), "min")
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)

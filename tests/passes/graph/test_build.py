@@ -282,6 +282,30 @@ def test_the_users_thresholds_change_what_is_materialised() -> None:
         assert "add_2" in materialised(problem_of(function, *weights(4)))  # x + a + b + c has four reads
 
 
+def test_a_step_with_too_many_operations_is_a_node_of_its_own() -> None:
+    """Between the saved product and the gradient of it, both bfloat16, `mul_1` is float32: two loads and eight operations.
+
+    With `neg` saved it loads that, and spares three operations for one.
+    """
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).float().sin().cos().bfloat16() @ w
+
+    arguments = [w.detach().bfloat16().requires_grad_() for w in weights(2)]
+    found = []
+    for limit in (10, 9, 7):
+        with torch._inductor.config.patch(realize_opcount_threshold=limit):
+            problem = problem_of(function, *arguments)
+        for s in problem.steps:
+            if s.is_inner:
+                spared = {problem.values[v].name: ops for v, ops in zip(s.sparing, s.spared_ops, strict=True)}
+                found.append((limit, s.name, s.excess_ops, spared))
+    assert found == [
+        (9, "mul_1", 1, {"_to_copy": 1, "neg": 2, "sin_1": 1}),
+        (7, "mul", 1, {"neg": 4, "sin_1": 3, "sin": 2, "_to_copy": 1}),
+    ]
+
+
 def test_each_device_has_its_own_rules() -> None:
     """Two read the exponential: C++ writes it to memory, Triton does not; the device need not be here."""
     asked: list[str] = []
