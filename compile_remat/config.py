@@ -19,6 +19,9 @@ from compile_remat.errors import ConfigError
 
 ENV_PREFIX = "REMAT_"
 
+LONGEST_SECONDS = 1_000_000
+"""Of `time_limit`: eleven days of search."""
+
 _LOG = logging.getLogger("compile_remat")
 _T = TypeVar("_T")
 
@@ -96,8 +99,10 @@ def _seconds(raw: object) -> float | None:
         seconds = math.nan if isinstance(raw, bool) else float(text)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise ConfigError(f"{raw!r} is not a choice. Allowed: a number of seconds above 0, or none.")
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise ConfigError(
+            f"{raw!r} is not a choice. Allowed: a number of seconds above 0, up to {LONGEST_SECONDS}, or none."
+        )
     return seconds
 
 

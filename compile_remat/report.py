@@ -52,6 +52,7 @@ class Report:
             it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
+        caveat: Why the budget may not hold for this graph: it has no plan, or an option changes its memory after the plan.
         estimated_ops: Operators whose arithmetic no formula knows (custom operators, scans): priced by their bytes alone.
         inlined_calls: The number of calls of ``nested_compile_region`` regions that were replaced by the regions' bodies, so that
             the budget holds inside them.
@@ -67,6 +68,7 @@ class Report:
     message: str = ""
     from_cache: bool = False
     check: str = ""
+    caveat: str = ""
     scheduled_peak_bytes: int | None = None
     offers: tuple[PlanOption, ...] = ()
     measured_peak_bytes: int | None = None
@@ -131,11 +133,14 @@ class Report:
 
     @property
     def status(self) -> str:
-        """Name of the plan's `Status`; FALLBACK without a plan."""
+        """Name of the plan's `Status`, FALLBACK where the planner failed; with a `caveat`, NOT_PLANNED or NOT_MODELLED."""
+        if self.caveat:
+            return "NOT_PLANNED" if self.plan is None else "NOT_MODELLED"
         return (Status.FALLBACK if self.plan is None else self.plan.status).name
 
     def __str__(self) -> str:
-        plan = f"No plan\n  {'status':<15} {Status.FALLBACK.value}" if self.plan is None else str(self.plan)
+        without = f"not planned: {self.caveat}" if self.caveat else Status.FALLBACK.value
+        plan = f"No plan\n  {'status':<15} {without}" if self.plan is None else str(self.plan)
         lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
         if self.floor_bytes is not None:
             lines.append(f"  lowest reachable peak {format_bytes(self.floor_bytes)}")
@@ -154,8 +159,9 @@ class Report:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
         if self.inlined_calls:
             lines.append(f"  inlined         {self.inlined_calls} calls of nested_compile_region")
-        if self.message:
-            lines.append(f"  note: {self.message}")
+        note = joined(f"not modelled: {self.caveat}" * bool(self.plan and self.caveat), self.message)
+        if note:
+            lines.append(f"  note: {note}")
         if self.check:
             lines.append(f"  check {self.check}")
         return "\n".join(lines)

@@ -289,7 +289,7 @@ def test_inference_works(compiler: str) -> None:
     model.eval()
     with torch.inference_mode():
         torch.testing.assert_close(call(x), model(x))
-    assert compile_remat.reports() == []
+    assert {report.status for report in compile_remat.reports()} == {"NOT_PLANNED"}
 
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])

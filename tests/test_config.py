@@ -233,7 +233,11 @@ def config_forms() -> str:
         ({"compiler": 3}, "3 is not a choice. Allowed: inductor, eager."),
         ({"cost_model": "rooflin"}, 'Allowed: roofline, profile, unit. Did you mean "roofline"?'),
         ({"cost_model": "measured"}, "'measured' is not a choice. Allowed: roofline, profile, unit."),
-        ({"time_limit": "soon"}, "'soon' is not a choice. Allowed: a number of seconds above 0, or none."),
+        (
+            {"time_limit": "soon"},
+            "'soon' is not a choice. Allowed: a number of seconds above 0, up to 1000000, or none.",
+        ),
+        ({"time_limit": "1e308"}, "'1e308' is not a choice. Allowed: a number of seconds above 0, up to 1000000"),
         ({"time_limit": 0}, "0 is not a choice. Allowed: a number of seconds above 0"),
         ({"time_limit": "nan"}, "'nan' is not a choice. Allowed: a number of seconds above 0"),
         ({"time_limit": True}, "True is not a choice. Allowed: a number of seconds above 0"),

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from functorch.compile import compiled_function
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat._torch.compile_session import compile_lock
+from compile_remat._torch.ambient import compile_lock
 from compile_remat.backend import remat
 from compile_remat.compilation.driver import Compilation
-from compile_remat.errors import PlannerWarning
+from compile_remat.errors import ConfigError, PlannerWarning
+from compile_remat.inductor.unplanned_graphs import OPTIONS, unmodelled_options
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +75,39 @@ def test_jagged_nested_tensors(budget: object) -> None:
     torch.testing.assert_close(gradient(compiled(model, budget)), expected)
     (report,) = compile_remat.reports()
     assert report.status != "FALLBACK"
+
+
+class _WritesInPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x + 1
+        torch._foreach_mul_([y], [3])
+        ctx.save_for_backward(y)
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        (y,) = ctx.saved_tensors
+        return g * y
+
+
+def test_partition_refuses_a_graph_that_writes_in_place() -> None:
+    """Recomputed from before the write, `y` would give a gradient of 2 in place of 6."""
+    x = torch.ones(3, 3, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return _WritesInPlace.apply(x)  # type: ignore[no-untyped-call, no-any-return]
+
+    def keep(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        return graph
+
+    split = functools.partial(compile_remat.partition, memory_budget="min")
+    call = compiled_function(function, keep, keep, dynamic=False, partition_fn=split, disable_functionalization=True)
+    with pytest.raises(ConfigError, match=r"not functional.*_foreach_mul_"):
+        call(x)
+    functional = compiled_function(function, keep, keep, dynamic=False, partition_fn=split)
+    functional(x).sum().backward()
+    assert x.grad is not None and x.grad.eq(6).all()
 
 
 # -- threads ----------------------------------------------------------------------------------------------------------
@@ -135,3 +173,69 @@ def test_three_threads_under_one_budget(budget: object) -> None:
     assert not failed
     torch.testing.assert_close([seen[k] for k in range(len(models))], expected)
     assert {report.status for report in compile_remat.reports()}.isdisjoint({"FALLBACK"})
+
+
+# -- backwards that keep their graph ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_the_first_backward_may_keep_its_graph(check: bool) -> None:
+    """Torch lets the first backward of a graph decide; what `check` runs before it does not count."""
+    model, x = nn.Sequential(*(m for _ in range(3) for m in (nn.Linear(8, 8), nn.Tanh()))), torch.ones(64, 8)
+    model(x).sum().backward()
+    expected = [2 * p.grad for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    loss = compiled(model, check=check)(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+    assert compile_remat.reports()[-1].check == "passed" * check
+
+
+# -- where the budget does not hold -----------------------------------------------------------------------------------
+
+
+def _gradients_inside(x: Tensor) -> Tensor:
+    return torch.func.grad(lambda y: y.sin().exp().cos().square().sum())(x)
+
+
+def test_gradients_inside_of_a_graph_are_a_warning_and_a_row() -> None:
+    x = torch.ones(512, 512)
+    with pytest.warns(PlannerWarning, match=r"memory_budget = 1MiB does not hold .*torch\.func\.grad"):
+        torch.testing.assert_close(compiled(_gradients_inside, "1MiB")(x), _gradients_inside(x))
+    (report,) = compile_remat.reports()
+    assert report.status == "NOT_PLANNED" and "torch.func.grad" in str(report)
+
+
+@pytest.mark.usefixtures("empty_kernels")
+@pytest.mark.parametrize(("budget", "fits"), [(1 << 20, False), (8 << 20, True), ("min", True)])
+def test_inference_is_a_row_and_where_it_exceeds_the_budget_a_warning(budget: object, fits: bool) -> None:
+    """A product cannot be fused with the next one: two buffers of 1 MiB."""
+    x, w = torch.ones(512, 512), torch.ones(512, 512)
+    expected = contextlib.nullcontext() if fits else pytest.warns(PlannerWarning, match="its code needs 2.0 MiB")
+    for first in (True, False):  # the second time from torch's cache
+        with torch.no_grad(), expected:
+            compiled(lambda x: x @ w @ w, budget, compiler="inductor")(x)
+        report = compile_remat.reports()[-1]
+        assert (report.status, report.from_cache, report.scheduled_peak_bytes) == ("NOT_PLANNED", not first, 2 << 20)
+        torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("empty_kernels")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_that_no_plan_takes_account_of(name: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    value: object = {"activation_quantization_aten_pass": {}} if name == "post_grad_fusion_options" else True
+    value = 1 if name == "triton.multi_kernel" else value
+    if name == "cpp_wrapper":  # its code cannot run without kernels
+        assert unmodelled_options({name: value})
+        return
+    with pytest.warns(PlannerWarning, match=f"memory_budget may not hold, because {name} is on"):
+        compiled(model, "min", compiler="inductor", **{name: value})(torch.ones(64, 8))
+    (report,) = compile_remat.reports()
+    assert report.status == "NOT_MODELLED" and name in report.caveat
+
+
+def test_the_manual_names_these_options() -> None:
+    manual = (Path(__file__).parent.parent / "docs" / "budgets.md").read_text()
+    assert all(f"| `{name}`" in manual for name in OPTIONS)

@@ -1,12 +1,13 @@
-"""The state of torch around a call: random generators, autocast, dispatch modes and the tracing context.
+"""The state of torch around a call: random generators, autocast, dispatch modes, the tracing context, Dynamo's lock.
 
-Private names of torch, 2.11 to 2.15: ``torch._guards.tracing`` and ``torch.utils._python_dispatch._disable_current_modes``.
+Private names of torch, 2.11 to 2.15: ``torch._guards.tracing``, ``torch.utils._python_dispatch._disable_current_modes`` and
+``torch._dynamo.convert_frame.compile_lock``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,9 @@ from torch._guards import tracing
 from compile_remat._torch.version import private_name
 
 disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_current_modes")
+compile_lock = private_name("torch._dynamo.convert_frame", "compile_lock")
+_session = getattr(torch.compiler, "_compile_session_context", nullcontext)
+"""From 2.13 on: other threads, which call compiled functions meanwhile, are told that nobody traces these with FX."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,16 @@ class Ambient:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(tracing(None))
+
+
+@contextmanager
+def compiling_as_dynamo_does() -> Iterator[None]:
+    """One compilation at a time in the process: FX and AOTAutograd keep what they trace in global variables.
+
+    Dynamo takes the same lock, which a thread may take twice.  Never take a lock inside that is held when this is entered.
+    """
+    with compile_lock, _session():
+        yield
 
 
 @contextmanager

@@ -46,6 +46,15 @@ def mutated_inputs(module: fx.GraphModule) -> set[fx.Node]:
     return found | {node.args[0] for node in copies}.intersection(placeholders)
 
 
+def writes_in_place(module: fx.GraphModule) -> list[fx.Node]:
+    """Nodes that write into memory which other nodes read: none in a functional graph, which copies into its inputs at most."""
+    mutable = (n for n in module.graph.nodes if n.op == "call_function" and is_mutable(n.target))
+    return [n for n in mutable if n.target not in _INTO_INPUTS or n.all_input_nodes[0].op != "placeholder"]
+
+
+_INTO_INPUTS = (torch.ops.aten.copy_.default, torch.ops.aten.set_.source_Tensor)
+
+
 def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Node]) -> bool:
     """Give the backward a copy of each overwritten value that it reads directly; True where there was one.
 

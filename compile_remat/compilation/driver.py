@@ -13,6 +13,7 @@ from torch import fx
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.sizes import sizes_at
 from compile_remat.compilation import report_cache
+from compile_remat.compilation.caveats import unplanned, with_caveat
 from compile_remat.compilation.feedback import (
     Emissions,
     bytes_to_plan_for,
@@ -91,9 +92,13 @@ class Compilation:
                 compiled = compile_checked(self.gm, partitioner, enter, folder)
             elif self._is_final(partitioner):
                 compiled, partitioner = self._enter(partitioner)
+                if not reports and partitioner.guarded and self.config.compiler == "eager":
+                    reports.append(self._unplanned(partitioner, None))
                 self._keep(self._side_file(partitioner), reports)
             else:
                 compiled = self._enter_within(partitioner)
+            if partitioner.guarded and self.config.compiler == "inductor":
+                reports[:] = [with_caveat(report, self.patches) for report in reports]
         if not is_trial:
             self.write(reports)
         return compiled, reports
@@ -172,6 +177,12 @@ class Compilation:
             if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
                 warn(report.message)
 
+    def _unplanned(self, partitioner: RematPartitioner, peak_bytes: int | None) -> Report:
+        report = unplanned(self.gm, partitioner.settings.budget, peak_bytes)
+        if report.message:
+            warn(report.message)
+        return report
+
     # -- inside a budget ----------------------------------------------------------------------------------------------
 
     def _enter_within(self, partitioner: RematPartitioner) -> Compiled:
@@ -194,6 +205,8 @@ class Compilation:
                 side_file = None if isinstance(partitioner.request, Resume) else side_file
                 with sizes_at(partitioner.sizes):
                     reports[:] = with_scheduled_peak(reports, emissions)
+                    if not reports and emissions.seen:
+                        reports.append(self._unplanned(partitioner, emissions.unsplit_peak_bytes()))
                 tightened_bytes = bytes_to_plan_for(reports, partitioner.request) if left else None
                 if tightened_bytes is None:
                     reports[:] = settle(reports, partitioner.settings, partitioner.request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -42,8 +42,17 @@ class Emissions:
         backwards = [e for e in self.seen if e.is_backward]
         if len(forwards) != 1 or len(backwards) != 1:
             return None
+        return self._known(lambda: scheduled_peak_bytes(forwards[0], backwards[0]))
+
+    def unsplit_peak_bytes(self) -> int | None:
+        """The peak of a graph that was not split into forward and backward; None where it cannot be followed."""
+        if len(self.seen) != 1:
+            return None
+        return self._known(lambda: dry_run(self.seen[0].source_code, self.seen[0].inputs).peak_bytes)
+
+    def _known(self, peak_bytes: Callable[[], int]) -> int | None:
         try:
-            return scheduled_peak_bytes(forwards[0], backwards[0])
+            return peak_bytes()
         except NotUnderstood as error:
             LOG.info("the scheduled peak is not known: %s", error)
         except (

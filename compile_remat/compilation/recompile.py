@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from compile_remat._torch.ambient import Ambient
-from compile_remat._torch.compile_session import compile_session
+from compile_remat._torch.ambient import Ambient, compiling_as_dynamo_does
 from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
 from compile_remat.compilation.driver import Compilation
 from compile_remat.planning.partitioner import RematPartitioner
@@ -35,7 +34,7 @@ class Recompiler:
     def compile(self, partitioner: RematPartitioner) -> tuple[Callable[..., Any], Report] | None:
         """Compile another plan without recording its report; None where there is no plan, or where it adds guards on sizes."""
         guards = guards_of(self.compilation.example_inputs)
-        with compile_session(), ExitStack() as stack:
+        with compiling_as_dynamo_does(), ExitStack() as stack:
             self.ambient.enter(stack)
             reports = stack.enter_context(recording())
             try:

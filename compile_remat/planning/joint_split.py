@@ -13,11 +13,12 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch import cache_key_text, joint_graph
+from compile_remat._torch.input_mutation import writes_in_place
 from compile_remat._torch.version import version_problem
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
-from compile_remat.errors import PlannerWarning, RematError, warn
+from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
 from compile_remat.passes import (
     Plan,
     Planner,
@@ -173,7 +174,7 @@ def partition(
         device: A name of the device table or a JSON file, for the cost model.
 
     Raises:
-        BudgetError: No plan fits; ConfigError, DeviceError: a setting is off.
+        BudgetError: No plan fits; ConfigError, DeviceError: a setting is off, or the graph is not functional.
     """
     budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
     times = op_timing.times_of(joint_module.graph) if cost_model == "profile" else Times()
@@ -194,6 +195,12 @@ def partition(
     if problem := version_problem():
         warnings.warn(f"{problem}: torch's own partition takes this graph", PlannerWarning, stacklevel=2)
         return joint_graph.torch_partition(joint_module, joint_inputs, **keywords)
+    if written := writes_in_place(joint_module):
+        raise ConfigError(
+            f"the joint graph is not functional: {written[0].format_node()} writes in place, and what is recomputed behind it "
+            "would read other values. Leave functionalization on (aot_function's disable_functionalization=False), or take torch's "
+            "default_partition."
+        )
     try:
         return split(joint_module, joint_inputs, settings, Fit(), **keywords)
     except PlannerFailed as error:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compile_remat._torch.compile_session import compile_session
+from compile_remat._torch.ambient import compiling_as_dynamo_does
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import BudgetError, RematError, find_error, warn
 from compile_remat.planning.request import Fit
@@ -76,7 +76,7 @@ class SizeLadder(Hook):
         assert region is not None
         running = self._known(region, sizes)
         if running is None:
-            with compile_session(), self._lock:  # in this order: see `compile_session`
+            with compiling_as_dynamo_does(), self._lock:  # in this order, see there
                 running = self._known(region, sizes) or self._extended(region, tuple(sizes))
         if running is not region.running:
             region.run_under(running)

@@ -4,6 +4,9 @@ Both plans go through the same compiler, so both draw the same random numbers.  
 runs each plan forward and backward on copies of the arguments, with tangents drawn here.  Outputs, mutated arguments,
 gradients and random states are compared.  Then the copies are dropped, the random state is restored and the user's step
 runs; later calls cost one `if`.
+
+The plan is compiled twice, and the check runs the other copy: torch lets the first backward of a compiled graph decide whether
+later ones may keep it (`retain_graph`), and that is the user's.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from compile_remat._torch.autograd_node import can_be_differentiated
 from compile_remat._torch.tensor_arguments import own_tracing_context
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
-from compile_remat.report import Report, amend, recording
+from compile_remat.report import Report, amend, latest, recording
 from compile_remat.verify.attribution import Arguments, SplitJoint, attribute
 from compile_remat.verify.no_recompute import NoRecomputePartitioner
 from compile_remat.verify.observation import GRADIENT, INPUT, OUTPUT, RANDOM, Key, NotComparable, Nudge, Observed
@@ -87,13 +90,16 @@ def compile_checked(
         if split is None:  # inference: nothing is saved, so nothing can be recomputed
             return compiled
         outcome = Outcome(split.report, report_dir)
+        with own_tracing_context(), recording() as again:
+            twin = enter(partitioner)
+            again.clear()
         try:
             with own_tracing_context():
                 plain = enter(reference)
         except Exception as error:
             outcome.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
             return compiled
-    runs = SideRuns(compiled, plain, reference, split.peak_bytes)
+    runs = SideRuns(twin, plain, reference, split.peak_bytes)
     pending: FirstStep | None = FirstStep(runs, arguments, split, outcome)
 
     def call(*args: Any) -> Any:
@@ -117,7 +123,7 @@ class Outcome:
         """Write to the report, if there is one, and to the log."""
         LOG.info("check %s", text)
         if self.planned is not None:
-            amend(self.planned, self.report_dir, check=text)
+            amend(latest(self.planned.graph_key) or self.planned, self.report_dir, check=text)
 
     def skipped(self, why: str) -> None:
         """Write why nothing was compared, and warn."""

@@ -1,0 +1,46 @@
+"""Reports of graphs for which the budget may not hold: they have no plan, or an option changes their memory after the plan."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from compile_remat._torch import cache_key_text
+from compile_remat._util.units import format_bytes
+from compile_remat.budget import MemoryBudget
+from compile_remat.errors import warn
+from compile_remat.inductor.unplanned_graphs import GRADIENTS_INSIDE, reason_without_plan, unmodelled_options
+from compile_remat.report import Report
+
+
+def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | None) -> Report:
+    """The report of a graph that no partitioner was called for; it has a message where the budget does not hold.
+
+    A graph without a backward saves nothing that a plan could recompute: its report says so, and there is a message only where
+    its code needs more than the budget.
+
+    Args:
+        peak_bytes: The peak of its code; None where that is not known.
+    """
+    reason = reason_without_plan(module)
+    budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
+    key = hashlib.sha256("\n".join(cache_key_text.graph_lines(module)).encode()).hexdigest()[:16]
+    exceeds = budget_bytes is not None and peak_bytes is not None and peak_bytes > budget_bytes
+    fits = budget_bytes is not None and peak_bytes is not None and peak_bytes <= budget_bytes
+    message = ""
+    if exceeds or (reason == GRADIENTS_INSIDE and not fits):
+        needs = "" if peak_bytes is None else f"; its code needs {format_bytes(peak_bytes)}"
+        message = f"memory_budget = {budget} does not hold for a graph that has no plan: {reason}{needs}"
+    return Report(key, str(budget), budget_bytes, None, message=message, caveat=reason, scheduled_peak_bytes=peak_bytes)
+
+
+def with_caveat(report: Report, patches: Mapping[str, Any]) -> Report:
+    """A report of a planned graph that names the options which no plan takes account of, with a warning where there are any."""
+    options = unmodelled_options(patches) if report.plan is not None else []
+    for text in options:
+        warn(f"memory_budget may not hold, because {text}")
+    return replace(report, caveat="; ".join(options)) if options else report

@@ -1,0 +1,65 @@
+"""Where the budget cannot be kept: graphs that get no plan, and options of Inductor that change memory after the plan.
+
+Private names of torch, looked up by name: what a version does not have is never found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config
+
+GRADIENTS_INSIDE = (
+    "it computes gradients itself (torch.autograd.grad, torch.func.grad), and AOTAutograd hands over no joint graph"
+)
+NO_BACKWARD = "nothing in it has a backward"
+
+_NESTING = "_grad_increment_nesting"
+"""A function that Dynamo writes into a graph for ``torch.func.grad``, ``vjp`` and their like."""
+
+OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "cpp_wrapper": (bool, "its C++ code cannot be run dry, so that nothing compares its peak with the budget"),
+    "triton.multi_kernel": (
+        bool,
+        "each kernel is chosen when it first runs, after its buffers were compared with the budget",
+    ),
+    "auto_chunker.enable": (bool, "Inductor cuts tensors into chunks after they were planned"),
+    "post_grad_fusion_options": (
+        lambda passes: "activation_quantization_aten_pass" in passes,
+        "activation_quantization_aten_pass quantises saved activations after they were planned",
+    ),
+}
+"""Options of Inductor that we accept and that change the memory of the code after the plan: when they do, and why."""
+
+
+def reason_without_plan(module: fx.GraphModule) -> str:
+    """Why a Dynamo graph that no partitioner was called for has no plan."""
+    graphs = (m.graph for m in module.modules() if isinstance(m, fx.GraphModule))
+    targets = [n.target for graph in graphs for n in graph.nodes if n.op == "call_function"]
+    inside = (torch.autograd.grad, torch.autograd.backward)
+    has_gradients = any(t in inside or getattr(t, "__name__", "") == _NESTING for t in targets)
+    return GRADIENTS_INSIDE if has_gradients else NO_BACKWARD
+
+
+def unmodelled_options(patches: Mapping[str, Any]) -> list[str]:
+    """The options in force that no plan takes account of, each with the reason.
+
+    Args:
+        patches: Options of this compilation; the others are Inductor's own.
+    """
+    found = []
+    for name, (is_on, why) in OPTIONS.items():
+        value = patches[name] if name in patches else _value(name)
+        if value is not None and is_on(value):
+            found.append(f"{name} is on: {why}")
+    return found
+
+
+def _value(name: str) -> Any:
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
