@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         harness.progress(name)
         rows.append(row_of(name, measured[name], arguments))
         harness.write_json(arguments.json, head, rows)
-    print(harness.ascii_table(TITLES, [_cells(row) for row in rows]))
+    print(harness.ascii_table(*table(rows)))
     return int(any(not row.is_same or abs(row.error) > WORST_ERROR for row in rows))
 
 
@@ -92,6 +92,11 @@ def row_of(name: str, measured_peak_bytes: int, arguments: argparse.Namespace) -
     assert report.plain is not None
     (torchs, torch_s), (ours, ours_s) = chosen
     return PlainRow(name, ours == torchs, ours_s, torch_s, report.plain.peak_bytes, measured_peak_bytes)
+
+
+def table(rows: Sequence[PlainRow]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles, and a line for each model."""
+    return TITLES, [_cells(row) for row in rows]
 
 
 def _cells(row: PlainRow) -> list[str]:

@@ -18,6 +18,7 @@ from benchmarks import (
     gap,
     guard,
     max_speed,
+    plain,
     predicted_time,
     promise,
     scale,
@@ -217,6 +218,10 @@ def _cuda_codegen_summary(rows: Rows) -> str:
     return cuda_codegen.summary(_codegen_rows(rows))
 
 
+def _plain(rows: Rows) -> list[Table]:
+    return [plain.table([plain.PlainRow(**fields) for fields in rows])]
+
+
 def _codegen_rows(rows: Rows) -> list[cuda_codegen.CodegenRow]:
     return [cuda_codegen.CodegenRow(**fields) for fields in rows]
 
@@ -273,6 +278,15 @@ planned and compiled. "floor": the budget is below the lowest reachable peak, an
 first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS, the allocator's rounding) is not in it.""",
         _cuda_codegen,
         _cuda_codegen_summary,
+    ),
+    Section(
+        "What a fraction is of",
+        "plain_cpu.json",
+        "python -m benchmarks.plain",
+        """\
+The predicted peak of plain `torch.compile`, which a fraction is of, against its measured one. `same`: whether our max-flow saves
+the same tensors as torch's own chooser; the seconds are the CPU time of both.""",
+        _plain,
     ),
     Section(
         "Several graphs under one budget",
