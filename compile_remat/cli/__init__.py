@@ -5,6 +5,7 @@ To add a subcommand, add one row to `COMMANDS`: the module is imported only if t
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,14 +40,22 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status is 0 where all went well, 2 for a RematError."""
+    """Run one subcommand; the exit status is 0 where all went well, 2 for a RematError, 130 for Ctrl-C, 141 for a closed pipe."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parsed = _parser(arguments).parse_args(arguments)
     command: Command = parsed.command
     from compile_remat.errors import RematError
 
     try:
-        return int(getattr(importlib.import_module(command.module), command.run)(parsed))
+        status = int(getattr(importlib.import_module(command.module), command.run)(parsed))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as in `compile-remat devices | head -2`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        return 141
+    except KeyboardInterrupt:
+        print(f"compile-remat {command.name}: interrupted", file=sys.stderr)
+        return 130
     except RematError as error:
         print("\n".join([f"compile-remat {command.name}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2

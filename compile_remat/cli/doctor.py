@@ -93,7 +93,9 @@ def settings(environ: Mapping[str, str]) -> Iterator[Finding]:
     for row in fields(RematConfig):
         variable = ENV_PREFIX + row.name.upper()
         origin = f"environment, {variable}" if environ.get(variable, "").strip() else "default"
-        yield Finding(row.name, f"{getattr(config, row.name)}  ({origin})")
+        value = getattr(config, row.name)
+        shown = {"instances": "learn"}.get(row.name, "none") if value is None else value
+        yield Finding(row.name, f"{shown}  ({origin})")
 
 
 def _print_findings(findings: Iterable[Finding]) -> None:

@@ -72,3 +72,18 @@ def test_optional_packages_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(importlib.metadata, "version", missing)
     problems = {finding.what for finding in doctor.versions() if finding.problem}
     assert problems == {"compile-remat", "torch", "scipy", "numpy"}
+
+
+def test_a_closed_pipe_and_an_interrupt_end_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell = f"{sys.executable} -m compile_remat devices | head -1"
+    found = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, timeout=120)
+    assert found.stdout.count("\n") == 1 and found.stderr == ""
+
+    def interrupted(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compile_remat.cli.devices.run_devices", interrupted)
+    assert cli.main(["devices"]) == 130
+    assert capsys.readouterr().err == "compile-remat devices: interrupted\n"
