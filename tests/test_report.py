@@ -73,6 +73,7 @@ def test_json_holds_everything() -> None:
         "floor_bytes": 6 * MIB,
         "planning_time_s": 0.125,
         "message": "something to note",
+        "caveat": "",
         "from_cache": False,
         "check": "",
         "scheduled_peak_bytes": None,
