@@ -9,7 +9,8 @@
     report._FOLDER                            folder of reports under `install`        by `uninstall()`
     inductor.install._replaced                what Inductor had before `install`       by `uninstall()`, which gives it back
     runtime.peak_monitor.PeakMonitor          forwards begun so far                    no: only differences count
-    report._RECORDED, peak_monitor._STEP      context variables                        end with their `with` block
+    report._RECORDED, report._FIELDS          context variables                        end with their `with` block
+    _torch.sizes._BOUND, peak_monitor._STEP   context variables                        end with their `with` block
     inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
 
 What is computed once and never changes is not listed: hash of the sources, names of settings and types, rules of the installed

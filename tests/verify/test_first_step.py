@@ -523,7 +523,7 @@ def test_nothing_is_kept_of_the_first_step() -> None:
     call = torch.compile(Layers(2), backend=lambda gm, inputs: compile_graph(gm, inputs, config, {}, Watched))
     call(torch.randn(8, 8)).sum().backward()
     gc.collect()
-    assert [ref() for ref in kept] == [None]
+    assert [ref() for ref in kept] == [None, None]  # the plan, and its copy that is compared
 
 
 def test_a_budget_error_stays_what_it_is() -> None:
