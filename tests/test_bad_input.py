@@ -237,7 +237,7 @@ def test_a_call_whose_only_tensors_are_parameters() -> None:
     (actual,) = torch.autograd.grad(call(3).sum(), model.weight)
     (expected,) = torch.autograd.grad(model(3).sum(), model.weight)
     torch.testing.assert_close(actual, expected)
-    assert len(compile_remat.reports()) == 1
+    assert len([r for r in compile_remat.reports() if r.status != "NOT_PLANNED"]) == 1
 
 
 def test_training_and_inference_of_one_model_take_turns() -> None:
@@ -250,7 +250,7 @@ def test_training_and_inference_of_one_model_take_turns() -> None:
         torch.testing.assert_close(train(call, model, x), expected, rtol=1e-4, atol=1e-5)
         with torch.no_grad():
             torch.testing.assert_close(call(x), expected[0])
-    assert len(compile_remat.reports()) == 1
+    assert len([r for r in compile_remat.reports() if r.status != "NOT_PLANNED"]) == 1
 
 
 def test_an_error_of_the_model_stays_the_models() -> None:

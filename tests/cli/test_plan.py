@@ -54,7 +54,7 @@ def test_what_does_not_fit_has_its_own_status(capsys: pytest.CaptureFixture[str]
             [*MODEL, "--time-limit", "soon"],
             "time_limit = 'soon' (from --time-limit): 'soon' is not a choice. Allowed: a number",
         ),
-        ([*MODEL, "--time-limit", "0"], "Allowed: a number of seconds above 0, or none."),
+        ([*MODEL, "--time-limit", "0"], "Allowed: a number of seconds above 0, up to 1000000, or none."),
     ],
 )
 def test_errors_are_one_message(given: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

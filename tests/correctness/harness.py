@@ -80,7 +80,7 @@ def check(case: Case, compiler: str, budgets: Sequence[float | str]) -> None:
             warnings.simplefilter("error", PlannerWarning)
             warnings.filterwarnings("ignore", A_FRACTION_IS_MISSED, PlannerWarning)
             actual = observe(case, functools.partial(_ours, options))
-        assert bool(compile_remat.reports()) == case.plans, (
+        assert any(r.status != "NOT_PLANNED" for r in compile_remat.reports()) == case.plans, (
             "the planner ran" if not case.plans else "no graph was planned"
         )
         _compare(actual, expected, case, compiler, f"{case.name}, {compiler}, memory_budget {budget}")

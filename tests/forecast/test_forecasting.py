@@ -189,7 +189,7 @@ def test_what_cannot_be_traced_is_said(name: str, text: str) -> None:
 def test_without_a_capacity_the_fastest_plan_is_taken() -> None:
     result = forecast(llama(), Target("cpu"))
     assert result.limit_bytes is None and result.fits is None and result.largest is None
-    assert result.plan.extra_time_ns == 0
+    assert result.plan.extra_time_ns < 0.01 * result.plan.step_time_ns  # `SearchOptions.trusted_gain`
 
 
 # -- on a GPU -----------------------------------------------------------------------------------------------------------
