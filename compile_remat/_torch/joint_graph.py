@@ -15,6 +15,7 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -159,7 +160,7 @@ def plain_choice(joint: Joint) -> list[fx.Node]:
     """
     mark_distances(joint)
     try:
-        return list(_choose(joint.module.graph, joint.info, memory_budget=1.0))
+        return list(_chooser()(joint.module.graph, joint.info, memory_budget=1.0))
     except (AttributeError, KeyError, TypeError, ValueError, max_flow.NetworkXUnbounded):
         return torch_choice(joint)  # another torch builds its network otherwise, or says what is wrong with it
 
@@ -168,17 +169,15 @@ def _import(name: str, *others: Any) -> Any:
     return max_flow if name == "networkx" else builtins.__import__(name, *others)
 
 
-def _copies() -> dict[str, Any]:
-    """The names of torch's module, with copies of the two functions that read them from here."""
+@functools.cache
+def _chooser() -> Any:
+    """A copy of torch's ``choose_saved_values_set`` among copied names of its module."""
     names = {**vars(P), "__builtins__": {**vars(builtins), "__import__": _import}}
     for name in ("solve_min_cut", "choose_saved_values_set"):
         function = getattr(P, name)
         names[name] = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
         names[name].__kwdefaults__ = function.__kwdefaults__
-    return names
-
-
-_choose = _copies()["choose_saved_values_set"]
+    return names["choose_saved_values_set"]
 
 
 def mark_distances(joint: Joint) -> None:

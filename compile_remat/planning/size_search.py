@@ -36,13 +36,13 @@ MOST_SHARE = 1e6
 """Stands for the share of sizes at which the graph is another one."""
 
 LARGEST = 1 << 16
-"""The search ends at so many times the planned sizes."""
+"""The search ends at this multiple of the planned sizes."""
 
 INSIDE = (0.33, 0.67)
 """Where a box is checked inside, as parts of the way from the planned to the largest sizes."""
 
 BEYOND = 2
-"""The plan that tells how far the budget carries is made for so many times the sizes up to which the first one does."""
+"""How far the budget carries is told by a plan for this multiple of the largest sizes that the first plan serves."""
 
 Share = Callable[[Sizes], float]
 """The peak at these sizes as a part of the budget there."""

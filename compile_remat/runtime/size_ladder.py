@@ -29,7 +29,7 @@ RUNGS = 8
 """Plans of one graph for size classes, at most; the last one is made for the largest sizes seen."""
 
 STEP = 1.25
-"""Each class reaches at least so many times further than the one before."""
+"""Each class reaches at least this factor beyond the one before it."""
 
 
 @dataclass(frozen=True)

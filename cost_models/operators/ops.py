@@ -143,11 +143,12 @@ def _aliases_input(node: fx.Node) -> bool:
 
 def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: list[Any]) -> tuple[int, bool]:
     """Operations, and whether they are unknown."""
-    graphs = inner_graphs(node)
-    if graphs:
-        return _trips(node) * max(sum(describe(n).flops for n in g.graph.nodes) for g in graphs), _trips(node) == 0
     kind = facts.kind if facts.kind in FUSED_KINDS else kind
     if kind in HEAVY_KINDS or kind is OpKind.OTHER:
+        graphs = inner_graphs(node) if kind is OpKind.OTHER else []  # attention that calls graphs has a formula
+        if graphs:
+            trips = _trips(node)
+            return trips * max(sum(describe(n).flops for n in g.graph.nodes) for g in graphs), trips == 0
         counted = flop_formulas.heavy_flops(node, facts.packet)
         return counted or 0, counted is None and facts.packet not in BYTES_SUFFICE
     if facts.packet in MOVES or facts.packet in MAYBE_VIEW:

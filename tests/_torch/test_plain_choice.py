@@ -19,7 +19,7 @@ def test_the_nodes_are_those_of_torchs_chooser(name: str, monkeypatch: pytest.Mo
 
     def both(joint: Any) -> Any:
         joint_graph.mark_distances(joint)
-        ours = list(joint_graph._choose(joint.module.graph, joint.info, memory_budget=1.0))
+        ours = list(joint_graph._chooser()(joint.module.graph, joint.info, memory_budget=1.0))
         chosen.append((ours, joint_graph.torch_choice(joint)))
         return ours
 

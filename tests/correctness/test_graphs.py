@@ -339,4 +339,4 @@ def test_every_graph_of_a_broken_program_is_planned() -> None:
     call = torch.compile(Broken(), backend=remat, options={"memory_budget": "min", "compiler": "eager"})
     for tensor in tensors_of(call(torch.randn(16, 8))):
         tensor.sum().backward()
-    assert [r.status for r in compile_remat.reports()].count("NOT_PLANNED") == len(compile_remat.reports()) - 2
+    assert len([r for r in compile_remat.reports() if r.status != "NOT_PLANNED"]) == 2

@@ -338,6 +338,21 @@ def test_an_operator_that_calls_graphs_has_their_arithmetic() -> None:
     assert (scanned.flops, scanned.estimated) == (4 * (15 * 8 + 8 + 15 * 8), False)
 
 
+def test_attention_that_calls_graphs_has_its_own_formula() -> None:
+    """Torch's formula counts queries with keys, then with values: not the arithmetic of the function of one score."""
+    score = trace(lambda score, b, h, q, k: torch.sin(score) + q - k, *[torch.tensor(1.0)] * 5)
+    graph = fx.Graph()
+    query = graph.placeholder("query")
+    query.meta["val"] = torch.empty(1, 2, 16, 8, device="meta")
+    attention = torch.ops.higher_order.flex_attention
+    node = graph.call_function(attention, (query, query, query, graph.get_attr("score"), (), 1.0, {}, (), ()))
+    node.meta["val"] = (query.meta["val"], torch.empty(1, 2, 16, device="meta"))
+    graph.output(node)
+    fx.GraphModule({"score": score}, graph)
+    op = describe(node)
+    assert (op.kind, op.flops, op.estimated) == (OpKind.ATTENTION, 2 * (2 * 2 * 16 * 16 * 8), False)
+
+
 class Branching(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
