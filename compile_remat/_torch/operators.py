@@ -52,6 +52,9 @@ _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")
 
 def can_run_alone(target: object) -> bool:
     """Whether a node's target is an operator that writes into nothing and waits for no other process."""
-    if not isinstance(target, OpOverload):
-        return False
-    return not is_mutable(target) and not any(part in target.namespace for part in _TALKS)
+    return waits_for_nobody(target) and not is_mutable(target)
+
+
+def waits_for_nobody(target: Any) -> bool:
+    """Whether a node's target is an operator that runs in this process alone."""
+    return isinstance(target, OpOverload) and not any(part in target.namespace for part in _TALKS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from compile_remat._util.host import host_free_bytes as host_free_bytes
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import Reserve
 
@@ -75,14 +75,6 @@ def resident_bytes(table: Path = Path("/proc/self/statm")) -> int | None:
     if not table.exists():
         return None
     return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def host_free_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
-    """What the host can give without swapping; None where the system does not say."""
-    if not table.exists():
-        return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", table.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
 
 
 def auto_budget_bytes(memory: Free, reserve: Reserve, state_bytes: int) -> int:

@@ -1,127 +1,241 @@
-"""What a convolution or an attention takes beside its outputs while it runs on a CPU.
+"""What a kernel of a library takes beside its outputs while it runs, measured on the device that is here.
 
-Imports nothing of ours but `version`.  oneDNN copies weights, and inputs of other than its own layout, into blocks of 16
+Imports nothing of ours but `_torch` and `_util`.  oneDNN copies weights, and inputs of other than its own layout, into blocks of 16
 channels, sums gradients for each group of threads by itself, and takes scratch memory that depends on the processor and the
-number of threads; flash attention takes blocks of scores for each thread.  There is no rule to copy: the kernel is run once
-on tensors of the real sizes, and the allocator's events are read.
+number of threads; LAPACK's drivers, sorting, transforms of several dimensions and many backward operators take copies.  There is
+no rule to copy: an operator is run once on tensors of the real sizes, types and strides, and the allocator is watched.  The
+result is kept on disk for later processes, below Inductor's own cache.
 
-Private names, same in 2.11 to 2.15: ``torch.autograd._enable_profiler_legacy`` and ``_disable_profiler_legacy`` (they see
-this thread's allocations and print nothing), ``torch.utils._python_dispatch._disable_current_modes``.
+Measured is every operator that Inductor calls, instead of emitting a kernel of its own, except those
+
+- that wait for other processes, return nothing, or whose results have sizes that only the data knows;
+- of libraries beside torch's own that are written in Python, write into an argument, or read integers, which may be places in
+  another tensor;
+- whose inputs take more than `FREE_SHARE` of the host's free memory, or that fail on ones: a line is logged, and they count as 0.
+
+Private names, same in 2.11 to 2.15: ``lowerings``, ``fallbacks`` and the attribute ``_is_fallback_handler`` of
+``torch._inductor.lowering``; ``torch._inductor.decomposition.decompositions``; ``torch.library._impls``; ``_schema`` of operators.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
-from compile_remat._torch import conv_layout, sizes
+from compile_remat._torch import ambient, cache_key_text, conv_layout, operators, sizes
+from compile_remat._torch.allocator_peak import most_allocated
+from compile_remat._torch.operator_calls import Like, NotPlain, Strides, filled, likes, plain, text
 from compile_remat._torch.version import private_name
-
-_AUTOGRAD, _PROFILER = "torch.autograd", "torch._C._profiler"
-ProfilerConfig = private_name(_AUTOGRAD, "ProfilerConfig")
-ProfilerState = private_name(_AUTOGRAD, "ProfilerState")
-enable_profiler = private_name(_AUTOGRAD, "_enable_profiler_legacy")
-disable_profiler = private_name(_AUTOGRAD, "_disable_profiler_legacy")
-ExperimentalConfig = private_name(_PROFILER, "_ExperimentalConfig")
-disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_current_modes")
+from compile_remat._util.host import host_free_bytes, processor_name
+from compile_remat._util.number_file import NumberFile
 
 LOG = logging.getLogger("compile_remat")
 
+FREE_SHARE = 0.25
+"""An operator is run if its inputs take at most this part of the host's free memory: outputs and workspace come on top."""
+
 aten = torch.ops.aten
 CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
-ATTENTIONS = frozenset(
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+SOMETIMES_CALLED = frozenset(
     {
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default, aten.median.default, aten.median.dim,
+        aten.mode.default, aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default,
+        aten.avg_pool3d_backward.default, aten._adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default,
     }
+)  # fmt: skip
+"""Operators that Inductor emits kernels for or calls, by sizes and device; the ones that we take for unfused kernels are called."""
+
+TORCHS_OWN = frozenset({"aten", "prims", "mkldnn"})
+NOT_ZERO = frozenset({aten.linalg_lu_solve.default, aten.lu_unpack.default, aten.linalg_ldl_solve.default})
+"""They take pivots, which count from 1."""
+COPIES = frozenset(
+    {aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.fill_.Scalar, aten.zero_.default}
 )
-MEASURED = CONVOLUTIONS | ATTENTIONS
-"""Operators that read nothing but the sizes and strides of their inputs to decide what to allocate."""
+"""What a wrapper calls that takes nothing beside its outputs, for sure."""
+UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
-
-@dataclass(frozen=True)
-class Dense:
-    """A tensor without its contents."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
+_implementations = private_name("torch.library", "_impls")
 
 
 def node_workspace_bytes(node: fx.Node) -> int:
-    """Bytes for a convolution, under the layout that Inductor gives it, or an attention on a CPU; 0 for all else.
+    """Bytes that a node's kernel takes beside its outputs, under the layout that Inductor gives its inputs; 0 if Inductor emits it.
 
-    The first question of its kind runs the kernel once, on uninitialised tensors of the node's sizes.
+    The first question of its kind runs the operator once.
     """
-    if node.target not in MEASURED:
-        return 0
-    values = [a.meta.get("val") if isinstance(a, fx.Node) else a for a in node.args]
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    if any(t.device.type != "cpu" for t in tensors):
+    if node.op != "call_function" or not is_library_kernel(node):
         return 0
     strides = conv_layout.convolution_strides if node.target in CONVOLUTIONS else sizes.hint_strides
-    return workspace_bytes(node.target, [_without_contents(v, strides) for v in values], node.kwargs)
+    return _beside(node.target, node.args, node.kwargs, strides)
 
 
-def _without_contents(value: object, strides: Callable[[torch.Tensor], tuple[int, ...]]) -> object:
-    if isinstance(value, torch.Tensor):
-        return Dense(sizes.hint_shape(value), strides(value), value.dtype)
-    if isinstance(value, list | tuple):
-        return tuple(_without_contents(v, strides) for v in value)
-    return sizes.hint_int(value) if isinstance(value, torch.SymInt) else value
+def workspace_bytes(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
+    """The same for one call on tensors, which may be fake: for an operator that is called, whatever Inductor does elsewhere.
 
-
-def workspace_bytes(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
-    """Most bytes that `target` holds at once beyond its outputs; 0 for an operator or a device that is not measured.
-
-    Args:
-        args: The operator's, with a `Dense` in place of each tensor.
+    A call with ``out=`` takes what the call without it does.
     """
-    if target not in MEASURED:
+    if target.is_view or target in COPIES:
+        return 0
+    if target._overloadname == "out" and hasattr(target.overloadpacket, "default"):
+        target, kwargs = target.overloadpacket.default, {k: v for k, v in kwargs.items() if k != "out"}
+    return _beside(target, args, kwargs, sizes.hint_strides)
+
+
+def is_library_kernel(node: fx.Node) -> bool:
+    """Whether Inductor calls this operator's own kernel; for `SOMETIMES_CALLED`, whether it may."""
+    from torch._inductor import decomposition, lowering
+
+    target: Any = node.target
+    if not isinstance(target, operators.OpOverload):
+        return False
+    if target in CONVOLUTIONS or target in PRODUCTS or target in SOMETIMES_CALLED or target in lowering.fallbacks:
+        return True
+    if _is_complex(node):
+        return True
+    lowered = lowering.lowerings.get(target)
+    if lowered is None:
+        return target not in decomposition.decompositions
+    return hasattr(lowered, "_is_fallback_handler")
+
+
+def _is_complex(node: fx.Node) -> bool:
+    """Inductor emits no arithmetic of complex numbers."""
+    values = operators.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
+
+
+# -- one call ---------------------------------------------------------------------------------------------------------
+
+
+def _beside(target: Any, args: Sequence[object], kwargs: Mapping[str, object], strides: Strides) -> int:
+    if not _may_be_run(target):
         return 0
     try:
-        return _measured(target, _frozen(args), tuple(sorted(kwargs.items())), torch.get_num_threads())
-    except RuntimeError as error:  # no memory for it, or the user profiles this very step
-        LOG.info("the workspace of %s is not known: %s", target, error)
+        call = plain((args, sorted(kwargs.items())), strides)
+    except NotPlain:
         return 0
+    tensors = list(likes(call))
+    kinds = {like.device_type for like in tensors}
+    if not tensors or not all(map(_is_here, kinds)) or (target in PRODUCTS and all(map(_suits_blas, tensors))):
+        return 0
+    if target.namespace not in TORCHS_OWN and any(like.is_of_places for like in tensors):
+        return 0
+    return _known_or_measured(target, call, "cuda" if "cuda" in kinds else "cpu")
 
 
-@functools.lru_cache(maxsize=4096)
-def _measured(target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], threads: int) -> int:
-    """`threads` only tells one count from another."""
-    with disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        inputs = [_tensor(a) if isinstance(a, Dense) else a for a in args]
-        events, result = _allocations(target, inputs, dict(kwargs))
-        results = result if isinstance(result, tuple) else (result,)
-        kept = sum(t.untyped_storage().nbytes() for t in results if isinstance(t, torch.Tensor))
-    level = peak = 0
-    for nbytes in events:
-        level += nbytes
-        peak = max(peak, level)
-    return max(0, peak - kept)
+def _is_here(device_type: str) -> bool:
+    """Whether there is a device of this kind whose allocator counts what is asked for."""
+    return device_type == "cpu" or (
+        device_type == "cuda" and torch.cuda.is_available() and bool(torch.cuda.memory_stats())
+    )
 
 
-def _allocations(target: Any, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[list[int], Any]:
-    """The allocator's events in order, bytes freed negative, and the result."""
-    # input shapes, memory, stacks, flops, modules
-    enable_profiler(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, ExperimentalConfig()))
-    try:
-        result = target(*inputs, **kwargs)
-    finally:
-        records = disable_profiler()
-    events = [event.cpu_memory_usage() for thread in records for event in thread if event.kind() == "memory_alloc"]
-    return events, result
+def _may_be_run(target: Any) -> bool:
+    if (
+        not operators.waits_for_nobody(target)
+        or not target._schema.returns
+        or not UNKNOWN_SIZES.isdisjoint(target.tags)
+    ):
+        return False
+    return target.namespace in TORCHS_OWN or not (operators.is_mutable(target) or _is_python(target))
 
 
-def _tensor(dense: Dense) -> torch.Tensor:
-    return torch.empty_strided(dense.shape, dense.strides, dtype=dense.dtype)
+def _is_python(target: Any) -> bool:
+    """Whether a kernel of the operator was registered from Python: it may count its calls, or print."""
+    name = f"{target.namespace}/{target._schema.name.split('::')[1]}"
+    names = (name, f"{name}.{target._schema.overload_name}")
+    keys = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    return any(f"{name}/{key}" in _implementations for name in names for key in keys)
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(v) for v in value) if isinstance(value, list | tuple) else value
+def _suits_blas(like: Like) -> bool:
+    """Whether a product on the CPU reads this matrix where it lies: MKL takes nothing from torch's allocator."""
+    is_exact = like.dtype is torch.float64 or (
+        like.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    )
+    if like.device_type != "cpu" or not is_exact or not torch.backends.mkl.is_available():
+        return False
+    rows, columns = (1, *like.shape)[-2:]
+    outer, inner = (columns, *like.strides)[-2:]
+    return (inner == 1 and outer >= columns) or (outer == 1 and inner >= rows) or len(like.shape) < 2
+
+
+def _known_or_measured(target: Any, call: Any, device_type: str) -> int:
+    file = _file(device_type)
+    known, signature = _known(file), f"{target}{text(call)}"
+    if signature not in known:
+        try:
+            known[signature] = _measured(target, call, torch.device(device_type))
+        except MemoryError as error:
+            LOG.warning("the workspace of %s counts as none: %s", target, error)
+            return 0
+        except (
+            Exception
+        ) as error:  # whatever an operator raises on such numbers, or a profiler that runs already; training goes on
+            LOG.info(
+                "the workspace of %s is not known: %s: %s", signature, type(error).__name__, str(error).splitlines()[:1]
+            )
+            return 0
+        file.add({signature: known[signature]})
+    return known[signature]
+
+
+def _measured(target: Any, call: Any, device: torch.device) -> int:
+    nbytes, free = sum(like.nbytes for like in likes(call)), host_free_bytes()
+    if device.type == "cpu" and free is not None and nbytes > FREE_SHARE * free:
+        raise MemoryError(f"its inputs have {nbytes:,} bytes, and {free:,} are free")
+    with ExitStack() as stack:
+        stack.enter_context(ambient.plainly(device))
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            devices = [device] if device.type == "cuda" else []
+            stack.callback(ambient.write_random_state, ambient.read_random_state(devices))
+        args, kwargs = filled(call, functools.partial(_tensor, int(target in NOT_ZERO)))
+        given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+        most, result = most_allocated(lambda: target(*args, **dict(kwargs)), device)
+        made = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(result)}
+        return max(0, most - sum(nbytes for key, nbytes in made.items() if key not in given))
+
+
+def _tensor(place: int, like: Like) -> torch.Tensor:
+    """Ones, which are probabilities, too, and chosen places of a mask; `place` for integers."""
+    fill = place if like.is_of_places else 1
+    return torch.full((like.elements,), fill, dtype=like.dtype, device=like.device_type).as_strided(
+        like.shape, like.strides
+    )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in operators.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+# -- what was measured before -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _known(file: NumberFile) -> dict[str, int]:
+    """What the file held when it was first read, and all that this process measured since."""
+    return file.read()
+
+
+def _file(device_type: str) -> NumberFile:
+    """One for each device and torch, and for what else changes a library's choice of an algorithm."""
+    if device_type == "cuda":
+        how: tuple[object, ...] = (
+            torch.cuda.get_device_name(),
+            torch.backends.cudnn.version(),
+            torch.backends.cudnn.benchmark,
+        )
+    else:
+        how = (processor_name(), f"{torch.get_num_threads()} threads", f"oneDNN {torch.backends.mkldnn.enabled}")
+    is_exact = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    place = ", ".join(map(str, (*how, *is_exact, f"torch {torch.__version__}")))
+    folder = Path(cache_key_text.inductor_cache_folder()) / "remat" / "workspaces"
+    return NumberFile(folder / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json", place)

@@ -4,7 +4,7 @@ Imports nothing of ours but `workspace`.  Inductor's output is a Python function
 buffer, calls kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its
 statements are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
 fusion, in-place reuse, buffer reuse, reordering and the outputs of multi-output kernels are all seen as they will be;
-what a convolution takes inside itself on a CPU is measured (`workspace`), other workspaces (cuDNN, cuBLAS) are not.
+what the operators that it calls take beside their outputs is measured (`workspace`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compile_remat._torch import sizes
-from compile_remat.inductor.workspace import Dense, workspace_bytes
+from compile_remat.inductor.workspace import workspace_bytes
 from compile_remat.inductor.wrapper_names import names_of
 
 
@@ -109,14 +109,8 @@ class _Workspace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if tensors and all(t.device.type == "cpu" for t in tensors):
-            self.nbytes = max(self.nbytes, workspace_bytes(func, [_dense(a) for a in args], kwargs))
+        self.nbytes = max(self.nbytes, workspace_bytes(func, args, kwargs))
         return func(*args, **kwargs)
-
-
-def _dense(value: object) -> object:
-    return Dense(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import fx
 
 from compile_remat._torch import cache_key_text
 from compile_remat._torch.sizes import hint_int
+from compile_remat._util.host import processor_name
 from compile_remat._util.progress import progress_bar
 from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
@@ -130,16 +130,11 @@ def _file(place: torch.device) -> ProfileFile:
     if place.type == "cuda":
         facts = f"{torch.cuda.get_device_name(place)}, tf32 for {', '.join(tf32_kinds()) or 'nothing'}"
     else:
-        facts = f"{_processor()}, {torch.get_num_threads()} threads" if place.type == "cpu" else place.type
+        facts = f"{processor_name()}, {torch.get_num_threads()} threads" if place.type == "cpu" else place.type
     text = f"{facts}, torch {torch.__version__}"
     slug = re.sub(r"[^a-z0-9]+", "-", facts.lower()).strip("-")[:40]
     name = f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
     return ProfileFile(Path(cache_key_text.inductor_cache_folder()) / "remat" / "profiles" / name, text)
-
-
-def _processor(table: Path = Path("/proc/cpuinfo")) -> str:
-    names = re.findall(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE) if table.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 # -- other ranks ------------------------------------------------------------------------------------------------------

@@ -70,8 +70,9 @@ class Settings:
         return self.budget.kind != "max" or by_ratio
 
     def workspace(self, node: fx.Node) -> int:
-        """Bytes that a node's kernel takes for itself; known for CPUs alone, where they depend on the number of threads."""
-        return node_workspace_bytes(node) if self.device.name == "cpu" else 0
+        """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here."""
+        place = place_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+        return node_workspace_bytes(node) if self.device.name == detect(place).name else 0
 
     def cost(self, graph: fx.Graph) -> CostModel:
         """The cost model for the device, with what was measured of the graph's operators."""

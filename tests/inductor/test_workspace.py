@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import compile_remat
 from compile_remat._torch import conv_layout
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
-from compile_remat.inductor.workspace import Dense, workspace_bytes
+from compile_remat.inductor import workspace
+from compile_remat.inductor.workspace import workspace_bytes
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -22,10 +25,6 @@ aten = torch.ops.aten
 
 
 # -- one kernel -------------------------------------------------------------------------------------------------------
-
-
-def dense(tensor: torch.Tensor) -> Dense:
-    return Dense(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 @pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
@@ -43,19 +42,126 @@ def test_the_workspace_is_what_the_allocator_sees_beside_the_outputs(
         run: Callable[[], Any] = lambda target=target, args=args: target(*args)  # noqa: E731
         run()
         measured = peak_bytes(run, "cpu")
-        plain = [dense(a) if isinstance(a, torch.Tensor) else a for a in args]
-        assert workspace_bytes(target, plain, {}) == measured.peak_bytes - measured.end_bytes
+        assert workspace_bytes(target, args, {}) == measured.peak_bytes - measured.end_bytes
 
 
-def test_other_operators_are_not_run() -> None:
-    assert workspace_bytes(aten.mm.default, [Dense((1 << 30, 1 << 30), (1 << 30, 1), torch.float32)] * 2, {}) == 0
+CALLS: dict[str, tuple[Any, tuple[Any, ...], int]] = {
+    "a transform of two dimensions": (
+        aten._fft_c2r.default,
+        (torch.zeros(8, 64, 65, dtype=torch.cfloat), [1, 2], 2, 128),
+        8 * 64 * 65 * 8,
+    ),
+    "a transform of one dimension": (aten._fft_c2r.default, (torch.zeros(64, 65, dtype=torch.cfloat), [1], 2, 128), 0),
+    "an inverse": (aten.linalg_inv_ex.default, (torch.eye(64),), 64 * 64 * 4),
+    "every second number": (aten.mm.default, (torch.ones(64, 64, 2)[..., 0], torch.ones(64, 64)), 64 * 64 * 4),
+    "an argument written into": (
+        aten.index_put_.default,
+        (torch.ones(64), [torch.ones(64) > 0], torch.ones(64)),
+        64 * 8,
+    ),
+    "places": (aten.index_select.default, (torch.ones(64, 64), 0, torch.full((64,), 63)), 0),
+    "random numbers": (aten.multinomial.default, (torch.ones(64, 64), 2), 64 * 64 * 4),
+}
+"""The operator, its arguments, and the least that it takes on any processor."""
 
 
-def test_a_workspace_that_cannot_be_measured_counts_as_none() -> None:
-    x = Dense((1 << 20, 1 << 12, 1 << 10, 1 << 10), (1 << 32, 1 << 20, 1 << 10, 1), torch.float32)
-    weight = Dense((1, 1 << 12, 1, 1), (1 << 12, 1, 1, 1), torch.float32)
-    how = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    assert workspace_bytes(aten.convolution.default, [x, weight, None, *how], {}) == 0
+@pytest.mark.parametrize("name", CALLS)
+def test_any_operator_is_measured(name: str) -> None:
+    target, args, least = CALLS[name]
+    state = torch.get_rng_state()
+    found = workspace_bytes(target, args, {})
+    assert torch.equal(torch.get_rng_state(), state)
+    measured = peak_bytes(lambda: target(*args), "cpu")
+    assert found == measured.peak_bytes - measured.end_bytes >= least
+
+
+def test_a_call_with_a_place_for_the_result_takes_what_the_call_without_it_does() -> None:
+    args = CALLS["every second number"][1]
+    found = workspace_bytes(aten.mm.out, args, {"out": torch.empty(64, 64)})
+    assert found == workspace_bytes(aten.mm.default, args, {}) > 0
+
+
+def test_products_that_blas_computes_where_their_operands_lie_are_not_run() -> None:
+    with FakeTensorMode():
+        huge = torch.empty(1 << 30, 1 << 30)
+        assert workspace_bytes(aten.mm.default, (huge, huge.t()), {}) == 0
+        assert workspace_bytes(aten.addmm.default, (huge[0], huge, huge.t()), {}) == 0
+
+
+def test_what_does_not_fit_counts_as_none_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeTensorMode():
+        huge = torch.empty(1 << 30, 1 << 30, dtype=torch.bfloat16)
+        assert workspace_bytes(aten.mm.default, (huge, huge), {}) == 0
+    assert "the workspace of aten.mm.default counts as none" in caplog.text
+
+
+def test_what_cannot_be_run_counts_as_none_and_is_tried_again() -> None:
+    args = CALLS["an inverse"][1]
+    with torch.autograd.profiler.profile(use_kineto=False, profile_memory=True):  # the user profiles this very step
+        assert workspace_bytes(aten.linalg_inv_ex.default, args, {}) == 0
+    assert workspace_bytes(aten.linalg_inv_ex.default, args, {}) > 0
+    assert workspace_bytes(aten.linalg_inv_ex.default, (torch.ones(3, 4),), {}) == 0
+
+
+# -- what must not run ------------------------------------------------------------------------------------------------
+
+runs: list[str] = []
+
+
+@torch.library.custom_op("workspace_tests::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    """An operator that Python code was written for: what it does beside its result, nobody knows."""
+    runs.append("counted")
+    return x.clone()
+
+
+def test_operators_that_may_do_something_else_are_not_run() -> None:
+    x = torch.ones(8)
+    operators = torch.ops.workspace_tests.counted.default, aten._print.default, aten.nonzero.default
+    for target, args in zip(operators, ((x,), ("a text",), (x,)), strict=True):
+        assert workspace_bytes(target, args, {}) == 0
+    assert not runs and not kept()
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def kept() -> dict[str, int]:
+    return workspace._file("cpu").read()
+
+
+def test_what_was_measured_is_kept_by_operator_sizes_types_strides_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(workspace, "most_allocated", lambda run, device: (ran.append(run()), (77, None))[1])
+    x = torch.ones(4, 6)
+    calls = (x, x), (x, x), (x.t(), x.t()), (x.double(), x), (x[:2], x[:2])
+    sizes = [len(ran) for args in calls if workspace_bytes(aten.special_zeta.default, args, {}) == 77]
+    assert sizes == [1, 1, 2, 3, 4]
+    workspace._known.cache_clear()  # as another process
+    assert workspace_bytes(aten.special_zeta.default, (x, x), {}) == 77 and len(ran) == 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert workspace_bytes(aten.special_zeta.default, (x, x), {}) == 77 and len(ran) == 5
+    finally:
+        torch.set_num_threads(threads)
+
+
+# -- which nodes ------------------------------------------------------------------------------------------------------
+
+
+def test_operators_that_inductor_emits_itself_take_nothing_and_those_that_it_calls_do() -> None:
+    def called(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.kthvalue(x, 2), torch.complex(x, x).abs(), x + y, x @ y, x.index_put([y.long()[0]], x[0], True)
+
+    graph = make_fx(called, tracing_mode="fake")(torch.ones(64, 64), torch.ones(64, 64)).graph
+    is_called = {str(n.target): workspace.is_library_kernel(n) for n in graph.nodes if n.op == "call_function"}
+    for name in ("kthvalue.default", "abs.default", "complex.default", "mm.default"):
+        assert is_called[f"aten.{name}"]
+    for name in ("add.Tensor", "index_put.default", "_to_copy.default"):
+        assert not is_called[f"aten.{name}"]
+    (values,) = (n for n in graph.nodes if n.target is aten.kthvalue.default)
+    assert workspace.node_workspace_bytes(values) > 0
 
 
 @pytest.mark.parametrize(

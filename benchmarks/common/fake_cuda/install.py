@@ -80,6 +80,7 @@ def _answer_for_torch_cuda() -> None:
         "memory_allocated": 0,
         "memory_reserved": 0,
         "max_memory_allocated": 0,
+        "memory_stats": {},
         "get_per_process_memory_fraction": 1.0,
         "_lazy_init": None,
         "synchronize": None,

@@ -1,0 +1,55 @@
+"""The most that a call takes from torch's allocator at once.  Imports nothing of ours but its siblings.
+
+Private names, same in 2.11 to 2.15: ``torch.autograd._enable_profiler_legacy`` and ``_disable_profiler_legacy``, which see the
+CPU allocations of this thread alone and print nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from compile_remat._torch.version import private_name
+
+_AUTOGRAD, _PROFILER = "torch.autograd", "torch._C._profiler"
+ProfilerConfig = private_name(_AUTOGRAD, "ProfilerConfig")
+ProfilerState = private_name(_AUTOGRAD, "ProfilerState")
+enable_profiler = private_name(_AUTOGRAD, "_enable_profiler_legacy")
+disable_profiler = private_name(_AUTOGRAD, "_disable_profiler_legacy")
+ExperimentalConfig = private_name(_PROFILER, "_ExperimentalConfig")
+
+
+def most_allocated(run: Callable[[], Any], device: torch.device) -> tuple[int, Any]:
+    """The most bytes that `run` holds at once beyond what there was before, and its result.
+
+    On CUDA it runs twice: a library takes a workspace for the whole process when it is first called, which is no part of one
+    call.  Counted is what is asked for, before the allocator rounds it; the allocator's peak statistics begin anew.
+
+    Raises:
+        RuntimeError: This thread is profiled already.
+    """
+    return _on_cuda(run, device) if device.type == "cuda" else _on_cpu(run)
+
+
+def _on_cpu(run: Callable[[], Any]) -> tuple[int, Any]:
+    # input shapes, memory, stacks, flops, modules
+    enable_profiler(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, ExperimentalConfig()))
+    try:
+        result = run()
+    finally:
+        records = disable_profiler()
+    events = [event.cpu_memory_usage() for thread in records for event in thread if event.kind() == "memory_alloc"]
+    return max(accumulate(events, initial=0)), result
+
+
+def _on_cuda(run: Callable[[], Any], device: torch.device) -> tuple[int, Any]:
+    run()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    result = run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_stats(device)["requested_bytes.all.peak"] - before, result
