@@ -14,7 +14,6 @@ from torch import fx
 from compile_remat._torch.tensor_arguments import ends_in_graph_break
 from compile_remat._torch.version import version_problem
 from compile_remat._util.size_range import Sizes
-from compile_remat.budget import OptimizerState
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.recompile import recompiler_of
 from compile_remat.config import RematConfig, split_options
@@ -122,8 +121,7 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     source = source_of(settings.budget, from_auto=settings.from_auto)
     shared = budget_of(place, str(config.memory_budget), settings.budget, source=source, name=settings.device.name)
     if settings.from_auto and config.optimizer_state.kind != "none" and not shared.calls_in_flight:
-        without_state = replace(config, optimizer_state=OptimizerState("none"))
-        shared.reread = functools.partial(auto_budget, without_state, place, 0)
+        shared.reread = functools.partial(auto_budget, config, place, 0)
     return shared
 
 

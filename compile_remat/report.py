@@ -48,6 +48,10 @@ class Report:
         offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
             to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
+        reserved_peak_bytes: What torch's CUDA allocator reserves for such steps, where it held nothing before: a replay of the
+            code's allocations by the allocator's rules.  None on other devices.
+        required_peak_bytes: The part of it that the allocator cannot give back when memory is short; `auto` keeps this inside
+            its budget.
         measured_peak_bytes: The peak as the allocator saw it in a step in which this graph ran alone; None before that.  On CUDA
             it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
@@ -71,6 +75,8 @@ class Report:
     caveat: str = ""
     scheduled_peak_bytes: int | None = None
     offers: tuple[PlanOption, ...] = ()
+    reserved_peak_bytes: int | None = None
+    required_peak_bytes: int | None = None
     measured_peak_bytes: int | None = None
     estimated_ops: tuple[str, ...] = ()
     inlined_calls: int = 0
@@ -142,12 +148,13 @@ class Report:
         without = f"not planned: {self.caveat}" if self.caveat else Status.FALLBACK.value
         plan = f"No plan\n  {'status':<15} {without}" if self.plan is None else str(self.plan)
         lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
-        if self.floor_bytes is not None:
-            lines.append(f"  lowest reachable peak {format_bytes(self.floor_bytes)}")
-        if self.plain is not None:
-            lines.append(f"  plain torch.compile {format_bytes(self.plain.peak_bytes)}")
-        if self.scheduled_peak_bytes is not None:
-            lines.append(f"  scheduled peak  {format_bytes(self.scheduled_peak_bytes)}")
+        peaks = {
+            "lowest reachable peak": self.floor_bytes,
+            "plain torch.compile": None if self.plain is None else self.plain.peak_bytes,
+            "scheduled peak ": self.scheduled_peak_bytes,
+            "reserved peak  ": self.reserved_peak_bytes,
+        }
+        lines.extend(f"  {name} {format_bytes(nbytes)}" for name, nbytes in peaks.items() if nbytes is not None)
         if self.measured_peak_bytes is not None:
             errors = {"predicted": self.prediction_error, "scheduled": self.schedule_error}
             text = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)

@@ -1,5 +1,8 @@
 """Bytes and time of one node on one device. Knows nothing of plans."""
 
+from compile_remat.cost_models.device.caching_allocator import Event as Event
+from compile_remat.cost_models.device.caching_allocator import Reservation as Reservation
+from compile_remat.cost_models.device.caching_allocator import reservation_of as reservation_of
 from compile_remat.cost_models.device.description import Device as Device
 from compile_remat.cost_models.device.table import detect as detect
 from compile_remat.cost_models.device.table import device_names as device_names
@@ -32,11 +35,13 @@ __all__ = [
     "Clock",
     "CostModel",
     "Device",
+    "Event",
     "Op",
     "OpKind",
     "Profile",
     "ProfileFile",
     "Recipe",
+    "Reservation",
     "Roofline",
     "Times",
     "UnitCost",
@@ -49,6 +54,7 @@ __all__ = [
     "make_cost_model",
     "op_kind",
     "recipe_of",
+    "reservation_of",
     "sources_of",
     "tf32_kinds",
     "time_ns",

@@ -77,6 +77,8 @@ def test_json_holds_everything() -> None:
         "from_cache": False,
         "check": "",
         "scheduled_peak_bytes": None,
+        "reserved_peak_bytes": None,
+        "required_peak_bytes": None,
         "measured_peak_bytes": None,
         "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
         "estimated_ops": [],
@@ -144,6 +146,12 @@ def test_predicted_scheduled_and_measured_side_by_side() -> None:
     unplanned = dataclasses.replace(unscheduled, plan=None)
     assert str(unplanned).splitlines()[-3].endswith("8.0 MiB") and unplanned.prediction_error is None
     assert REPORT.prediction_error is None and "measured" not in str(REPORT)
+
+
+def test_what_the_allocator_reserves_stands_beside_what_is_allocated() -> None:
+    report = dataclasses.replace(REPORT, scheduled_peak_bytes=9 * MIB, reserved_peak_bytes=22 * MIB)
+    assert "  scheduled peak  9.0 MiB\n  reserved peak   22.0 MiB" in str(report)
+    assert "reserved" not in str(REPORT)
 
 
 def test_the_latest_report_of_a_graph_is_amended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

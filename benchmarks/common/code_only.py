@@ -72,4 +72,5 @@ def plain_peak_bytes(module: Callable[..., Any], inputs: Sequence[Any]) -> int |
         return graph.forward
 
     torch.compile(module, backend=backend)(*inputs)
-    return emissions.peak_bytes()
+    run = emissions.region_run()
+    return None if run is None else run.peak_bytes

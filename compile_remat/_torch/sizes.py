@@ -180,6 +180,15 @@ def storage_nbytes(value: object) -> int:
     return extent * value.dtype.itemsize
 
 
+CUDA_BLOCK_BYTES = 512
+"""Torch's CUDA allocator hands out multiples of this (``kMinBlockSize``; "Memory management" in torch's notes/cuda.html)."""
+
+
+def in_blocks(nbytes: int, device_type: str) -> int:
+    """Bytes that a device's allocator takes for a buffer: whole blocks on CUDA."""
+    return -(-nbytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device_type == "cuda" else nbytes
+
+
 def padded_nbytes(value: object, above: int, alignment_bytes: int) -> int:
     """`storage_nbytes` of a tensor without gaps, once its strides of more than `above` elements are rounded up.
 

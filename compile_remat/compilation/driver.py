@@ -207,7 +207,9 @@ class Compilation:
                     reports[:] = with_scheduled_peak(reports, emissions)
                     if not reports and emissions.seen:
                         reports.append(self._unplanned(partitioner, emissions.unsplit_peak_bytes()))
-                tightened_bytes = bytes_to_plan_for(reports, partitioner.request) if left else None
+                tightened_bytes = (
+                    bytes_to_plan_for(reports, partitioner.settings, partitioner.request) if left else None
+                )
                 if tightened_bytes is None:
                     reports[:] = settle(reports, partitioner.settings, partitioner.request)
                     if partitioner.settings.budget.kind == "bytes":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,12 @@ def free_bytes(device: torch.device, capacity_bytes: int | None = None) -> int |
     return None if memory is None else memory.available
 
 
+def has_expandable_segments() -> bool:
+    """Whether torch's CUDA allocator is asked for ``expandable_segments``."""
+    options = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    return re.search(r"expandable_segments\s*:\s*True", options, re.IGNORECASE) is not None
+
+
 def resident_bytes(table: Path = Path("/proc/self/statm")) -> int | None:
     """What this process holds of the host's memory; None where the system does not say."""
     if not table.exists():
@@ -77,9 +84,25 @@ def resident_bytes(table: Path = Path("/proc/self/statm")) -> int | None:
     return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def auto_budget_bytes(memory: Free, reserve: Reserve, state_bytes: int) -> int:
-    """Bytes left for the region peak: what is free, less the reserve and the optimizer's state still to come."""
-    left = memory.available - reserve.of(memory.capacity) - state_bytes
+BLAS_HANDLES = 2
+"""Threads that multiply matrices in a step, each with a handle of its own: the user's, in the forward, and autograd's."""
+
+
+def blas_bytes(workspace_bytes: int | None) -> int:
+    """What cuBLAS takes of a process for good, from its first product on.
+
+    Args:
+        workspace_bytes: Of one handle on this device, unless ``CUBLAS_WORKSPACE_CONFIG`` asks for another size; None: nothing.
+    """
+    if workspace_bytes is None:
+        return 0
+    asked = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    return BLAS_HANDLES * (sum(int(kib) * 1024 * int(count) for kib, count in asked) or workspace_bytes)
+
+
+def auto_budget_bytes(memory: Free, reserve: Reserve, others_bytes: int) -> int:
+    """Bytes left for the region peak: what is free, less the reserve and what is still to come beside the graphs."""
+    left = memory.available - reserve.of(memory.capacity) - others_bytes
     grain = max(1, memory.capacity // GRAIN)
     return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning
 

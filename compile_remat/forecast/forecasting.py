@@ -13,6 +13,7 @@ from typing import Any
 
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import Device, load_device, make_cost_model
+from compile_remat.device.free_memory import blas_bytes
 from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
@@ -50,9 +51,10 @@ class Target:
 
     @property
     def limit_bytes(self) -> int | None:
-        """Capacity less the reserve; None where the capacity is not known."""
-        known = self.figures().memory_bytes if self.capacity_bytes is None else self.capacity_bytes
-        return None if known is None else known - self.reserve.of(known)
+        """Capacity less the reserve and cuBLAS's workspaces; None where the capacity is not known."""
+        figures = self.figures()
+        known = figures.memory_bytes if self.capacity_bytes is None else self.capacity_bytes
+        return None if known is None else known - self.reserve.of(known) - blas_bytes(figures.blas_workspace_bytes)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Forecast:
 
     Attributes:
         gradient_bytes: Of all gradients of parameters.  The backward makes them, so they are part of the region peak.
-        limit_bytes: Capacity less the reserve; None where the device has no known capacity.
+        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the device has no known capacity.
         plan: The plan within the budget.
         floor_bytes: The lowest reachable region peak.
         message: How the plan differs from what was asked.
@@ -93,7 +95,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool | None:
-        """Whether that is within the device's capacity less the reserve; None where that is not known."""
+        """Whether that is within the device's limit; None where that is not known."""
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
@@ -197,7 +199,8 @@ def _step(traced: Traced, target: Target) -> TracedStep:
     device = target.figures()
     traced.place(device)
     workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
-    problem = build_problem(traced.joint, cost=make_cost_model(target.cost_model, device), workspace=workspace)
+    cost = make_cost_model(target.cost_model, device)
+    problem = build_problem(traced.joint, cost=cost, workspace=workspace, in_blocks=False)
     return TracedStep(problem, traced.input_bytes)
 
 

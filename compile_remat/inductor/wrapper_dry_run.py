@@ -36,11 +36,13 @@ class DryRun:
         output_bytes: Bytes of the counted storages that are returned.
         returned: For each value that is returned, the storage it lies in, as a number that only this run knows, and its bytes;
             None for what is no tensor, and for what lies in an input that does not count.
+        events: What is allocated and freed, in order: a storage and its bytes, or 0 where it is freed.
     """
 
     peak_bytes: int
     output_bytes: int
     returned: tuple[tuple[int, int] | None, ...]
+    events: tuple[tuple[int, int], ...] = ()
 
 
 Counted = Mapping[int, tuple[int, int]]
@@ -122,6 +124,7 @@ class _State:
     holders: dict[int, int]
     bytes: dict[int, int]
     live: int
+    events: list[tuple[int, int]]
 
 
 class _Run:
@@ -147,6 +150,7 @@ class _Run:
         self.live = 0
         self.workspace = _Workspace()
         self.peak = 0
+        self.events: list[tuple[int, int]] = []
         self.returned: Sequence[object] = ()
 
     def block(self, body: Sequence[ast.stmt]) -> None:
@@ -155,8 +159,9 @@ class _Run:
 
     def result(self) -> DryRun:
         returned = [next(self._counted(value), None) for value in self.returned]
-        output_bytes = sum({key: nbytes for key, nbytes in filter(None, returned)}.values())
-        return DryRun(self.peak, output_bytes, tuple(returned))
+        outputs = dict(filter(None, returned))
+        dropped = [(key, 0) for key, count in self.holders.items() if count and key not in outputs]
+        return DryRun(self.peak, sum(outputs.values()), tuple(returned), (*self.events, *dropped))
 
     def _function(self, node: ast.expr) -> ast.FunctionDef | None:
         """The module's own function that an expression calls."""
@@ -201,11 +206,12 @@ class _Run:
             self._go_back(after)
 
     def _state(self) -> _State:
-        return _State(dict(self.names), dict(self.held), dict(self.holders), dict(self.bytes), self.live)
+        names, held, holders, nbytes = dict(self.names), dict(self.held), dict(self.holders), dict(self.bytes)
+        return _State(names, held, holders, nbytes, self.live, list(self.events))
 
     def _go_back(self, state: _State) -> None:
         self.names, self.held, self.live = state.names, state.held, state.live
-        self.holders, self.bytes = state.holders, state.bytes
+        self.holders, self.bytes, self.events = state.holders, state.bytes, state.events
 
     def _statement(self, node: ast.stmt) -> None:
         self.workspace.nbytes = 0
@@ -284,6 +290,7 @@ class _Run:
             if self.holders.get(key, 0) == 0:
                 self.bytes[key] = nbytes
                 self.live += nbytes
+                self.events.append((key, nbytes))
             self.holders[key] = self.holders.get(key, 0) + 1
         self.peak = max(self.peak, self.live + self.workspace.nbytes)  # what the variable held before is still there
         self._release(name)
@@ -304,11 +311,12 @@ class _Run:
             self.holders[key] -= 1
             if self.holders[key] == 0:
                 self.live -= self.bytes[key]
+                self.events.append((key, 0))
 
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:
-    """Address and bytes of the storage of each tensor in a nest of them."""
+    """Address of the storage of each tensor in a nest of them, and the bytes that the allocator takes for it."""
     for leaf in torch.utils._pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             storage = leaf.untyped_storage()
-            yield storage._cdata, storage.nbytes()
+            yield storage._cdata, sizes.in_blocks(storage.nbytes(), leaf.device.type)

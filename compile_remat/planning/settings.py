@@ -87,7 +87,8 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         _check_is_here(config.device, device, place)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
-        budget = auto_budget(config, place, free_memory.trainable_bytes(example_inputs))
+        state_bytes = config.optimizer_state.of(free_memory.trainable_bytes(example_inputs))
+        budget = auto_budget(config, place, state_bytes + free_memory.blas_bytes(device.blas_workspace_bytes))
     settings = Settings(
         budget,
         device,
@@ -146,11 +147,12 @@ def _check_is_here(given: str, device: Device, place: torch.device) -> None:
         )
 
 
-def auto_budget(config: RematConfig, place: torch.device, trainable_bytes: int) -> MemoryBudget:
+def auto_budget(config: RematConfig, place: torch.device, others_bytes: int) -> MemoryBudget:
+    """What is free on the device, in bytes, less what is still to come beside the graphs; `max` where that is not known."""
     free = free_memory.read(place, config.capacity)
     if free is None:
         return MemoryBudget("max")
-    budget_bytes = free_memory.auto_budget_bytes(free, config.reserve, config.optimizer_state.of(trainable_bytes))
+    budget_bytes = free_memory.auto_budget_bytes(free, config.reserve, others_bytes)
     budget_bytes = smallest_of_all_ranks(budget_bytes, place)
     LOG.info("%s", free_memory.describe(free, budget_bytes))
     return MemoryBudget("bytes", budget_bytes)

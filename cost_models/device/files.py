@@ -27,6 +27,7 @@ _OPTIONAL_COUNTS = (
     "l2_bytes",
     "l2_bandwidth_bytes_per_s",
     "multiprocessors",
+    "blas_workspace_bytes",
 )
 
 

@@ -85,7 +85,8 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
     bus_bytes = getattr(properties, "memory_bus_width", 0) // 8
     bandwidth = 2 * bus_bytes * 1000 * getattr(properties, "memory_clock_rate", 0)
     rates = {"float32": float32, "float16": 2 * float32}
-    if getattr(properties, "major", 0) >= 8:
+    major = getattr(properties, "major", 0)
+    if major >= 8:
         rates["bfloat16"] = 2 * float32
     return Device(
         hardware_name,
@@ -94,6 +95,7 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
         flops_per_s=tuple(sorted(rates.items())),
         l2_bytes=getattr(properties, "L2_cache_size", 0) or None,
         multiprocessors=int(properties.multi_processor_count),
+        blas_workspace_bytes=32 << 20 if (major, getattr(properties, "minor", 0)) == (9, 0) else 8320 << 10,
         sources=("torch.cuda.get_device_properties: memory as measured, rates a careful guess from clocks and units",),
     )
 

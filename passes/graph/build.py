@@ -39,7 +39,7 @@ from compile_remat.passes.graph.materialisation import (
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
-from compile_remat.passes.graph.padded_strides import pad_strides
+from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.saved_symints import symints_to_save
@@ -93,6 +93,7 @@ def build_problem(
     reference: Iterable[fx.Node] = (),
     workspace: Workspace = lambda node: 0,
     rules: RulesOf = inductor_rules,
+    in_blocks: bool = True,
 ) -> Problem:
     """Read a joint graph.
 
@@ -105,12 +106,16 @@ def build_problem(
             takes what these allocate for themselves.
         rules: Asked once for every type of device that a tensor is on, which need not be here.  By default those of the
             installed Inductor under its present options.
+        in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (512 bytes on CUDA), or as it is:
+            then bytes are affine in the batch.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
     graph = _read(joint, functools.cache(rules))
     for run in PASSES:
         run(graph)
+    if in_blocks:
+        fill_blocks(graph)
     step_time_ns = price(graph.values, graph.steps, cost)
 
     def with_inner(node: fx.Node) -> int:

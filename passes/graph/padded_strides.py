@@ -1,6 +1,8 @@
-"""Bytes of buffers whose rows Inductor lays out wider than they are: on GPUs, long rows start at multiples of 128 bytes."""
+"""What GPUs round up: Inductor lays long rows out to start at multiples of 128 bytes, torch's allocator hands out blocks of 512."""
 
 from __future__ import annotations
+
+import torch
 
 from compile_remat._torch import sizes
 from compile_remat.cost_models import OpKind
@@ -20,6 +22,14 @@ def pad_strides(graph: DraftGraph) -> None:
         if is_flexible and rules.padded_above is not None and not draft.is_output and draft not in unpadded:
             value = draft.node.meta.get("val")
             draft.nbytes = max(draft.nbytes, sizes.padded_nbytes(value, rules.padded_above, rules.padding_bytes))
+
+
+def fill_blocks(graph: DraftGraph) -> None:
+    """Count the blocks of the allocator that a buffer lies in."""
+    for draft in graph.by_node.values():
+        value = draft.node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            draft.nbytes = sizes.in_blocks(draft.nbytes, value.device.type)
 
 
 def _unpadded(graph: DraftGraph) -> set[Draft]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,18 @@ import compile_remat
 from compile_remat import BudgetError, PlannerWarning
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
+from compile_remat.budget import MemoryBudget
 from compile_remat.compilation import feedback
-from compile_remat.compilation.feedback import Emissions, scheduled_peak_bytes
+from compile_remat.compilation.feedback import Emissions
+from compile_remat.compilation.region_run import RegionRun, run_region
+from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import entry
 from compile_remat.inductor.observe import Emitted
+from compile_remat.planning.request import FitBelow
+from compile_remat.planning.settings import Settings
+from compile_remat.report import Report
+from tests.compilation.test_region_run import BACKWARD, NAMES, emitted, forward_returning
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -104,11 +112,12 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
     """Stands for code of Inductor's that needs more than was predicted."""
     seen: list[int] = []
 
-    def inflated(forward: Emitted, backward: Emitted) -> int:
-        seen.append(int(scheduled_peak_bytes(forward, backward) * factor))
-        return seen[-1]
+    def inflated(forward: Emitted, backward: Emitted) -> RegionRun:
+        run = run_region(forward, backward)
+        seen.append(int(run.peak_bytes * factor))
+        return replace(run, peak_bytes=seen[-1])
 
-    monkeypatch.setattr(feedback, "scheduled_peak_bytes", inflated)
+    monkeypatch.setattr(feedback, "run_region", inflated)
     return seen
 
 
@@ -213,45 +222,20 @@ def test_a_pinned_plan_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert len(seen) == count
 
 
-ALLOCATE = "empty_strided_cpu((16, 16), (16, 1), torch.float32)"
-
-
-def emitted(lines: Sequence[str], names: Sequence[str], outputs: int, *, backward: bool) -> Emitted:
-    source = "\n".join(["def call(args):", *(f"    {line}" for line in lines)])
-    return Emitted(source, tuple(torch.empty(16, 16) for _ in names), tuple(names), outputs, backward)
-
-
-def forward_returning(*values: str) -> Emitted:
-    lines = ["x, = args", f"a = {ALLOCATE}", f"b = {ALLOCATE}", f"return ({', '.join(values)},)"]
-    return emitted(lines, ["primals_1"], len(values), backward=False)
-
-
-BACKWARD = ["p, s, t = args", f"g = {ALLOCATE}", "del s", f"h = {ALLOCATE}", "return (h,)"]
-NAMES = ["primals_1", "a", "tangents_1"]
-
-
-def test_what_is_saved_counts_until_it_is_dropped_and_outputs_to_the_end() -> None:
-    backward = emitted(BACKWARD, NAMES, 1, backward=True)
-    # b is the user's: 1 KiB to the end; a, saved, makes room for h.
-    assert scheduled_peak_bytes(forward_returning("b", "x", "a"), backward) == 3 * KIB
-    # a is the user's as well, so dropping it frees nothing, and t, which comes in for it, is alive beside it.
-    assert scheduled_peak_bytes(forward_returning("a", "x", "a"), backward) == 4 * KIB
-    dropping = emitted(["p, s, t = args", "del t", *BACKWARD[1:]], NAMES, 1, backward=True)
-    assert scheduled_peak_bytes(forward_returning("a", "x", "a"), dropping) == 3 * KIB
-    # a saved input frees nothing either and does not count.
-    assert scheduled_peak_bytes(forward_returning("b", "x", "x"), backward) == 3 * KIB
-
-
-def test_two_views_of_one_saved_buffer_count_once() -> None:
-    lines = ["p, s, u, t = args", "del s", f"g = {ALLOCATE}", "del u", "return (g,)"]
-    backward = emitted(lines, ["primals_1", "a", "view", "tangents_1"], 1, backward=True)
-    forward = forward_returning("b", "x", "a", "reinterpret_tensor(a, (256,), (1,), 0)")
-    assert scheduled_peak_bytes(forward, backward) == 3 * KIB
-
-
 def test_graphs_that_do_not_fit_together_have_no_scheduled_peak() -> None:
     collected = Emissions()
-    assert collected.peak_bytes() is None
+    assert collected.region_run() is None
     collected(forward_returning("b"))
     collected(emitted(BACKWARD, NAMES, 1, backward=True))
-    assert collected.peak_bytes() is None
+    assert collected.region_run() is None
+
+
+def test_what_auto_found_has_to_hold_the_allocators_segments() -> None:
+    """Bytes are the promise of a region peak; `auto` asks that the process fits."""
+    plan = replace(compile_remat.plan(Chain(4), X, memory_budget="max"), budget_bytes=10 * KIB)
+    report = Report("key", "auto", 10 * KIB, plan, scheduled_peak_bytes=9 * KIB, required_peak_bytes=12 * KIB)
+    bytes_left = {}
+    for from_auto in (False, True):
+        settings = Settings(MemoryBudget("bytes", 10 * KIB), load_device("cpu"), from_auto=from_auto)
+        bytes_left[from_auto] = feedback.bytes_to_plan_for([report], settings, FitBelow(10 * KIB))
+    assert bytes_left == {False: None, True: 8 * KIB}

@@ -14,8 +14,9 @@ from compile_remat import ConfigError
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig
+from compile_remat.cost_models import load_device
 from compile_remat.device import free_memory
-from compile_remat.device.free_memory import Free, auto_budget_bytes, trainable_bytes
+from compile_remat.device.free_memory import Free, auto_budget_bytes, blas_bytes, trainable_bytes
 from compile_remat.device.ranks import smallest_of_all_ranks
 from compile_remat.planning.settings import settings_for
 
@@ -66,6 +67,23 @@ def test_rounded_down_to_a_64th_of_the_capacity() -> None:
     for spare in (0, 1, grain - 1):
         assert auto(dataclasses.replace(FREE, free=50 * GIB + spare)) == 52
     assert auto(dataclasses.replace(FREE, free=50 * GIB - 1)) == 51
+
+
+def test_cublas_takes_a_workspace_in_the_forwards_thread_and_in_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert blas_bytes(load_device("h100-sxm").blas_workspace_bytes) == 2 * (32 << 20)
+    assert blas_bytes(load_device("a100-80gb").blas_workspace_bytes) == 2 * 8_519_680  # what memory_snapshot() shows
+    assert blas_bytes(load_device("cpu").blas_workspace_bytes) == 0
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8:16:8")
+    assert blas_bytes(8_519_680) == 2 * (8 * 4096 + 8 * 16) * 1024
+
+
+def test_auto_leaves_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_memory, "read", lambda device, given: FREE)
+    config = RematConfig(reserve="0", optimizer_state="none", device="h100-sxm")
+    assert settings_for(config, [torch.empty(4)]).budget == MemoryBudget(
+        "bytes", 51 * GIB
+    )  # 52 less 64 MiB, rounded down
 
 
 def test_never_zero_or_less() -> None:

@@ -44,6 +44,16 @@ def test_storages_count_from_their_first_holder_to_their_last(lines: list[str], 
     assert (run.peak_bytes, run.output_bytes) == (peak * KIB, outputs * KIB)
 
 
+def test_a_cuda_buffer_takes_whole_blocks_of_the_allocator() -> None:
+    lines = [
+        "x, = args",
+        "a = empty_strided_cuda((3,), (1,), torch.float32)",
+        "b = empty_strided_cpu((3,), (1,), torch.float32)",
+    ]
+    run = dry_run(code(*lines, "return (a, b)"), [X])
+    assert (run.peak_bytes, [nbytes for _, nbytes in run.events]) == (512 + 12, [512, 12])
+
+
 def test_counted_inputs_live_until_they_are_dropped() -> None:
     lines = ["x, y = args", "args.clear()", f"a = {NEW}", "del y", f"b = {NEW}", "return (b,)"]
     assert dry_run(code(*lines), [X, torch.empty(16, 32)], {1: (7, 2 * KIB)}).peak_bytes == 3 * KIB

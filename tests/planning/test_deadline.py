@@ -277,7 +277,7 @@ def test_code_that_needs_more_than_the_budget_is_planned_again(
     """The plan for less is stopped as well, and of neither anything is kept."""
     asked: list[int | None] = []
 
-    def tightened(reports: Any, request: Request) -> int | None:
+    def tightened(reports: Any, settings: object, request: Request) -> int | None:
         asked.append(target_bytes_of(request))
         return int(0.95 * reports[0].budget_bytes) if len(asked) == 1 else None
 

@@ -71,7 +71,7 @@ def _torchs_row(base: CodegenRow, ratio: float, known: dict[Any, CodegenRow]) ->
 
     from benchmarks.common.fake_cuda import step
     from benchmarks.common.torch_budget import TorchPartition, timed_torch_partitioner
-    from compile_remat.compilation.feedback import scheduled_peak_bytes
+    from compile_remat.compilation.region_run import run_region
 
     log: list[TorchPartition] = []
     partitioner = timed_torch_partitioner(log, lambda each: (each.saved, each.recomputed) in known)
@@ -82,7 +82,7 @@ def _torchs_row(base: CodegenRow, ratio: float, known: dict[Any, CodegenRow]) ->
         if same is None:
             raise
         return replace(same, setting=base.setting)
-    row = replace(base, first_peak_bytes=scheduled_peak_bytes(*emitted))
+    row = replace(base, first_peak_bytes=run_region(*emitted).peak_bytes)
     known[log[-1].saved, log[-1].recomputed] = row
     return row
 
@@ -93,7 +93,7 @@ def _our_row(base: CodegenRow, budget: int | str) -> CodegenRow:
     import compile_remat
     from benchmarks.common.fake_cuda import step
     from compile_remat.compilation import driver
-    from compile_remat.compilation.feedback import scheduled_peak_bytes
+    from compile_remat.compilation.region_run import run_region
     from compile_remat.errors import BudgetError, find_error
 
     row = replace(base, budget_bytes=budget if isinstance(budget, int) else None)
@@ -118,7 +118,7 @@ def _our_row(base: CodegenRow, budget: int | str) -> CodegenRow:
     if not rounds:
         return row
     predicted, first = rounds[0]
-    final = scheduled_peak_bytes(*emitted[-2:]) if emitted else None
+    final = run_region(*emitted[-2:]).peak_bytes if emitted else None
     return replace(row, predicted_peak_bytes=predicted, first_peak_bytes=first, peak_bytes=final, rounds=len(rounds))
 
 

@@ -15,6 +15,7 @@ from torch._decomp import core_aten_decompositions
 from torch.nn import functional as F
 
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
+from compile_remat._torch.fake import say_device
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Problem, build_problem
 from compile_remat.passes.problem.problem import SAVE
@@ -28,11 +29,14 @@ def problem_of(
     decompose: bool = True,
     cost: Any = None,
     rules: RulesOf = inductor_rules,
+    on_gpu: bool = False,
 ) -> Problem:
     """The problem of a function's joint graph."""
     found: list[Problem] = []
 
     def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        if on_gpu:
+            say_device(joint, torch.device("cuda", 0))
         found.append(build_problem(joint, num_fwd_outputs=num_fwd_outputs, cost=cost or UnitCost(), rules=rules))
         return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
 
@@ -347,6 +351,16 @@ def test_rows_are_padded_where_inductor_chooses_the_strides() -> None:
     by_name = {value.name: value.nbytes / MIB for value in problem.values}
     written = {name: round(by_name[name], 2) for name in ("sin", "cos", "tanh", "sigmoid", "erf", "exp")}
     assert written == {"sin": 1, "cos": 1, "tanh": 1, "sigmoid": 2, "erf": 2, "exp": 1}
+
+
+def test_the_gpus_allocator_hands_out_blocks_of_512_bytes() -> None:
+    def function(x: Tensor) -> Tensor:
+        return x.sin().exp().sum()
+
+    here, there = (problem_of(function, torch.ones(3, 43, requires_grad=True), on_gpu=gpu) for gpu in (False, True))
+    for own, blocks in zip((*here.values, *here.steps), (*there.values, *there.steps), strict=True):
+        assert blocks.nbytes == -(-own.nbytes // 512) * 512
+    assert {value.nbytes for value in here.values} >= {4, 516}
 
 
 def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:

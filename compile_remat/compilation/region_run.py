@@ -1,0 +1,99 @@
+"""What one step of a compiled region allocates: the code of its forward and of its backward, run dry and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from compile_remat._torch.sizes import in_blocks, storage_nbytes
+from compile_remat.cost_models import Event, Reservation, reservation_of
+from compile_remat.device import free_memory
+from compile_remat.inductor.observe import Emitted
+from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
+
+STEPS = 3
+"""Steps that the allocator's reservation is worked out for; the second one may find the segments of the first one cut up."""
+
+
+@dataclass(frozen=True)
+class RegionRun:
+    """A dry run of a forward and of its backward.
+
+    Attributes:
+        peak_bytes: The most bytes live at once between the entry of the forward and the end of the backward.
+        events: What both allocate and free, in order: a storage by any key and its bytes, or 0 where it is freed.
+    """
+
+    peak_bytes: int
+    events: tuple[Event, ...]
+
+    def reservation(self) -> Reservation:
+        """What torch's CUDA allocator, under its present options, holds for such steps where it held nothing before."""
+        return reservation_of(self.events, steps=STEPS, expandable=free_memory.has_expandable_segments())
+
+
+def run_region(forward: Emitted, backward: Emitted) -> RegionRun:
+    """Run the codes of a forward and of its backward dry.
+
+    What the forward returns to the user counts until the backward ends, as a training loop holds it; what it saves, until
+    the backward drops it.  Inputs of the forward and tangents do not count: they are not the compiled graphs'.  But where the
+    backward reads an output itself, no loop can drop that before its tangent is there: then both count.
+
+    Raises:
+        NotUnderstood: A dry run cannot follow the code, or the two graphs do not belong together.
+    """
+    first = dry_run(forward.source_code, forward.inputs)
+    outputs, saved = _split(forward, backward, first)
+    held = dict(filter(None, outputs))
+    counted: dict[int, tuple[int, int]] = {}
+    read_again: list[int] = []  # bytes of outputs that are saved as well
+    for position, name in enumerate(backward.names):
+        storage = saved.get(name)
+        if storage is not None and storage[0] not in held:
+            counted[position] = storage
+        elif storage is not None:
+            read_again.append(storage[1])
+    for position, nbytes in _tangents(backward):
+        if nbytes in read_again:
+            read_again.remove(nbytes)
+            counted[position] = (-1 - position, nbytes)  # a number that no storage of the forward has
+    second = dry_run(backward.source_code, backward.inputs, counted)
+    peak_bytes = max(first.peak_bytes, sum(held.values()) + second.peak_bytes)
+    numbers = {-1 - storage: ("forward", storage) for storage, _ in counted.values() if storage >= 0}
+    return RegionRun(peak_bytes, (*((("forward", s), n) for s, n in first.events), *_later(second, numbers)))
+
+
+def _later(backward: DryRun, numbers: Mapping[int, tuple[str, int]]) -> Iterator[Event]:
+    """The events of the backward; saved activations, by `numbers` of the forward, are there already when it takes them."""
+    there = set(numbers)
+    for storage, nbytes in backward.events:
+        if nbytes and storage in there:
+            continue
+        (there.add if nbytes else there.discard)(storage)
+        yield numbers.get(storage, ("backward", storage)), nbytes
+
+
+def _tangents(backward: Emitted) -> list[tuple[int, int]]:
+    """Positions of the gradients that come in, and their bytes."""
+    found = [(k, backward.inputs[k]) for k, name in enumerate(backward.names) if name.startswith("tangents_")]
+    return [(k, in_blocks(storage_nbytes(t), t.device.type)) for k, t in found if isinstance(t, torch.Tensor)]
+
+
+def _split(
+    forward: Emitted, backward: Emitted, run: DryRun
+) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int] | None]]:
+    """Storages of the user's outputs, and of what is saved by its name in the backward.
+
+    The forward returns outputs, then saved tensors, then saved sizes; the backward takes sizes, tensors, tangents.
+    """
+    handed = [k for k, name in enumerate(backward.names) if not name.startswith("tangents_")]
+    sizes = [k for k in handed if isinstance(backward.inputs[k], int | torch.SymInt)]
+    tensors = [k for k in handed if k not in sizes]
+    num_outputs = forward.num_outputs - len(handed)
+    if num_outputs < 0 or len(run.returned) != forward.num_outputs:
+        raise NotUnderstood("forward and backward do not hand over the same values")
+    handed_storages = run.returned[num_outputs : num_outputs + len(tensors)]
+    saved = {backward.names[k]: storage for k, storage in zip(tensors, handed_storages, strict=True)}
+    return list(run.returned[:num_outputs]), saved

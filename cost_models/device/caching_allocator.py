@@ -1,0 +1,218 @@
+"""What torch's CUDA allocator reserves of a device for a run of allocations and frees.
+
+The rules are those of torch's manual (notes/cuda.html, "Memory management") and of ``c10/cuda/CUDACachingAllocator.cpp``:
+
+* a request is rounded up to blocks of 512 bytes;
+* requests of at most 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones have a segment
+  of their own, rounded up to 2 MiB; small and large requests use different segments;
+* the smallest free block that is large enough is taken, of equal ones that at the lowest address.  Its rest is cut off where it is
+  at least a block (small requests) or more than 1 MiB (large ones), else it goes with the request;
+* a freed block joins its free neighbours of the same segment; segments stay with the process;
+* with ``expandable_segments:True`` there is one segment for small and one for large requests, which grows by pages of 2 or 20 MiB.
+
+One stream, no ``max_split_size_mb``, no ``roundup_power2_divisions``, no CUDA graphs (which have pools of their own).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
+
+MIB = 1 << 20
+BLOCK_BYTES = CUDA_BLOCK_BYTES
+SMALL_BYTES = MIB
+SMALL_SEGMENT_BYTES = 2 * MIB
+LARGE_SEGMENT_BYTES = 20 * MIB
+OWN_SEGMENT_BYTES = 10 * MIB
+"""Requests of at least this size have a segment of their own, rounded up to `SMALL_SEGMENT_BYTES`."""
+
+Event = tuple[Hashable, int]
+"""A tensor's storage by any key, and the bytes that are allocated for it; 0 where it is freed."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Memory of a run of events, in bytes.
+
+    Attributes:
+        allocated_peak_bytes: The most in blocks that are in use, as ``torch.cuda.max_memory_allocated`` counts.
+        reserved_peak_bytes: In segments at the end, as ``torch.cuda.max_memory_reserved`` counts: segments are not given back.
+        required_peak_bytes: The most in segments with a block in use (pages, where segments expand).  Torch gives the others back
+            before an allocation fails.
+    """
+
+    allocated_peak_bytes: int
+    reserved_peak_bytes: int
+    required_peak_bytes: int
+
+
+def reservation_of(events: Iterable[Event], *, steps: int = 1, expandable: bool = False) -> Reservation:
+    """What an empty allocator reserves for `events`, repeated `steps` times; each time ends with everything freed."""
+    allocator = CachingAllocator(expandable)
+    events = list(events)
+    for _ in range(steps):
+        for key, nbytes in events:
+            if nbytes:
+                allocator.allocate(key, nbytes)
+            else:
+                allocator.free(key)
+        for key in list(allocator.in_use):
+            allocator.free(key)
+    return Reservation(allocator.allocated_peak_bytes, allocator.reserved_bytes, allocator.required_peak_bytes)
+
+
+@dataclass(eq=False)
+class _Block:
+    """A part of a segment: bytes at an address, between its neighbours."""
+
+    pool: _Pool
+    address: int
+    nbytes: int
+    is_free: bool = True
+    before: _Block | None = None
+    after: _Block | None = None
+
+
+class _Pool:
+    """The segments of small or of large requests, with their free blocks sorted by size and address.
+
+    Attributes:
+        last: The last block of an expandable segment.
+        unused_bytes: Whole segments, or pages of an expandable one, in which nothing is in use.
+    """
+
+    def __init__(self, least_rest: int, page: int | None) -> None:
+        self.least_rest, self.page = least_rest, page
+        self.unused_bytes = 0
+        self.keys: list[tuple[int, int]] = []
+        self.free_blocks: dict[int, _Block] = {}
+        self.last: _Block | None = None
+        self.end = 0
+
+    def add(self, block: _Block) -> None:
+        bisect.insort(self.keys, (block.nbytes, block.address))
+        self.free_blocks[block.address] = block
+        self.unused_bytes += self._unused_in(block)
+
+    def remove(self, block: _Block) -> None:
+        del self.keys[bisect.bisect_left(self.keys, (block.nbytes, block.address))]
+        del self.free_blocks[block.address]
+        self.unused_bytes -= self._unused_in(block)
+
+    def _unused_in(self, block: _Block) -> int:
+        if self.page is None:
+            return block.nbytes if block.before is None and block.after is None else 0
+        end = block.address + block.nbytes
+        return max(0, end // self.page * self.page - round_up(block.address, self.page))
+
+    def best_fit(self, nbytes: int) -> _Block | None:
+        at = bisect.bisect_left(self.keys, (nbytes, 0))
+        return self.free_blocks[self.keys[at][1]] if at < len(self.keys) else None
+
+    def give_back(self, block: _Block) -> None:
+        """Join a block that became free with its free neighbours."""
+        block.is_free = True
+        if block.before is not None and block.before.is_free:
+            self.remove(block.before)
+            block = self._joined(block.before, block)
+        if block.after is not None and block.after.is_free:
+            self.remove(block.after)
+            block = self._joined(block, block.after)
+        self.add(block)
+
+    def _joined(self, first: _Block, second: _Block) -> _Block:
+        first.nbytes += second.nbytes
+        first.after = second.after
+        if first.after is not None:
+            first.after.before = first
+        if self.last is second:
+            self.last = first
+        return first
+
+    def cut(self, block: _Block, size: int) -> None:
+        """Cut off what a request of `size` bytes leaves of a block, unless that is too little."""
+        rest = block.nbytes - size
+        if rest < self.least_rest:
+            return
+        tail = _Block(self, block.address + size, rest, before=block, after=block.after)
+        block.nbytes, block.after = size, tail
+        if tail.after is not None:
+            tail.after.before = tail
+        if self.last is block:
+            self.last = tail
+        self.add(tail)
+
+    def grow(self, nbytes: int, before: _Block | None) -> None:
+        """Add new memory, behind `before` in the same segment or as a segment of its own."""
+        block = _Block(self, self.end, nbytes, before=before)
+        self.end += nbytes
+        if before is not None:
+            before.after = block
+        self.last = block
+        self.give_back(block)
+
+
+class CachingAllocator:
+    """A device's memory under the rules above.
+
+    Attributes:
+        in_use: The blocks that are in use, by the keys of their requests.
+        allocated_bytes: Bytes of these blocks.
+        reserved_bytes: Bytes of all segments.
+        required_peak_bytes: See `Reservation`.
+    """
+
+    def __init__(self, expandable: bool = False) -> None:
+        self.expandable = expandable
+        self.in_use: dict[Hashable, _Block] = {}
+        self.allocated_bytes = self.allocated_peak_bytes = self.reserved_bytes = 0
+        self.required_peak_bytes = 0
+        if expandable:
+            self._small, self._large = _Pool(BLOCK_BYTES, SMALL_SEGMENT_BYTES), _Pool(BLOCK_BYTES, LARGE_SEGMENT_BYTES)
+        else:
+            self._small, self._large = _Pool(BLOCK_BYTES, None), _Pool(SMALL_BYTES + 1, None)
+
+    def allocate(self, key: Hashable, nbytes: int) -> None:
+        """Take a block for `nbytes` bytes; ValueError where `key` has one already."""
+        if key in self.in_use:
+            raise ValueError(f"{key!r} has a block already")
+        size = round_up(nbytes, BLOCK_BYTES)
+        pool = self._small if size <= SMALL_BYTES else self._large
+        block = pool.best_fit(size)
+        if block is None:
+            self._reserve(pool, size)
+            block = pool.best_fit(size)
+            assert block is not None
+        pool.remove(block)
+        pool.cut(block, size)
+        block.is_free = False
+        self.in_use[key] = block
+        self.allocated_bytes += block.nbytes
+        self.allocated_peak_bytes = max(self.allocated_peak_bytes, self.allocated_bytes)
+        required_bytes = self.reserved_bytes - self._small.unused_bytes - self._large.unused_bytes
+        self.required_peak_bytes = max(self.required_peak_bytes, required_bytes)
+
+    def free(self, key: Hashable) -> None:
+        """Give the block of `key` back to its segment; KeyError where it has none."""
+        block = self.in_use.pop(key)
+        self.allocated_bytes -= block.nbytes
+        block.pool.give_back(block)
+
+    def _reserve(self, pool: _Pool, size: int) -> None:
+        """Take as much from the device as a request of `size` bytes needs."""
+        page = SMALL_SEGMENT_BYTES if pool is self._small else LARGE_SEGMENT_BYTES
+        last = pool.last if self.expandable else None
+        if self.expandable:
+            granted = round_up(size - (last.nbytes if last is not None and last.is_free else 0), page)
+        else:
+            granted = page if size < OWN_SEGMENT_BYTES else round_up(size, SMALL_SEGMENT_BYTES)
+        self.reserved_bytes += granted
+        pool.grow(granted, last)
+
+
+def round_up(nbytes: int, unit: int) -> int:
+    """The least multiple of `unit` that is at least `nbytes`."""
+    return -(-nbytes // unit) * unit
