@@ -112,6 +112,7 @@ class Contest:
             run.clear()
             level_bytes = torch.cuda.memory_allocated(self.device) if self._is_cuda() else 0
             peak = harness.second_step_peak(run, self.device)
+            reserved_bytes = torch.cuda.max_memory_reserved(self.device) - level_bytes if self._is_cuda() else None
             times = self._times(run)
             torch.manual_seed(self.seed + 1)
             run.clear_and_step()
@@ -124,6 +125,7 @@ class Contest:
             level_bytes=level_bytes,
             peak_bytes=peak.peak_bytes,
             requested_bytes=peak.requested_bytes,
+            reserved_bytes=reserved_bytes,
             gradient_bytes=sum(grad.nbytes for grad in grads),
             step_ns=int(median_ns),
             step_low_ns=int(low_ns),
@@ -228,6 +230,7 @@ def _reported() -> dict[str, Any]:
     figures = {
         "predicted_peak_bytes": report.predicted_peak_bytes,
         "scheduled_peak_bytes": report.scheduled_peak_bytes,
+        "predicted_reserved_bytes": report.reserved_peak_bytes,
         "planning_s": round(report.planning_time_s, 2),
         "status": report.status,
         "message": report.message,

@@ -35,6 +35,8 @@ class Point:
         level_bytes: In use before the step: parameters, inputs, and what libraries keep.
         peak_bytes: The most in use during a step, above that level.
         requested_bytes: The same before the allocator rounds up.
+        reserved_bytes: What the allocator holds of the device beyond `level_bytes`, gaps beside parameters included.
+        predicted_reserved_bytes: The report's `reserved_peak_bytes`, which knows of no parameters.
         gradient_bytes: Of the parameters' gradients, which the step leaves behind.
         step_ns: Median time of a step; `step_low_ns` and `step_high_ns` are its quartiles.
         predicted_step_ns: The plan's estimate, recompute included.
@@ -52,6 +54,8 @@ class Point:
     level_bytes: int | None = None
     peak_bytes: int | None = None
     requested_bytes: int | None = None
+    reserved_bytes: int | None = None
+    predicted_reserved_bytes: int | None = None
     gradient_bytes: int | None = None
     step_ns: int | None = None
     step_low_ns: int | None = None
