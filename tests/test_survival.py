@@ -236,6 +236,49 @@ def test_options_that_no_plan_takes_account_of(name: str) -> None:
     assert report.status == "NOT_MODELLED" and name in report.caveat
 
 
+class AroundLSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.lstm = nn.Linear(8, 8), nn.LSTM(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x).sin()
+        x, _ = self.lstm(x)
+        return x
+
+
+@torch.compiler.disable
+def _outside(x: Tensor) -> Tensor:
+    return x.exp().sin()
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (AroundLSTM(), r"what Dynamo does not support, such as nn\.LSTM"),
+        (lambda x: _outside(x.sin()).cos(), "compiler.disable"),
+    ],
+)
+def test_code_that_is_not_compiled_is_a_warning_and_a_status(function: Callable[..., Tensor], said: str) -> None:
+    x = torch.ones(4, 8, requires_grad=True)
+    with pytest.warns(PlannerWarning, match=f"memory_budget may not hold, because .*{said}"):
+        call = compiled(function, "8MiB")(x)
+    call.sum().backward()
+    report = compile_remat.reports()[0]
+    assert report.status == "NOT_MODELLED" and "not modelled: " in str(report)
+
+
+def test_other_graph_breaks_are_none(recwarn: pytest.WarningsRecorder) -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y.exp().sum()
+
+    compiled(function, "8MiB")(torch.ones(8, requires_grad=True)).backward()
+    assert not [w for w in recwarn if issubclass(w.category, PlannerWarning)]
+    assert "NOT_MODELLED" not in [report.status for report in compile_remat.reports()]
+
+
 def test_the_manual_names_these_options() -> None:
     manual = (Path(__file__).parent.parent / "docs" / "budgets.md").read_text()
     assert all(f"| `{name}`" in manual for name in OPTIONS)

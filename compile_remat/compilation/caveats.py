@@ -1,9 +1,9 @@
-"""Reports of graphs for which the budget may not hold: they have no plan, or an option changes their memory after the plan."""
+"""Reports of graphs for which the budget may not hold: they have no plan, or memory beside or after it."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,12 @@ from compile_remat._torch import cache_key_text
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import warn
-from compile_remat.inductor.unplanned_graphs import GRADIENTS_INSIDE, reason_without_plan, unmodelled_options
+from compile_remat.inductor.unplanned_graphs import (
+    GRADIENTS_INSIDE,
+    reason_without_plan,
+    uncompiled_code,
+    unmodelled_options,
+)
 from compile_remat.report import Report
 
 
@@ -38,9 +43,15 @@ def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | No
     return Report(key, str(budget), budget_bytes, None, message=message, caveat=reason, scheduled_peak_bytes=peak_bytes)
 
 
-def with_caveat(report: Report, patches: Mapping[str, Any]) -> Report:
-    """A report of a planned graph that names the options which no plan takes account of, with a warning where there are any."""
-    options = unmodelled_options(patches) if report.plan is not None else []
-    for text in options:
+def caveats_of(module: fx.GraphModule, patches: Mapping[str, Any], compiler: str) -> list[str]:
+    """Why the budget may not hold though the graph has a plan: code beside it, and options that no plan takes account of."""
+    return [*filter(None, [uncompiled_code(module)]), *(unmodelled_options(patches) if compiler == "inductor" else [])]
+
+
+def with_caveats(report: Report, texts: Sequence[str]) -> Report:
+    """The report of a planned graph with these caveats, and a warning for each."""
+    if report.plan is None or not texts:
+        return report
+    for text in texts:
         warn(f"memory_budget may not hold, because {text}")
-    return replace(report, caveat="; ".join(options)) if options else report
+    return replace(report, caveat="; ".join(texts))

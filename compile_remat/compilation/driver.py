@@ -13,7 +13,7 @@ from torch import fx
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.sizes import sizes_at
 from compile_remat.compilation import report_cache
-from compile_remat.compilation.caveats import unplanned, with_caveat
+from compile_remat.compilation.caveats import caveats_of, unplanned, with_caveats
 from compile_remat.compilation.feedback import (
     Emissions,
     bytes_to_plan_for,
@@ -97,8 +97,9 @@ class Compilation:
                 self._keep(self._side_file(partitioner), reports)
             else:
                 compiled = self._enter_within(partitioner)
-            if partitioner.guarded and self.config.compiler == "inductor":
-                reports[:] = [with_caveat(report, self.patches) for report in reports]
+            if partitioner.guarded:
+                caveats = caveats_of(self.gm, self.patches, self.config.compiler)
+                reports[:] = [with_caveats(report, caveats) for report in reports]
         if not is_trial:
             self.write(reports)
         return compiled, reports

@@ -1,6 +1,7 @@
-"""Where the budget cannot be kept: graphs that get no plan, and options of Inductor that change memory after the plan.
+"""Where the budget cannot be kept: graphs without a plan, code that is not compiled, options that change memory after the plan.
 
-Private names of torch, looked up by name: what a version does not have is never found.
+Private names of torch, looked up by name: what a version does not have is never found.  What Dynamo says of the end of a graph
+(``compile_subgraph_reason``) is the same in 2.11, 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -42,6 +43,16 @@ def reason_without_plan(module: fx.GraphModule) -> str:
     inside = (torch.autograd.grad, torch.autograd.backward)
     has_gradients = any(t in inside or getattr(t, "__name__", "") == _NESTING for t in targets)
     return GRADIENTS_INSIDE if has_gradients else NO_BACKWARD
+
+
+def uncompiled_code(module: fx.GraphModule) -> str:
+    """What Dynamo leaves out after a graph, where that may hold memory of its own; empty for other graph breaks."""
+    reason = str(getattr(getattr(module, "compile_subgraph_reason", None), "reason", ""))
+    if reason == "step_unsupported":
+        return "Dynamo does not compile the rest of a function: it calls what Dynamo does not support, such as nn.LSTM"
+    if "torch.compiler.disable" in reason.partition("\n")[0]:
+        return "a function under torch.compiler.disable runs in the middle of the step"
+    return ""
 
 
 def unmodelled_options(patches: Mapping[str, Any]) -> list[str]:
