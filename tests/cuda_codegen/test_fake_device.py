@@ -33,7 +33,7 @@ def test_kernels_are_tritons_and_become_cubins(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("options", "counted"),
-    [({"mode": "reduce-overhead"}, "partitions"), ({"triton.multi_kernel": 1}, "multi_kernels")],
+    [({"triton.cudagraphs": True}, "partitions"), ({"triton.multi_kernel": 1}, "multi_kernels")],
     ids=["reduce-overhead", "multi_kernel"],
 )
 def test_the_dry_run_follows_what_options_change(job: Job, options: dict[str, Any], counted: str) -> None:

@@ -13,7 +13,8 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compile_remat._torch.cuda_sdpa import use_cuda_attention
-from compile_remat.backend import remat
+from compile_remat.backend import compile_graph
+from compile_remat.config import RematConfig
 from compile_remat.inductor.observe import Emitted, observed
 
 DEVICE = "h100-sxm"
@@ -50,14 +51,12 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
     return emissions
 
 
-def ours(memory_budget: int | str, **options: Any) -> Compile:
-    """Our backend at a budget, with Inductor's options beside; raises what a call of the model would."""
+def ours(memory_budget: int | str, patches: Mapping[str, Any] | None = None) -> Compile:
+    """Our backend at a budget; `patches` are Inductor's options.  Dynamo wraps a RematError that comes of it."""
+    config = RematConfig.resolve({"memory_budget": memory_budget, "device": DEVICE})
 
     def use(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> object:
-        compiled = remat(gm, example_inputs, options={"memory_budget": memory_budget, "device": DEVICE, **options})
-        if getattr(compiled, "__name__", "") == "fail":  # an error that is raised where the model is called
-            compiled()
-        return compiled
+        return compile_graph(gm, example_inputs, config, dict(patches or {}))
 
     return use
 

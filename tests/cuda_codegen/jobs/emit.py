@@ -35,7 +35,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         converted(module, getattr(torch, job.get("dtype", "float32")))
         return module, inputs
 
-    emitted = step.compile_step(build, step.ours(job["budget"], **job.get("options", {})))
+    emitted = step.compile_step(build, step.ours(job["budget"], job.get("options")))
     (report,) = compile_remat.reports()
     if "out" in job:
         parts = [(e.source_code, e.names, e.num_outputs) for e in emitted]

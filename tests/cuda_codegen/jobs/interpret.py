@@ -17,12 +17,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime import triton_helpers
+from triton.runtime import interpreter
 
 from benchmarks.models.codegen import converted
 from tests.cuda_codegen import toys
@@ -51,6 +53,23 @@ class Libdevice:
     @staticmethod
     def isnan(x: Any) -> Any:
         return x != x
+
+
+def copy_broadcast_operands() -> None:
+    """Triton's interpreter (3.7.0) reads a mask of one element that is broadcast to [1, N] as if its N elements lay in memory.
+
+    Numpy gives the C++ side of ``tl.atomic_add`` a view with stride 0, so what is added depends on the bytes behind it: with a block
+    of one row, plain torch.compile's gradient of an embedding is as wrong as ours.
+    """
+    builder: Any = interpreter.InterpreterBuilder
+    create = builder.create_atomic_rmw
+
+    def create_from_copies(self: object, op: object, ptr: Any, val: Any, mask: Any, *args: object) -> Any:
+        for operand in (ptr, val, mask):
+            operand.data = np.array(operand.data, order="C")
+        return create(self, op, ptr, val, mask, *args)
+
+    builder.create_atomic_rmw = create_from_copies
 
 
 def function_of(source_code: str) -> Callable[[list[Any]], Sequence[Any]]:
@@ -142,6 +161,7 @@ if __name__ == "__main__":
     JOB_DTYPE = getattr(torch, job["dtype"])
     triton_helpers.set_driver_to_gpu = lambda: None
     triton_helpers.libdevice = Libdevice()
+    copy_broadcast_operands()
     loss, gradients = interpreted(job["out"], job["dropout"])
     found = []
     for draws in itertools.product(DRAWS, repeat=toys.BLOCKS) if job["dropout"] else [()]:
