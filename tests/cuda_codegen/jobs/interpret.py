@@ -58,8 +58,8 @@ class Libdevice:
 def copy_broadcast_operands() -> None:
     """Triton's interpreter (3.7.0) reads a mask of one element that is broadcast to [1, N] as if its N elements lay in memory.
 
-    Numpy gives the C++ side of ``tl.atomic_add`` a view with stride 0, so what is added depends on the bytes behind it: with a block
-    of one row, plain torch.compile's gradient of an embedding is as wrong as ours.
+    Numpy gives the C++ side of ``tl.atomic_add`` a view with stride 0, so what is added depends on the bytes behind it: with a
+    block of one row, plain torch.compile's gradient of an embedding is as wrong as ours.
     """
     builder: Any = interpreter.InterpreterBuilder
     create = builder.create_atomic_rmw
@@ -110,7 +110,7 @@ class Dropout:
         drawn = torch.empty(x.numel())
         self.draws[self.calls][(1,)](self.seeds[self.calls :], drawn, x.numel())
         self.calls += 1
-        kept = drawn > toys.RATE  # in float32: inside of one kernel Inductor leaves out the rounding to the input's type
+        kept = drawn > toys.RATE  # in float32: inside of one kernel Inductor rounds nothing
         return x * kept.view(x.shape) / (1 - toys.RATE)
 
 
@@ -167,7 +167,7 @@ if __name__ == "__main__":
     for draws in itertools.product(DRAWS, repeat=toys.BLOCKS) if job["dropout"] else [()]:
         exact_loss, exact = eager(torch.float64, draws)
         found.append((error(gradients, exact), draws, abs(float(loss) / float(exact_loss) - 1), exact))
-    worst, draws, loss_error, exact = min(found, key=lambda each: each[0])  # the forward and the backward drew in one way
+    worst, draws, loss_error, exact = min(found, key=lambda each: each[0])
     _, plain = eager(JOB_DTYPE, draws)
     figures = {"error": worst, "eager_error": error(plain, exact), "loss_error": loss_error}
     print(json.dumps({"gradients": len(gradients), **figures}))
