@@ -173,19 +173,20 @@ def _rank(node: Any, ranks: Mapping[Any, int]) -> int:
     """Where the plan computes what a node of the scheduler writes; a copy belongs to what it is made for.
 
     On GPUs a convolution's gradient is computed by the copy that gives it the convolution's layout: then Inductor names the
-    convolution as the node's origin, and what is computed stands among its `origins`.
+    convolution as the node's origin, or no origin at all, and what is computed stands among its `origins` beside the convolution.
     """
     made = node.node
     if made is None:
         return -1
     origin = made.origin_node
     found = [each for each in made.origins if each in ranks]
-    if origin in ranks:
-        computed = [each for each in found if _target(each) is not CONVOLUTION_BACKWARD]
-        is_copy = _target(origin) is CONVOLUTION_BACKWARD and not node.is_extern() and made.get_device().type != "cpu"
-        if not is_copy or not computed:
-            return ranks[origin]
+    computed = [each for each in found if _target(each) is not CONVOLUTION_BACKWARD]
+    if origin in ranks and _target(origin) is not CONVOLUTION_BACKWARD:
+        return ranks[origin]
+    if computed and not node.is_extern() and made.get_device().type != "cpu":
         found = computed
+    elif origin in ranks:
+        return ranks[origin]
     return max((ranks[each] for each in found), default=-1)
 
 

@@ -84,9 +84,12 @@ def test_a_kernel_that_was_put_off_moves_to_its_place_in_the_plan() -> None:
     assert order_after(other) == "x8 r8 q8 g4 w1"
 
 
+@pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("is_computed", [True, False])
-def test_a_gradient_that_is_computed_by_the_copy_for_a_convolution_has_its_own_place(is_computed: bool) -> None:
-    """Triton code: Inductor names the convolution as the copy's origin; only what is computed there tells the plan's place."""
+def test_a_gradient_that_is_computed_by_the_copy_for_a_convolution_has_its_own_place(
+    is_computed: bool, is_named: bool
+) -> None:
+    """Triton code: Inductor names the convolution as the copy's origin, or nothing; what is computed there tells the place."""
     graph = fx.Graph()
     mask, relu, segment, convolution = (
         graph.call_function(target)
@@ -99,6 +102,7 @@ def test_a_gradient_that_is_computed_by_the_copy_for_a_convolution_has_its_own_p
     )
     nodes = [Node(0, "s8", "r8", segment), Node(1, "x8", "g4", convolution), Node(2, "g4 r8", "c1", convolution, True)]
     nodes[1].node.origins = [mask, relu, convolution] if is_computed else [convolution]
+    nodes[1].node.origin_node = convolution if is_named else None
     expected = "g4 r8 c1" if is_computed else "r8 g4 c1"
     assert order_after(KernelSequence(nodes, (), [mask, relu, segment, convolution])) == expected
 
