@@ -1,7 +1,7 @@
 """What the memory model copies from Inductor: thresholds and lists, read from the Inductor that is installed.
 
-Imports nothing of ours.  `inductor_rules` asks for the values at the moment of the call, so that what the user sets counts, as
-``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.config``: torch's cache keys hold these options, and a
+Imports nothing of ours but `version`.  `inductor_rules` asks for the values at the moment of the call, so that what the user sets
+counts, as ``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.config``: torch's cache keys hold these options, and a
 partitioner runs while they are in force.  ``tests/_torch/test_codegen_rules.py`` has a test for each rule that fails when Inductor
 changes it.
 
@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from compile_remat._torch.version import torch_version
+
 UNARY_OPS = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",
     "lgamma", "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
@@ -32,6 +34,13 @@ EXTRA_OPS = (
     ("max_pool2d_with_indices_backward", 20), ("addcmul", 3),
 )  # fmt: skip
 """`InductorRules.extra_ops`: of a square, a slice with two ends, a padding at both sides of one dimension, windows of 2 x 2."""
+
+
+SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add")
+"""`InductorRules.scatters` on GPUs: a pooling's gradient, that of an embedding, of a gather, of an index."""
+
+SCATTER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+"""The types that Inductor is asked about for `InductorRules.unfused_scatter_dtypes`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,11 @@ class InductorRules:
         drawn_ops: Their results are materialised, whatever reads them (``inductor_random`` in ``lowering.py``).
         always_concatenates: Whether every concatenation is a buffer that its parts are written into (``cat`` in
             ``lowering.py``); else only one whose parts all are buffers, and others are computed by a fused kernel.
+        concatenates_shared: Whether one that an unfused kernel reads is such a buffer, too, if others read one of its parts
+            (``any_input_has_multi_consumers`` there).
+        scatters: Operators that write into a copy of their first argument inside of a fused kernel (``index_put_impl_`` and
+            ``scatter_reduce_`` in ``lowering.py``).  On CPUs they count as unfused kernels, which is an upper bound.
+        unfused_scatter_dtypes: Types of which they call ATen's kernel (``needs_fallback_due_to_atomic_add_limitations``).
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
             convolutions, and none is foreseen.
@@ -78,10 +92,13 @@ class InductorRules:
     extra_ops: tuple[tuple[str, int], ...] = EXTRA_OPS
     strided_readers: tuple[str, ...] = ("aten.as_strided.default", "aten.as_strided_scatter.default")
     drawn_ops: tuple[str, ...] = ("inductor_random",)
+    concatenates_shared: bool = False
     padded_above: int | None = None
     padding_bytes: int = 128
     draws_by_kernel: bool = False
     max_pooling_window: int = 25
+    scatters: tuple[str, ...] = ()
+    unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
 
 
 RulesOf = Callable[[str], InductorRules]
@@ -103,6 +120,7 @@ def inductor_rules(device_type: str) -> InductorRules:
         max_ops=_threshold("opcount", is_cpu),
         heavy_ops=_heavy_ops("cpu" if is_cpu else "cuda"),
         always_concatenates=is_cpu,
+        concatenates_shared=torch_version() >= (2, 13),
         has_channels_last=is_cpu and _has_onednn() and bool(config.layout_optimization),
         mask_traffic_factor=8 if is_cpu else 1,
         padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
@@ -110,7 +128,15 @@ def inductor_rules(device_type: str) -> InductorRules:
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
+        scatters=() if is_cpu or torch.are_deterministic_algorithms_enabled() else SCATTERS,
+        unfused_scatter_dtypes=() if is_cpu else tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )
+
+
+def _has_no_atomic_add(dtype: torch.dtype) -> bool:
+    from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
+
+    return bool(needs_fallback_due_to_atomic_add_limitations(dtype))
 
 
 def _draws_four_at_once() -> bool:

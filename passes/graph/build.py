@@ -33,6 +33,7 @@ from compile_remat.passes.graph.channels_last import mark_channels_last, mark_la
 from compile_remat.passes.graph.materialisation import (
     count_reads,
     drop_inner_buffers,
+    is_fused_scatter,
     mark_parts,
     mark_written_constants,
 )
@@ -51,6 +52,7 @@ from compile_remat.passes.problem.problem import (
     POINTWISE,
     REDUCTION,
     SAVE,
+    SCATTER,
     Problem,
     Step,
     Tag,
@@ -161,7 +163,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
             draft = Draft(
                 node=node,
                 op=op,
-                kernel=KERNELS[op.kind],
+                kernel=SCATTER if is_fused_scatter(node, graph.rules_of(node)) else KERNELS[op.kind],
                 nbytes=0 if writes_into_input(node) else _nbytes(node),
                 sources=tuple(graph.drafts_of(*node.all_input_nodes)),
                 input_reads=tuple((r.name, _nbytes(r)) for r in roots if r not in graph.by_node),
@@ -171,7 +173,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 pin=pin,
                 tag=tag,
             )
-            draft.depth = max((s.depth + (s.kernel == EXTERN) for s in draft.sources), default=0)
+            draft.depth = max((s.depth + (s.kernel in (EXTERN, SCATTER)) for s in draft.sources), default=0)
             is_in_epilogue = is_past_tangents and not draft.in_forward and not draft.in_backward
             draft.epilogue_step = len(graph.steps) if is_in_epilogue else -1
             graph.add(draft)

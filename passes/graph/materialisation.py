@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
@@ -52,8 +53,7 @@ def _count_reads_of(
 ) -> None:
     rules, name = graph.rules_of(draft.node), _name(draft)
     draft.is_drawn = name in rules.drawn_ops
-    has_buffers = all(s.kernel != POINTWISE for s in draft.sources)
-    draft.concatenates = name == "cat" and (rules.always_concatenates or has_buffers)
+    draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = _load_of(draft)
         return
@@ -72,6 +72,26 @@ def _count_reads_of(
         draft.spared_ops = _spared_ops(draft, rules)
     draft.expression = _load_of(draft) if is_read or draft.is_materialised else forward
     draft.backward_expression = _load_of(draft) if is_read or is_written_in_backward else backward
+
+
+def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:
+    """Whether a concatenation on a GPU has parts that are buffers: all of them, or one that others read, too."""
+    if all(s.kernel != POINTWISE for s in draft.sources):
+        return True
+    if not rules.concatenates_shared:
+        return False
+    is_written = any(graph.by_node[u].kernel == EXTERN for u in draft.node.users if u in graph.by_node)
+    return is_written and any(s.kernel == POINTWISE and most_users(s.node) > 1 for s in draft.sources)
+
+
+def is_fused_scatter(node: fx.Node, rules: InductorRules) -> bool:
+    """Whether Inductor writes elements into a copy of the node's first argument by a kernel of its own."""
+    value, name = node.meta.get("val"), getattr(node.target, "__name__", "").split(".")[0]
+    if name not in rules.scatters or not isinstance(value, torch.Tensor):
+        return False
+    indices = [i.meta.get("val") for i in node.all_input_nodes if name != "_unsafe_masked_index_put_accumulate"]
+    by_mask = any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+    return value.dtype not in rules.unfused_scatter_dtypes and not by_mask
 
 
 def _load_of(draft: Draft) -> Expression:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from compile_remat.cost_models import CostModel
 from compile_remat.passes.graph.node_drafts import Draft
-from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION
+from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, SCATTER
 
 
 def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> int:
@@ -72,11 +72,12 @@ class _Reads:
     def of(self, draft: Draft, cost: CostModel) -> _Work:
         """The work of the next node."""
         work = self._work(draft, cost) if draft.kernel in (POINTWISE, REDUCTION) else _Work()
-        if draft.kernel == EXTERN:
+        is_alone = draft.kernel in (EXTERN, SCATTER)
+        if is_alone:
             self.moved_bytes += draft.op.read_bytes + draft.op.write_bytes
         self.moved_bytes += work.read_bytes
         if draft in self.buffers:
-            self.moved_bytes += 0 if draft.kernel == EXTERN else draft.nbytes
+            self.moved_bytes += 0 if is_alone else draft.nbytes
             self.written_at[draft] = self.moved_bytes
         return work
 
@@ -101,7 +102,7 @@ class _Reads:
 
 def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
     """The node's share: a kernel of its own, or arithmetic against traffic, and a launch if it ends in a buffer."""
-    if draft.kernel == EXTERN:
+    if draft.kernel in (EXTERN, SCATTER):
         return cost.op_time_ns(draft.op)
     if draft.kernel not in (POINTWISE, REDUCTION):
         return 0

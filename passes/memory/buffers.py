@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, REDUCTION, Step, Value
+from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, REDUCTION, SCATTER, Step, Value
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ def readers_of(values: Sequence[Value]) -> list[list[int]]:
 
 
 def is_always_stored(node: Value | Step) -> bool:
-    return node.nbytes > 0 and (node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised)
+    return node.nbytes > 0 and (node.kernel in (EXTERN, REDUCTION, SCATTER, ITEM) or node.realised)
 
 
 def overwrites(node: Value | Step) -> bool:
@@ -34,8 +34,8 @@ def overwrites(node: Value | Step) -> bool:
 
 
 def may_be_written_over(node: Value | Step, by: Value | Step) -> bool:
-    """Whether a pointwise kernel can write one into the other's buffer: equal bytes, and in the same order."""
-    return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last
+    """Whether a pointwise kernel can write one into the other's buffer: equal bytes, in the same order, written by one kernel."""
+    return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last and node.kernel != SCATTER
 
 
 def parts_from(inner: Value | Step, by: Value | Step) -> bool:

@@ -22,6 +22,8 @@ class Kernel(StrEnum):
     """A kernel of its own."""
     REDUCTION = "reduction"
     """The reduction of a fused kernel."""
+    SCATTER = "scatter"
+    """Writes elements by a fused kernel into a buffer that another kernel has filled; a constant needs no buffer for that."""
     POINTWISE = "pointwise"
     """Part of a fused kernel: in registers, unless something needs it in memory."""
     ITEM = "item"
@@ -30,7 +32,7 @@ class Kernel(StrEnum):
     """Computed from nothing."""
 
 
-EXTERN, REDUCTION, POINTWISE, ITEM, CONSTANT = Kernel
+EXTERN, REDUCTION, SCATTER, POINTWISE, ITEM, CONSTANT = Kernel
 
 
 class Pin(StrEnum):

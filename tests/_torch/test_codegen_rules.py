@@ -193,6 +193,51 @@ def test_what_is_concatenated_is_written_into_its_place() -> None:
     assert [len(p.get_read_names()) for p in parts] == [1, 1, 1, 1]
 
 
+def test_concatenates_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: a part that something else reads is written into the concatenation, where that has a buffer."""
+
+    def skip(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        part = a.exp()
+        return torch.cat([part, b]).sum(0), part.sum(0)
+
+    def alone(a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a.exp(), b]).sum(0)
+
+    def concatenates(function: Callable[..., Any]) -> bool:
+        return any(isinstance(o, ir.ConcatKernel) for o in lowered(function, (8, 8), (8, 8), device="cuda").operations)
+
+    monkeypatch.setattr(ir.Reduction, "num_splits", lambda *_, **__: (ir.ReductionHint.DEFAULT, 1))
+    assert concatenates(skip) == inductor_rules("cuda").concatenates_shared and not concatenates(alone)
+
+
+SCATTERED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "_unsafe_index_put": lambda x, i, v: aten._unsafe_index_put(x, [i], v, True),
+    "_unsafe_masked_index_put_accumulate": lambda x, i, v: aten._unsafe_masked_index_put_accumulate(x, i > 1, [i], v),
+    "index_put": lambda x, i, v: aten.index_put(x, [i], v, True),
+    "scatter_add": lambda x, i, v: aten.scatter_add(x, 0, i, v),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_scatters(name: str) -> None:
+    """On a GPU: a kernel fills the buffer, another adds to it what it computes; a type without atomic additions calls ATen's."""
+    convert = torch.ops.prims.convert_element_type.default
+
+    def operations(dtype: torch.dtype) -> list[Any]:
+        def scattered(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
+            return SCATTERED[name](convert(x, dtype), convert(i, torch.int64), convert(v, dtype))
+
+        return lowered(scattered, (16,), (8,), (8,), device="cuda").operations
+
+    rules = inductor_rules("cuda")
+    assert name in rules.scatters and not inductor_rules("cpu").scatters
+    fill, scatter = operations(torch.float32)
+    assert isinstance(fill.data, ir.Pointwise) and isinstance(scatter.data, ir.Scatter)
+    assert isinstance(scatter.layout, ir.MutationLayoutSHOULDREMOVE)
+    assert torch.int64 in rules.unfused_scatter_dtypes and torch.float32 not in rules.unfused_scatter_dtypes
+    assert any(isinstance(o, ir.ScatterFallback | ir.IndexPutFallback) for o in operations(torch.int64))
+
+
 @pytest.mark.parametrize("is_on", [True, False])
 def test_has_channels_last(is_on: bool) -> None:
     def convolution(x: Tensor, w: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat._torch.fake import say_device
+from compile_remat._torch.version import torch_version
 from compile_remat.cost_models import Roofline, UnitCost, load_device
-from compile_remat.passes import Problem, build_problem
-from compile_remat.passes.problem.problem import SAVE
+from compile_remat.passes import Planner, Problem, build_problem
+from compile_remat.passes.problem.problem import EXTERN, SAVE, SCATTER
 
 MIB = 1 << 20
 
@@ -361,6 +362,41 @@ def test_the_gpus_allocator_hands_out_blocks_of_512_bytes() -> None:
     for own, blocks in zip((*here.values, *here.steps), (*there.values, *there.steps), strict=True):
         assert blocks.nbytes == -(-own.nbytes // 512) * 512
     assert {value.nbytes for value in here.values} >= {4, 516}
+
+
+def test_a_fused_scatter_needs_one_buffer() -> None:
+    """On a GPU neither the zeros that it starts from nor the gradient that it adds has one, and nothing is written over it."""
+
+    def gathered(x: Tensor, i: Tensor) -> Tensor:
+        return torch.gather(x.sin(), 0, i).exp()
+
+    peaks = []
+    for device in ("cpu", "cuda"):
+        rules = inductor_rules(device)
+        index = torch.zeros(512, 512, dtype=torch.int64)
+        problem = problem_of(gathered, *weights(1), index, rules=lambda device_type, rules=rules: rules)
+        (scatter,) = [step for step in problem.steps if step.name == "scatter_add"]
+        assert scatter.kernel == (SCATTER if device == "cuda" else EXTERN)
+        peaks.append(Planner(problem).lowest().peak_bytes / MIB)
+    assert peaks == [4, 3]
+
+
+def test_a_part_that_others_read_lies_in_what_a_product_reads() -> None:
+    """On a GPU: from torch 2.13 on Inductor computes it there, else the concatenation is computed by a kernel of its own."""
+
+    def skip(x: Tensor, w: Tensor, *, is_shared: bool) -> Tensor:
+        part = x + 1.0
+        y = torch.cat([part, w]) @ w
+        return y.sum() + (part @ w).sum() if is_shared else y
+
+    for is_shared in (True, False):
+        problem = problem_of(
+            partial(skip, is_shared=is_shared), *weights(2), rules=lambda device: inductor_rules("cuda")
+        )
+        (whole,) = [v for v in problem.values if v.name == "cat"]
+        assert [problem.values[i].name for i in whole.parts] == (
+            ["add"] if is_shared and torch_version() >= (2, 13) else []
+        )
 
 
 def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
