@@ -64,6 +64,11 @@ class SharedOption:
     others_plain_bytes: int = 0
     more_follow: bool = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether regions may follow, for all that is known."""
+        return self.more_follow or not self.others_bytes
+
 
 @dataclass(frozen=True)
 class Replay:

@@ -47,8 +47,10 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         left_bytes = None if limit_bytes is None else limit_bytes - request.others_bytes
         if request.calls:
             best = menu[allocate(calls, [menu], None if is_fraction else left_bytes).chosen[0]]
+        elif is_fraction:
+            best = _first_option_of_fraction(menu, plain, effective, request, planner.options.same_peak)
         else:
-            best = _first_option(menu, plain, left_bytes, planner.options.same_peak, must_fit=not is_fraction)
+            best = _first_option(menu, plain, left_bytes, planner.options.same_peak)
         plan = keyed(planned.plan_of(planned.mask_of(best.saved), None), planner)
         peak_bytes = request.others_bytes + step_peak_bytes(calls, [best])
         found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
@@ -56,7 +58,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
             return found[-1][1]
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
-    if is_fraction and not request.calls and (request.more_follow or not request.others_bytes):
+    if is_fraction and not request.calls and request.is_open:
         return choice  # what the fraction allows is known with the graphs to come
     if not effective.source and not request.may_miss:
         largest = choice.plan.largest
@@ -70,22 +72,53 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
 
 
 def _first_option(
-    menu: Sequence[PlanOption], plain: PlanOption, left_bytes: int | None, same_peak: float, *, must_fit: bool
+    menu: Sequence[PlanOption], plain: PlanOption, left_bytes: int | None, same_peak: float
 ) -> PlanOption:
-    """The option of a region's first step, in which it is not known what else runs.
+    """The option of a region's first step, in which it is not known what else runs, under bytes or without a number to keep.
 
     It is the one whose step would be lowest if `EXPECTED_REGIONS` such regions ran in it, among those whose own peak is inside
-    what is left and no higher than plain's.  Where none is inside, those count that are as good as the lowest, if one must be, else
-    all that are no higher than plain's.
+    what is left and no higher than plain's.  Where none is inside, those count that are as good as the lowest.
     """
     lowest_bytes = min(map(_own_peak_bytes, menu))
     limit_bytes = int(_own_peak_bytes(plain) / same_peak)
-    if left_bytes is not None and (must_fit or lowest_bytes <= left_bytes):
+    if left_bytes is not None:
         limit_bytes = min(limit_bytes, left_bytes)
     if lowest_bytes > limit_bytes:
         limit_bytes = int(lowest_bytes / same_peak)
     fitting = [option for option in menu if _own_peak_bytes(option) <= limit_bytes]
-    return min(fitting, key=lambda option: (EXPECTED_REGIONS - 1) * option.held_bytes + _own_peak_bytes(option))
+    return min(fitting, key=_expected_bytes)
+
+
+def _first_option_of_fraction(
+    menu: Sequence[PlanOption],
+    plain: PlanOption,
+    effective: EffectiveBudget,
+    request: SharedOption,
+    same_peak: float,
+) -> PlanOption:
+    """The same under a fraction, whose bytes grow with what plain torch.compile takes for the regions to come.
+
+    It is the option that exceeds them by the least part, added up over steps in which 0, 1, ... more such regions follow, among
+    those whose own peak is no higher than plain's.
+    """
+    most_bytes = max(_own_peak_bytes(plain), min(map(_own_peak_bytes, menu))) / same_peak
+    following = range(EXPECTED_REGIONS if request.is_open else 1)
+    plain_bytes = [request.others_plain_bytes + n * plain.held_bytes + _own_peak_bytes(plain) for n in following]
+    limits = [
+        bytes_of(replace(effective, plain_bytes=max(effective.plain_bytes, nbytes))) or 1 for nbytes in plain_bytes
+    ]
+
+    def exceeds(option: PlanOption) -> float:
+        own_bytes = request.others_bytes + _own_peak_bytes(option)
+        return sum(max(0.0, (own_bytes + n * option.held_bytes) / limits[n] - 1) for n in following)
+
+    fitting = [option for option in menu if _own_peak_bytes(option) <= most_bytes]
+    return min(fitting, key=lambda option: (exceeds(option), _expected_bytes(option)))
+
+
+def _expected_bytes(option: PlanOption) -> int:
+    """The peak of a step of `EXPECTED_REGIONS` such regions."""
+    return (EXPECTED_REGIONS - 1) * option.held_bytes + _own_peak_bytes(option)
 
 
 def _own_peak_bytes(option: PlanOption) -> int:

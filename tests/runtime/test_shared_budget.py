@@ -205,19 +205,9 @@ def test_the_first_step_of_a_broken_function_is_not_above_plains() -> None:
         first, second = (steps.step()[1] for _ in range(2))
         assert first <= default_bytes, budget
         if isinstance(budget, float):
-            assert second <= budget * default_bytes * 1.01 + EAGER_BYTES
-
-
-@pytest.mark.xfail(
-    strict=True, reason="the first step takes 5.3 MiB of 4.5; which of its plans is too large is not known yet"
-)
-@pytest.mark.usefixtures("empty_kernels")
-def test_the_first_step_of_a_broken_function_keeps_a_fraction() -> None:
-    plain = Steps("three graph breaks")
-    plain.step()
-    budget_bytes = plain.step()[1] / 2
-    clear_process_state()
-    assert Steps("three graph breaks", 0.5).step()[1] <= budget_bytes * 1.01 + EAGER_BYTES
+            assert max(first, second) <= budget * default_bytes * 1.01 + EAGER_BYTES
+        if budget == "min":
+            assert first <= second  # lean from the first step on
 
 
 @pytest.mark.parametrize("case", ["three graph breaks", "apart"])
