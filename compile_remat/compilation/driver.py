@@ -33,6 +33,7 @@ from compile_remat.inductor.entry import (
     without_partition_cache,
 )
 from compile_remat.inductor.observe import Observer
+from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.passes import Status
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.partitioner import RematPartitioner
@@ -52,6 +53,10 @@ estimate: with blocks that run twice in one graph, the end of one pass came to s
 ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
 """Under `fallback_random` numbers come from eager mode's generator in the order of the calls, and torch 2.11 moves these
 calls where that lowers its estimate of the peak; plain torch.compile then draws other numbers than eager mode, too."""
+
+INNER_OPTIONS = {"reorder_for_locality": False}
+"""Of a graph that computes gradients itself: for inference, Inductor moves each node down to its first reader, which for a
+gradient is the end of the graph, so that all that the gradients are computed from lives until then."""
 
 TIGHTENINGS = 2
 """The maximum number of times that a graph is planned and compiled again because its code needs more than the budget."""
@@ -134,10 +139,11 @@ class Compilation:
         options = self._options(guide)
 
         def enter(chosen: CustomPartitionerFn, observer: Observer | None = None) -> Compiled:
+            rewrite = {"rewrite": chosen.with_copies} if isinstance(chosen, RematPartitioner) else {}
             if self.config.compiler == "eager":
-                return compile_eager(self.gm, self.example_inputs, chosen)
+                return compile_eager(self.gm, self.example_inputs, chosen, **rewrite)
             return compile_with_partitioner(
-                self.gm, self.example_inputs, chosen, options, guarded=guide.guarded, observer=observer
+                self.gm, self.example_inputs, chosen, options, guarded=guide.guarded, observer=observer, **rewrite
             )
 
         return enter
@@ -146,7 +152,13 @@ class Compilation:
         # With nested regions Inductor's reuse of buffers is wrong by itself; see `called_regions.calls_regions`.
         strict = partitioner.guarded or calls_regions(self.gm)
         ordered = self.patches.get("fallback_random", inductor_options.draws_as_eager_mode())
-        return {**(STRICT_OPTIONS if strict else {}), **(ORDERED_OPTIONS if ordered else {}), **self.patches}
+        inner = partitioner.guarded and computes_gradients(self.gm)
+        return {
+            **(STRICT_OPTIONS if strict else {}),
+            **(INNER_OPTIONS if inner else {}),
+            **(ORDERED_OPTIONS if ordered else {}),
+            **self.patches,
+        }
 
     def _side_file(self, partitioner: RematPartitioner) -> Path | None:
         if self.config.compiler == "eager" or self.config.check:  # a check takes nothing from a cache
@@ -207,7 +219,8 @@ class Compilation:
                 with sizes_at(partitioner.sizes):
                     reports[:] = with_scheduled_peak(reports, emissions)
                     if not reports and emissions.seen:
-                        reports.append(self._unplanned(partitioner, emissions.unsplit_peak_bytes()))
+                        run = emissions.region_run()
+                        reports.append(self._unplanned(partitioner, None if run is None else run.peak_bytes))
                 tightened_bytes = (
                     bytes_to_plan_for(reports, partitioner.settings, partitioner.request) if left else None
                 )

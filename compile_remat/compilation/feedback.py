@@ -11,10 +11,10 @@ import torch
 
 from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.units import format_bytes
-from compile_remat.compilation.region_run import RegionRun, run_region
+from compile_remat.compilation.region_run import RegionRun, run_region, run_unsplit
 from compile_remat.errors import BudgetError, warn
 from compile_remat.inductor.observe import Emitted
-from compile_remat.inductor.wrapper_dry_run import NotUnderstood, dry_run
+from compile_remat.inductor.wrapper_dry_run import NotUnderstood
 from compile_remat.passes import Status
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.request import Request, target_bytes_of
@@ -42,7 +42,9 @@ class Emissions:
         self.seen.append(emitted)
 
     def region_run(self) -> RegionRun | None:
-        """A dry run of the final code, or None where it is not one forward and one backward, or cannot be followed."""
+        """A dry run of the final code; None where it is not one forward and one backward, or both in one, or is unclear."""
+        if len(self.seen) == 1 and self.seen[0].is_inference:
+            return self._known(lambda: run_unsplit(self.seen[0]))
         forwards = [e for e in self.seen if not e.is_backward]
         backwards = [e for e in self.seen if e.is_backward]
         if len(forwards) != 1 or len(backwards) != 1:
@@ -52,12 +54,6 @@ class Emissions:
     def is_for_cuda(self) -> bool:
         """Whether a graph takes tensors that torch's CUDA allocator made."""
         return any(isinstance(x, torch.Tensor) and x.is_cuda for emitted in self.seen for x in emitted.inputs)
-
-    def unsplit_peak_bytes(self) -> int | None:
-        """The peak of a graph that was not split into forward and backward; None where it cannot be followed."""
-        if len(self.seen) != 1:
-            return None
-        return self._known(lambda: dry_run(self.seen[0].source_code, self.seen[0].inputs).peak_bytes)
 
     def _known(self, run: Callable[[], T]) -> T | None:
         try:

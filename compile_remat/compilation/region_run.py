@@ -34,6 +34,16 @@ class RegionRun:
         return reservation_of(self.events, steps=STEPS, expandable=free_memory.has_expandable_segments())
 
 
+def run_unsplit(graph: Emitted) -> RegionRun:
+    """Run a graph that was not split into forward and backward.
+
+    Raises:
+        NotUnderstood: The dry run cannot follow the code.
+    """
+    run = dry_run(graph.source_code, graph.inputs)
+    return RegionRun(run.peak_bytes, tuple((("forward", s), n) for s, n in run.events))
+
+
 def run_region(forward: Emitted, backward: Emitted) -> RegionRun:
     """Run the codes of a forward and of its backward dry.
 

@@ -18,8 +18,12 @@ from torch._inductor import compile_fx as inductor
 from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
 from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.inductor.install import CustomPartitionerFn as CustomPartitionerFn
-from compile_remat.inductor.observe import Observer, observed
+from compile_remat.inductor.observe import GraphRewrite, Observer, observed
 from compile_remat.inductor.plan_guard import guarded as under_guard
+
+
+def _as_it_is(graph: fx.GraphModule) -> fx.GraphModule:
+    return graph
 
 
 def compile_with_partitioner(
@@ -30,6 +34,7 @@ def compile_with_partitioner(
     *,
     guarded: bool,
     observer: Observer | None = None,
+    rewrite: GraphRewrite = _as_it_is,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, `partitioner` choosing what to save.
 
@@ -39,13 +44,19 @@ def compile_with_partitioner(
         guarded: Keep Inductor's fusions to the plan.
         observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
             the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
+        rewrite: Called with a graph that is compiled for inference, behind Inductor's passes over joint graphs.
     """
     compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
     if observer is not None:
         partitioner = recorder = PartitionRecorder(partitioner)
         compiler = with_early_backward(observed(compiler, observer), recorder)
+    final = compiler
+
+    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
+        return final(rewrite(graph) if kwargs.get("is_inference") else graph, inputs, **kwargs)
+
     patches = {**options, PARTITIONER_OPTION: partitioner}
-    return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=compiler, config_patches=patches))
+    return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=compile_graph, config_patches=patches))
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -60,7 +71,10 @@ def _callable(compiled: Any) -> Callable[..., Any]:
 
 
 def compile_eager(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], partitioner: CustomPartitionerFn
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: CustomPartitionerFn,
+    rewrite: GraphRewrite = _as_it_is,
 ) -> Callable[..., Any]:
     """Run the two FX graphs as they are, with Inductor's decompositions but without its passes."""
     from torch._dynamo.backends.common import aot_autograd
@@ -70,7 +84,7 @@ def compile_eager(
     backend = aot_autograd(
         fw_compiler=boxed_nop,
         bw_compiler=boxed_nop,
-        inference_compiler=boxed_nop,
+        inference_compiler=lambda graph, inputs: boxed_nop(rewrite(graph), inputs),
         partition_fn=partitioner,
         decompositions=select_decomp_table,
         keep_inference_input_mutations=True,

@@ -19,6 +19,7 @@ class Emitted:
         names: The graph's placeholders, one for each input.
         num_outputs: How many values it returns.
         is_backward: Whether it is the backward of another graph.
+        is_inference: Whether it has no backward, but one inside of it.
     """
 
     source_code: str
@@ -26,9 +27,11 @@ class Emitted:
     names: tuple[str, ...]
     num_outputs: int
     is_backward: bool
+    is_inference: bool = False
 
 
 Observer = Callable[[Emitted], None]
+GraphRewrite = Callable[[fx.GraphModule], fx.GraphModule]
 GraphCompiler = Callable[..., Any]
 """``compile_fx_inner`` or what wraps it: ``compiler(graph_module, example_inputs, **options)`` of one graph."""
 
@@ -43,7 +46,8 @@ def observed(compiler: GraphCompiler, observer: Observer) -> GraphCompiler:
         compiled = compiler(gm, example_inputs, **options)
         source_code = getattr(compiled, "source_code", None)
         if isinstance(source_code, str):
-            observer(Emitted(source_code, inputs, names, num_outputs, bool(options.get("is_backward"))))
+            kinds = bool(options.get("is_backward")), bool(options.get("is_inference"))
+            observer(Emitted(source_code, inputs, names, num_outputs, *kinds))
         return compiled
 
     return compile_graph

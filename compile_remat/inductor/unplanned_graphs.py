@@ -14,7 +14,7 @@ from torch import fx
 from torch._inductor import config
 
 GRADIENTS_INSIDE = (
-    "it computes gradients itself (torch.autograd.grad, torch.func.grad), and AOTAutograd hands over no joint graph"
+    "it computes gradients itself (torch.autograd.grad, torch.func.grad), and its graph for inference cannot be planned"
 )
 NO_BACKWARD = "nothing in it has a backward"
 
@@ -38,11 +38,15 @@ OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 def reason_without_plan(module: fx.GraphModule) -> str:
     """Why a Dynamo graph that no partitioner was called for has no plan."""
+    return GRADIENTS_INSIDE if computes_gradients(module) else NO_BACKWARD
+
+
+def computes_gradients(module: fx.GraphModule) -> bool:
+    """Whether a Dynamo graph holds calls for gradients."""
     graphs = (m.graph for m in module.modules() if isinstance(m, fx.GraphModule))
     targets = [n.target for graph in graphs for n in graph.nodes if n.op == "call_function"]
     inside = (torch.autograd.grad, torch.autograd.backward)
-    has_gradients = any(t in inside or getattr(t, "__name__", "") == _NESTING for t in targets)
-    return GRADIENTS_INSIDE if has_gradients else NO_BACKWARD
+    return any(t in inside or getattr(t, "__name__", "") == _NESTING for t in targets)
 
 
 def uncompiled_code(module: fx.GraphModule) -> str:

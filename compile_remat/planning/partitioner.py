@@ -20,6 +20,7 @@ from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
 from compile_remat.passes import keep_matmuls_in_place
+from compile_remat.planning.inner_planning import with_copies_in_backward
 from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.settings import Settings, with_plain_bytes
@@ -77,6 +78,13 @@ class RematPartitioner(CustomPartitionerFn):
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)
         return forward, backward
+
+    def with_copies(self, gm: fx.GraphModule) -> fx.GraphModule:
+        """A graph that has its backward inside, under a plan; Inductor asks no partitioner for such a graph."""
+        if self.fallback or not self.guarded:
+            return gm
+        with sizes_at(self.sizes):
+            return with_copies_in_backward(gm, self._settings_now(), self.request)
 
     def uuid(self) -> object:
         """Changes with every field, with the number of threads as it is now, and under `install` with what a fraction is of.

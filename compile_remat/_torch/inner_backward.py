@@ -1,0 +1,142 @@
+"""Graphs that hold a backward beside their forward: ``torch.autograd.grad`` or ``torch.func.grad`` was traced into them.
+
+AOTAutograd hands such a graph to the compiler for inference, and no partitioner is called.  `as_joint` writes it in the form of a
+joint graph: what stands before the first gradient is the forward, all else the backward.  Imports nothing of ours but its siblings.
+``source_fn_stack`` names the call of Dynamo's graph that a node comes from; same in torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from compile_remat._torch.input_mutation import writes_in_place
+from compile_remat._torch.joint_graph import P
+
+GRADIENT_CALLS = (torch.autograd.grad, torch.autograd.backward)
+FUNCTORCH_CALL = "_autograd_grad"
+"""The function of ``torch.func.grad`` and its like that Dynamo writes into a graph."""
+
+
+@dataclass(frozen=True)
+class InnerBackward:
+    """Such a graph, up to the end of one backward, as a joint graph.
+
+    Attributes:
+        original: The whole graph; it is not changed.
+        rest: Its nodes behind the joint graph.
+        module: The joint graph: inputs are called `primals_...`, and the backward's nodes are tagged to be in it.
+        kept: Nodes of the original that the rest reads, in the order in which the joint graph returns them.
+        num_fwd_outputs: How many of these belong to the forward.
+    """
+
+    original: fx.GraphModule
+    rest: tuple[fx.Node, ...]
+    module: fx.GraphModule
+    kept: tuple[fx.Node, ...]
+    num_fwd_outputs: int
+
+
+def backward_calls(module: fx.GraphModule) -> list[str]:
+    """Names in Dynamo's graph of the calls for gradients that nodes come from, in the order of these nodes."""
+    return list(dict.fromkeys(name for node in module.graph.nodes if (name := _gradient_call(node))))
+
+
+def as_joint(module: fx.GraphModule, call: str) -> InnerBackward | None:
+    """The graph up to the end of the backward that a call stands for; None where it is not functional.
+
+    Behind the last backward nodes may follow that belong to it, so that the joint graph then goes on to the end, or to where inputs
+    are overwritten.
+    """
+    if writes_in_place(module) or P.has_recomputable_rng_ops(module):
+        return None
+    nodes = list(module.graph.nodes)
+    own = [k for k, node in enumerate(nodes) if _gradient_call(node) == call]
+    is_last = call == backward_calls(module)[-1]
+    writes = (k for k, n in enumerate(nodes) if n.op == "output" or n.target is torch.ops.aten.copy_.default)
+    stop = next(writes) if is_last else own[-1] + 1
+    graph, env, backward = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()
+    for k, node in enumerate(nodes[:stop]):
+        if node.op == "placeholder":
+            env[node] = graph.placeholder(f"primals_{k + 1}")
+            env[node].meta = dict(node.meta)
+            continue
+        env[node] = graph.node_copy(node, env.__getitem__)
+        env[node].meta.pop("partitioner_tag", None)
+        if k >= own[0] and node.op == "call_function":
+            backward.add(node)
+            env[node].meta["partitioner_tag"] = "must_be_in_backward"
+    rest = dict.fromkeys(nodes[stop:])
+    read = [n for n in nodes[:stop] if n.op != "placeholder" and not rest.keys().isdisjoint(n.users)]
+    kept = sorted(read, key=backward.__contains__)
+    graph.output(tuple(env[node] for node in kept))
+    num_fwd_outputs = sum(node not in backward for node in kept)
+    return InnerBackward(module, tuple(rest), fx.GraphModule(module, graph), tuple(kept), num_fwd_outputs)
+
+
+def _gradient_call(node: fx.Node) -> str:
+    """The name of the call for gradients that a node comes from; empty where it is part of none."""
+    stack = node.meta.get("source_fn_stack") or ()
+    name, function = stack[-1] if stack else ("", None)
+    return name if function in GRADIENT_CALLS or getattr(function, "__name__", "") == FUNCTORCH_CALL else ""
+
+
+def merged(
+    inner: InnerBackward, forward: fx.GraphModule, backward: fx.GraphModule, steps: Iterable[str]
+) -> fx.GraphModule:
+    """One graph of the two that the joint graph was split into, and the rest of the original behind it.
+
+    What the backward computes again stands just before its first reader.
+
+    Args:
+        steps: Names of the nodes that are in the backward under every plan; what else they read is computed when they need it.
+    """
+    graph, own, by_name = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, fx.Node]()
+    inputs = (module.graph.find_nodes(op="placeholder") for module in (inner.original, inner.module))
+    for given, primal in zip(*inputs, strict=True):
+        own[given] = by_name[primal.name] = graph.node_copy(given)
+    env: dict[fx.Node, fx.Node] = {}
+    for node in forward.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = by_name[node.name]
+        elif node.op != "output":
+            env[node] = by_name[node.name] = graph.node_copy(node, env.__getitem__)
+    first = _returned(forward, env)[: inner.num_fwd_outputs]
+    second = _append(graph, backward, by_name, frozenset(steps))
+    own |= zip(inner.kept, [*first, *second], strict=True)
+    for node in inner.rest:
+        own[node] = graph.node_copy(node, own.__getitem__)
+    module = fx.GraphModule(inner.original, graph)
+    module.meta.update(inner.original.meta)
+    P.raise_getitems(module)
+    module.recompile()
+    return module
+
+
+def _append(
+    graph: fx.Graph, backward: fx.GraphModule, by_name: dict[str, fx.Node], steps: frozenset[str]
+) -> list[fx.Node]:
+    """Append a backward's nodes in the order in which its steps need them; returns what it returns."""
+    place = {node: k for k, node in enumerate(backward.graph.nodes)}
+    env = {node: by_name[node.name] for node in backward.graph.find_nodes(op="placeholder")}
+    for step in backward.graph.nodes:
+        if step.op != "output" and step.name not in steps:
+            continue
+        missing, stack = set[fx.Node](), [step] if step.op != "output" else list(step.all_input_nodes)
+        while stack:
+            node = stack.pop()
+            if node not in env and node not in missing:
+                missing.add(node)
+                stack.extend(node.all_input_nodes)
+        for node in sorted(missing, key=place.__getitem__):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    return _returned(backward, env)
+
+
+def _returned(module: fx.GraphModule, env: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    outputs = module.graph.output_node().args[0]
+    assert isinstance(outputs, list | tuple)
+    return [env[node] for node in outputs if isinstance(node, fx.Node)]

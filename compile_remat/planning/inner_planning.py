@@ -1,0 +1,91 @@
+"""Plans for graphs that hold a backward beside their forward: what is recomputed is a copy late in the same graph."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat._torch.inner_backward import InnerBackward, as_joint, backward_calls, merged
+from compile_remat.errors import BudgetError, RematError
+from compile_remat.passes import as_in_torch, extract, keep_matmuls_in_place, plain_option
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
+from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
+from compile_remat.planning.joint_split import PlannerFailed
+from compile_remat.planning.plain_peaks import note_plain_peak
+from compile_remat.planning.request import Fit, FitBelow, Request
+from compile_remat.planning.settings import Settings
+from compile_remat.report import record
+
+LOG = logging.getLogger("compile_remat")
+
+
+def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request: Request) -> fx.GraphModule:
+    """The graph under a plan, which is recorded; the graph itself where it has no backward, or is not functional.
+
+    With several backwards in it, each is planned in turn up to its end, the ones before as part of its forward.  Where no plan fits
+    bytes, the lowest one is taken: whether its code fits is seen when it is emitted.
+
+    Args:
+        request: Where other regions share the budget, they hold nothing while this graph runs: it has it alone.
+
+    Raises:
+        PlannerFailed: Something of torch's or ours broke; a `RematError` passes.
+    """
+    start_time = time.perf_counter()
+    request = request if isinstance(request, FitBelow) else Fit()
+    planned: Planned | None = None
+    try:
+        calls = backward_calls(module)
+        target_bytes = _target_bytes(module, settings, request) if len(calls) > 1 else None
+        for call in calls:
+            early = FitBelow(target_bytes) if target_bytes is not None and call != calls[-1] else request
+            found = _planned(module, call, settings, early)
+            if found is not None:
+                inner, planned = found
+                forward, backward = extract(planned.joint, planned.plan)
+                keep_matmuls_in_place(backward)
+                module = merged(inner, forward, backward, (n.name for n in planned.joint.info.tangents_closure))
+    except RematError:
+        raise
+    except Exception as error:
+        raise PlannerFailed(f"{type(error).__name__}: {error}") from error
+    if planned is not None:
+        report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
+        note_plain_peak(settings.device.name, report)
+        record(report)
+        LOG.info("%s", report)
+    return module
+
+
+def _target_bytes(module: fx.GraphModule, settings: Settings, request: Request) -> int | None:
+    """The bytes for backwards before the last one; None for `min`."""
+    if isinstance(request, FitBelow):
+        return request.target_bytes
+    plain_bytes = settings.plain_bytes
+    inner = as_joint(module, backward_calls(module)[-1]) if settings.budget.kind == "fraction" else None
+    if inner is not None:
+        joint = as_in_torch(inner.module, num_fwd_outputs=inner.num_fwd_outputs)
+        problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
+        plain_bytes = max(plain_bytes, plain_option(problem).peak_bytes)
+    return bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
+
+
+def _planned(
+    module: fx.GraphModule, call: str, settings: Settings, request: Request
+) -> tuple[InnerBackward, Planned] | None:
+    """The joint graph up to the end of a backward, and its plan; None where there is nothing to choose."""
+    try:
+        inner = as_joint(module, call)
+        found = None if inner is None else _plan(inner, settings, request)
+    except BudgetError as error:
+        inner = as_joint(module, call)  # planning has rewritten the first one
+        found = None if inner is None else _plan(inner, settings, FitBelow(error.budget_bytes))
+    return None if inner is None or found is None else (inner, found)
+
+
+def _plan(inner: InnerBackward, settings: Settings, request: Request) -> Planned | None:
+    return plan_joint(inner.module, settings, request, num_fwd_outputs=inner.num_fwd_outputs, has_deadline=False)
