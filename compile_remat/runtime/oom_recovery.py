@@ -154,6 +154,7 @@ class OomRecovery(Hook):
             except CannotRetry as why:
                 raise explained(failure, str(why)) from None
             call.move(CallEvent.RETRIED)
+            call.running = _region_of(call).running
             for k, copy in start.written.items():
                 with torch.no_grad(), keeping_version(args[k]):
                     args[k].copy_(copy)

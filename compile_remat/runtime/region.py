@@ -64,6 +64,7 @@ class CallInFlight:
     Attributes:
         state: See `runtime.states`.
         thread: The thread of the forward.
+        running: The code that this call runs; other threads may run other plans of the region at the same moment.
         saved_bytes: What the plan of this call keeps from the forward for the backward, outputs included.
         notes: What each hook remembers of the call while it is in flight.
     """
@@ -72,7 +73,8 @@ class CallInFlight:
         self._region = weakref.ref(region)
         self.state = CallState.FORWARD
         self.thread = threading.get_ident()
-        self.saved_bytes = region.running.plan.held_bytes
+        self.running = region.running
+        self.saved_bytes = self.running.plan.held_bytes
         self.is_shared = bool(region.menu)
         self.notes: dict[Hook, Any] = {}
 
@@ -100,7 +102,7 @@ class Hook:
         """The region is called, with or without gradients."""
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """A forward that may have a backward begins; here the region may get another plan."""
+        """A forward that may have a backward begins; here the region and its call may get another plan."""
 
     def forward(self, call: CallInFlight, run: Compiled, *args: Any) -> Any:
         """The outputs: those of ``run(*args)``."""
@@ -185,7 +187,7 @@ class CompiledRegion:
             outputs = self._forward(call, args)
             node = compiled_node(outputs, since)
             if node is not None:
-                call.saved_bytes, call.is_shared = self.running.plan.held_bytes, bool(self.menu)
+                call.saved_bytes, call.is_shared = call.running.plan.held_bytes, bool(self.menu)
                 call.move(CallEvent.RETURNED)
                 intercept_backward(node, _Pending(self, call))
         finally:
@@ -197,13 +199,12 @@ class CompiledRegion:
         return outputs
 
     def _forward(self, call: CallInFlight, args: Sequence[Any]) -> Any:
-        run: Compiled = self._run
+        def run(*given: Any) -> Any:
+            return call.running.compiled(*given)
+
         for hook in reversed(self.hooks):
             run = functools.partial(hook.forward, call, run)
         return run(*args)
-
-    def _run(self, *args: Any) -> Any:
-        return self.running.compiled(*args)
 
     def backward(self, call: CallInFlight, run: Backward, arguments: tuple[Any, ...]) -> Any:
         """Autograd runs the backward of a call."""

@@ -135,6 +135,7 @@ class SharedBudget(Hook):
                 self._replan(region, Fit())
             elif region.state is PlanState.REPLAN_SHARED:
                 self._replan(region, self.option_beside_others())
+            call.running = region.running
             leaves = (a for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
             self._step = {**self._step, call: tuple(WeakIdRef(a) for a in leaves)}
 

@@ -80,6 +80,7 @@ class SizeLadder(Hook):
                 running = self._known(region, sizes) or self._extended(region, tuple(sizes))
         if running is not region.running:
             region.run_under(running)
+        call.running = running
 
     def _known(self, region: CompiledRegion, sizes: Sequence[int]) -> RunningPlan | None:
         """The fastest plan there is for these sizes; None where there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.passes import Plan, Status
 from compile_remat.planning.request import Request
-from compile_remat.runtime.region import CompiledRegion, RunningPlan
+from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.size_ladder import RUNGS, SizeLadder
 
 KIB = 1024
@@ -189,6 +189,34 @@ def test_a_plan_that_another_hook_chose_starts_the_ladder_again() -> None:
     region.run_under(running((60,)))  # as after running out of memory
     assert served(region, 70) == (60,)
     assert served(region, 400) >= (400,)
+
+
+def test_calls_at_the_same_moment_run_their_own_plans() -> None:
+    """Both calls have chosen their plan before either of them runs."""
+    both_have_chosen, ran = threading.Barrier(2), dict[int, tuple[int, ...]]()
+
+    class Waiting(Hook):
+        def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
+            both_have_chosen.wait(timeout=10)
+
+    def noting(planned: tuple[int, ...]) -> RunningPlan:
+        plan = running(planned)
+
+        def compiled(size: int, x: torch.Tensor) -> torch.Tensor:
+            ran[size] = planned
+            return x * 2
+
+        return RunningPlan(compiled, plan.report)
+
+    compiler, start = Compiler(), noting((100,))
+    compiler.result = noting
+    region = CompiledRegion(start, [SizeLadder([("s0", 0)], start), Waiting()], compiler)
+    calls = [threading.Thread(target=region, args=(size, torch.ones(3, requires_grad=True))) for size in (50, 400)]
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join()
+    assert ran[50] == (100,) and max(ran[400]) >= 400
 
 
 def test_random_sizes_in_three_threads_are_all_served_within_the_ladder() -> None:
