@@ -47,8 +47,9 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
             if found is not None:
                 inner, planned = found
                 forward, backward = extract(planned.joint, planned.plan)
-                keep_matmuls_in_place(backward)
                 module = merged(inner, forward, backward, (n.name for n in planned.joint.info.tangents_closure))
+        if planned is not None:
+            keep_matmuls_in_place(module)
     except RematError:
         raise
     except Exception as error:
