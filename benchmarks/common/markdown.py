@@ -275,7 +275,7 @@ Code generation alone, no GPU: peaks of the code that Inductor emits, by a dry r
 partitioner, "torch's best" its lowest peak over four values of `activation_memory_budget` on the same code. Budgets are 0.8, 0.5
 and 0.3 of plain, in bytes, and `min`: the peak that the plan predicts > that of the first code emitted for it, and how often it was
 planned and compiled. "floor": the budget is below the lowest reachable peak, and a `BudgetError` says so. "worst excess": of the
-first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS, the allocator's rounding) is not in it.""",
+first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.""",
         _cuda_codegen,
         _cuda_codegen_summary,
     ),
