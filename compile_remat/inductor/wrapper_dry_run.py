@@ -160,7 +160,7 @@ class _Run:
     def result(self) -> DryRun:
         returned = [next(self._counted(value), None) for value in self.returned]
         outputs = dict(filter(None, returned))
-        dropped = [(key, 0) for key, count in self.holders.items() if count and key not in outputs]
+        dropped = [(k, 0) for k, count in self.holders.items() if count and self.bytes[k] and k not in outputs]
         return DryRun(self.peak, sum(outputs.values()), tuple(returned), (*self.events, *dropped))
 
     def _function(self, node: ast.expr) -> ast.FunctionDef | None:
@@ -290,7 +290,7 @@ class _Run:
             if self.holders.get(key, 0) == 0:
                 self.bytes[key] = nbytes
                 self.live += nbytes
-                self.events.append((key, nbytes))
+                self._note(key, nbytes)
             self.holders[key] = self.holders.get(key, 0) + 1
         self.peak = max(self.peak, self.live + self.workspace.nbytes)  # what the variable held before is still there
         self._release(name)
@@ -311,7 +311,12 @@ class _Run:
             self.holders[key] -= 1
             if self.holders[key] == 0:
                 self.live -= self.bytes[key]
-                self.events.append((key, 0))
+                self._note(key, 0)
+
+    def _note(self, key: int, nbytes: int) -> None:
+        """An event of a storage, unless it has no bytes: the allocator is not asked for it."""
+        if self.bytes[key]:
+            self.events.append((key, nbytes))
 
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,6 +58,15 @@ def test_the_events_of_both_make_one_run() -> None:
     a, b, g, freed, h, dropped = [key for key, _ in run.events]
     assert freed == a and dropped == g and len({a, b, g, h}) == 4
     assert reservation_of(run.events) == Reservation(3 * KIB, 2 * MIB, 2 * MIB)
+
+
+def test_a_tensor_without_elements_is_no_event() -> None:
+    """Attention returns such tensors on GPUs; in the events, 0 bytes say that a buffer is freed."""
+    forward = forward_returning("b", "x", "a")
+    empty = "    e = empty_strided_cpu((0,), (1,), torch.float32)\n"
+    code = forward.source_code.replace("    return", f"{empty}    del e\n{empty}    return")
+    run = run_region(replace(forward, source_code=code), emitted(BACKWARD, NAMES, 1, backward=True))
+    assert [nbytes for _, nbytes in run.events] == [KIB, KIB, KIB, 0, KIB, 0]
 
 
 def test_an_output_that_the_backward_reads_is_allocated_once_and_its_tangent_beside_it() -> None:
