@@ -7,14 +7,16 @@ joint graph: what stands before the first gradient is the forward, all else the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
 
 from compile_remat._torch.input_mutation import writes_in_place
-from compile_remat._torch.joint_graph import P
+from compile_remat._torch.joint_graph import Joint, P
 
 GRADIENT_CALLS = (torch.autograd.grad, torch.autograd.backward)
 FUNCTORCH_CALL = "_autograd_grad"
@@ -75,6 +77,32 @@ def as_joint(module: fx.GraphModule, call: str) -> InnerBackward | None:
     graph.output(tuple(env[node] for node in kept))
     num_fwd_outputs = sum(node not in backward for node in kept)
     return InnerBackward(module, tuple(rest), fx.GraphModule(module, graph), tuple(kept), num_fwd_outputs)
+
+
+@contextmanager
+def without_common_subexpressions(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """The graph with each expression in it once; inside, `joint_graph.prepare` merges none, so that copies stay apart."""
+    with functorch_config.patch(cse=False):
+        yield fx.GraphModule(module, P.fx_graph_cse(module.graph))
+
+
+def with_whole_forward(joint: Joint) -> Joint:
+    """The joint graph, all that stands before the backward counted as computed in the forward.
+
+    Otherwise what the first of two backwards computes, and a loss that is not returned, would seem to take no memory there.
+    """
+    info = joint.info
+    nodes = list(joint.module.graph.nodes)
+    first = next((k for k, node in enumerate(nodes) if node in info.tangents_closure), 0)
+    before = [node for k, node in enumerate(nodes) if k < first or info.is_required_fw(node)]
+    claimed_nodes, kinds = frozenset(before), type(info.unclaimed_nodes)
+    claimed = replace(
+        info,
+        _required_fw_nodes=kinds(before),
+        unclaimed_nodes=kinds(n for n in info.unclaimed_nodes if n not in claimed_nodes),
+        fw_order={node: k for k, node in enumerate(before)},
+    )
+    return replace(joint, info=claimed)
 
 
 def _gradient_call(node: fx.Node) -> str:

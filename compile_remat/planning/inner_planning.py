@@ -9,7 +9,14 @@ from dataclasses import replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.inner_backward import InnerBackward, as_joint, backward_calls, merged
+from compile_remat._torch.inner_backward import (
+    InnerBackward,
+    as_joint,
+    backward_calls,
+    merged,
+    with_whole_forward,
+    without_common_subexpressions,
+)
 from compile_remat.errors import BudgetError, RematError
 from compile_remat.passes import as_in_torch, extract, keep_matmuls_in_place, plain_option
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
@@ -35,41 +42,53 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
     Raises:
         PlannerFailed: Something of torch's or ours broke; a `RematError` passes.
     """
+    if not backward_calls(module):
+        return module
     start_time = time.perf_counter()
     request = request if isinstance(request, FitBelow) else Fit()
-    planned: Planned | None = None
     try:
-        calls = backward_calls(module)
-        target_bytes = _target_bytes(module, settings, request) if len(calls) > 1 else None
-        for call in calls:
-            early = FitBelow(target_bytes) if target_bytes is not None and call != calls[-1] else request
-            found = _planned(module, call, settings, early)
-            if found is not None:
-                inner, planned = found
-                forward, backward = extract(planned.joint, planned.plan)
-                module = merged(inner, forward, backward, (n.name for n in planned.joint.info.tangents_closure))
-        if planned is not None:
-            keep_matmuls_in_place(module)
+        with without_common_subexpressions(module) as given:
+            merged_graph, planned = _backwards_planned(given, settings, request)
     except RematError:
         raise
     except Exception as error:
         raise PlannerFailed(f"{type(error).__name__}: {error}") from error
-    if planned is not None:
-        report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
-        note_plain_peak(settings.device.name, report)
-        record(report)
-        LOG.info("%s", report)
-    return module
+    if planned is None:
+        return module
+    keep_matmuls_in_place(merged_graph)
+    report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
+    note_plain_peak(settings.device.name, report)
+    record(report)
+    LOG.info("%s", report)
+    return merged_graph
+
+
+def _backwards_planned(
+    module: fx.GraphModule, settings: Settings, request: Request
+) -> tuple[fx.GraphModule, Planned | None]:
+    """The graph with each of its backwards under a plan, and the plan of the last one.
+
+    The first of several is seen as part of a forward when the last one is planned, and less exactly: its peak comes out too high.
+    """
+    calls, planned = backward_calls(module), None
+    target_bytes = _target_bytes(module, settings, request) if len(calls) > 1 else None
+    for call in calls:
+        found = _planned(module, call, settings, request if target_bytes is None else FitBelow(target_bytes))
+        if found is not None:
+            inner, planned = found
+            forward, backward = extract(planned.joint, planned.plan)
+            module = merged(inner, forward, backward, (n.name for n in planned.joint.info.tangents_closure))
+    return module, planned
 
 
 def _target_bytes(module: fx.GraphModule, settings: Settings, request: Request) -> int | None:
-    """The bytes for backwards before the last one; None for `min`."""
+    """The bytes for each of several backwards; None for `min`."""
     if isinstance(request, FitBelow):
         return request.target_bytes
     plain_bytes = settings.plain_bytes
     inner = as_joint(module, backward_calls(module)[-1]) if settings.budget.kind == "fraction" else None
     if inner is not None:
-        joint = as_in_torch(inner.module, num_fwd_outputs=inner.num_fwd_outputs)
+        joint = with_whole_forward(as_in_torch(inner.module, num_fwd_outputs=inner.num_fwd_outputs))
         problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
         plain_bytes = max(plain_bytes, plain_option(problem).peak_bytes)
     return bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
@@ -89,4 +108,7 @@ def _planned(
 
 
 def _plan(inner: InnerBackward, settings: Settings, request: Request) -> Planned | None:
-    return plan_joint(inner.module, settings, request, num_fwd_outputs=inner.num_fwd_outputs, has_deadline=False)
+    num_fwd_outputs = inner.num_fwd_outputs
+    return plan_joint(
+        inner.module, settings, request, num_fwd_outputs=num_fwd_outputs, has_deadline=False, is_inner=True
+    )

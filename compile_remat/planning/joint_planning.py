@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.inner_backward import with_whole_forward
 from compile_remat.cost_models import CostModel
 from compile_remat.passes import (
     CLOCK,
@@ -66,11 +67,13 @@ def plan_joint(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
     has_deadline: bool = True,
+    is_inner: bool = False,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
     Args:
         has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
+        is_inner: Whether it is an `InnerBackward`.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -85,6 +88,8 @@ def plan_joint(
     )
     if not joint.has_backward:
         return None
+    if is_inner:
+        joint = with_whole_forward(joint)
     effective = effective_budget(
         joint,
         settings.budget,

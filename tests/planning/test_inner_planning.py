@@ -131,7 +131,7 @@ def test_random_numbers_are_drawn_once() -> None:
 @pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("function", [functional, accumulated], ids=lambda f: f.__name__)
 def test_the_emitted_code_keeps_the_plan(function: Callable[..., Any]) -> None:
-    """Less than half of plain's peak at `min`, and what was predicted is what the code takes."""
+    """What was predicted is what the code takes; with two backwards it takes no more."""
 
     def peak(call: Callable[..., Any]) -> int:
         return peak_bytes(lambda: call(weights(), X, Y), "cpu").peak_bytes - weights_bytes
@@ -145,8 +145,11 @@ def test_the_emitted_code_keeps_the_plan(function: Callable[..., Any]) -> None:
         call(weights(), X, Y)
         (report,) = compile_remat.reports()
         assert report.plan is not None and report.plan.is_feasible
-        assert report.scheduled_peak_bytes == pytest.approx(report.plan.peak_bytes, rel=0.02)
-        assert peak(call) <= 1.01 * report.plan.peak_bytes + 64
+        assert report.scheduled_peak_bytes is not None
+        if function is functional:
+            assert report.scheduled_peak_bytes == pytest.approx(report.plan.peak_bytes, rel=0.02)
+        assert report.scheduled_peak_bytes <= 1.02 * report.plan.peak_bytes
+        assert peak(call) <= 1.01 * report.scheduled_peak_bytes + 64
         assert peak(call) <= share * plain_bytes
         if isinstance(budget, int):
             assert peak(call) <= budget
@@ -206,20 +209,27 @@ def test_what_is_recomputed_is_a_copy_before_its_first_reader() -> None:
     before = lines(module)
     after = lines(with_copies_in_backward(module, Settings(MemoryBudget("min"), load_device("cpu")), Fit()))
     assert lines(module) == before
-    assert after[:15] == before[:15]  # the forward, and the backward of the last layer
-    assert after[15:] == [
+    own = [line for line in after if line.split(" ")[0] in ("mul", "cos", "mul_1", "sin_3", "exp_3")]
+    assert own == [  # the backward of the last layer computes the layer again from its product
+        "sin_3 = sin(mm_2)",
+        "exp_3 = exp(sin_3)",
+        "mul = mul(expand, exp_3)",
+        "cos = cos(mm_2)",
+        "mul_1 = mul(mul, cos)",
+    ]
+    assert after[-15:] == [
         "t = t(arg0_1)",
         "mm_3 = mm(mul_1, t)",
-        "sin_3 = sin(mm_1)",
-        "exp_3 = exp(sin_3)",
-        "mul_2 = mul(mm_3, exp_3)",
+        "sin_4 = sin(mm_1)",
+        "exp_4 = exp(sin_4)",
+        "mul_2 = mul(mm_3, exp_4)",
         "cos_1 = cos(mm_1)",
         "mul_3 = mul(mul_2, cos_1)",
         "mm_4 = mm(mul_3, t)",
         "mm_5 = mm(arg1_1, arg0_1)",
-        "sin_4 = sin(mm_5)",
-        "exp_4 = exp(sin_4)",
-        "mul_4 = mul(mm_4, exp_4)",
+        "sin_5 = sin(mm_5)",
+        "exp_5 = exp(sin_5)",
+        "mul_4 = mul(mm_4, exp_5)",
         "cos_2 = cos(mm_5)",
         "mul_5 = mul(mul_4, cos_2)",
         "mm_6 = mm(mul_5, t)",
