@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import compile_remat
 from compile_remat import BudgetError, PlannerWarning, Report
@@ -18,6 +19,7 @@ from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.passes import Plan, Status
 from compile_remat.planning.request import Request
+from compile_remat.runtime.process_state import clear_process_state
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.size_ladder import RUNGS, SizeLadder
 
@@ -36,9 +38,11 @@ class Block(nn.Module):
         return x + self.down(torch.sin(self.up(self.norm(x))))
 
 
-def compiled(budget: object, compiler: str = "inductor", **keywords: Any) -> Callable[..., torch.Tensor]:
+def compiled(
+    budget: object, compiler: str = "inductor", blocks: int = 4, **keywords: Any
+) -> Callable[..., torch.Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(*[Block() for _ in range(4)])
+    model = nn.Sequential(*[Block() for _ in range(blocks)])
     options = {"memory_budget": budget, "compiler": compiler}
     return torch.compile(model, backend=remat, options=options, **keywords)
 
@@ -71,6 +75,114 @@ def test_a_batch_that_grows_keeps_the_budget() -> None:
     assert [r.planned[0] for r in found] == sorted(r.planned[0] for r in found)
     assert all(r.planned[0] <= r.upper[0] <= r.carried[0] for r in found)
     assert f"up to {found[0].upper[0]} (planned for 128)" in str(compile_remat.reports()[1])
+
+
+LONGEST = 330
+"""Two blocks carry it in 1 MiB, in batches of two."""
+
+
+def lengths_of(order: str) -> list[int]:
+    """Lengths of sequences, in batches of two."""
+    numbers = random.Random(0)
+    if order == "random":
+        return [numbers.randint(8, LONGEST) for _ in range(200)]
+    grown = list(range(20, LONGEST + 1, 20))
+    return {"growing": grown, "shrinking": grown[::-1], "jumping": [20, LONGEST, 30, 250, 40, 300]}[order]
+
+
+def batch_of(length: int, *, is_first: bool) -> torch.Tensor:
+    x = torch.randn(2, length, WIDTH)
+    if is_first:
+        torch._dynamo.mark_dynamic(x, 1)
+    return x
+
+
+@pytest.mark.usefixtures("own_caches")
+@pytest.mark.parametrize(
+    "order", ["random", *(pytest.param(order, marks=pytest.mark.full) for order in ("growing", "shrinking", "jumping"))]
+)
+def test_lengths_run_within_the_range_of_a_plan_and_in_one_graph_of_dynamos(order: str) -> None:
+    """Plain torch.compile compiles as many; the plans of the ladder are no recompilations of Dynamo's."""
+    budget_bytes, counts = 1024 * KIB, []
+    for call in (torch.compile(Block(), backend="aot_eager"), compiled(budget_bytes, "eager", blocks=2)):
+        torch.compiler.reset()
+        compile_remat.reset_reports()
+        counters.clear()
+        for k, length in enumerate(lengths_of(order)):
+            step(call, batch_of(length, is_first=not k))
+        counts.append(counters["stats"]["unique_graphs"])
+    assert counts == [1, 1]
+    found = ranges()
+    assert len(found) == len(compile_remat.reports()) <= RUNGS and (order == "shrinking" or len(found) > 1)
+    assert max(r.upper[0] for r in found) >= max(lengths_of(order))
+    assert all((report.predicted_peak_bytes or 0) <= budget_bytes for report in compile_remat.reports())
+    with pytest.raises(BudgetError) as caught:
+        step(call, torch.randn(2, 600, WIDTH))
+    assert caught.value.floor_bytes > budget_bytes
+    step(call, torch.randn(2, 50, WIDTH))  # training goes on
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("empty_kernels")
+@pytest.mark.parametrize("order", ["random", "growing", "shrinking", "jumping"])
+def test_no_step_is_above_its_budget_at_any_length(order: str) -> None:
+    """Twice with the same caches, the second time in the opposite order, as another process would."""
+    lengths = lengths_of(order)
+    for seen in (lengths, lengths[::-1]):
+        torch.compiler.reset()
+        clear_process_state()
+        call = compiled(1024 * KIB, blocks=2)
+        step(call, batch_of(seen[0], is_first=True))
+        for length in seen:
+            step(call, batch_of(length, is_first=False))
+        assert max(peak_of(call, 2, length) for length in sorted(set(seen))) <= 1024 * KIB
+
+
+@pytest.mark.usefixtures("own_caches")
+def test_a_fraction_at_any_length_is_one_of_what_plain_takes_there() -> None:
+    """A ladder of plans, and never an error: gradients of weights are a smaller part of the peak of a longer batch."""
+    call = compiled(0.6, "eager", blocks=2)
+    for k, length in enumerate((40, 400, 4000, 10)):
+        step(call, batch_of(length, is_first=not k))
+    reports = compile_remat.reports()
+    assert 1 < len(reports) <= RUNGS and max(r.upper[0] for r in ranges()) >= 4000
+    for report in reports:
+        assert report.plan is not None and report.plan.is_feasible and report.message == ""
+        assert report.plain is not None and report.budget_bytes == int(0.6 * report.plain.peak_bytes)
+
+
+@pytest.mark.usefixtures("own_caches")
+def test_threads_that_train_one_model_at_different_lengths() -> None:
+    call = compiled(1024 * KIB, "eager", blocks=2)
+    step(call, batch_of(30, is_first=True))
+    failures: list[BaseException] = []
+    expected = {length: gradient_at(call._orig_mod, length) for length in (20, 200, 330)}
+    seen: dict[int, list[torch.Tensor]] = {length: [] for length in expected}
+
+    def train(length: int) -> None:
+        try:
+            for _ in range(4):
+                seen[length].append(gradient_at(call, length))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=train, args=(length,)) for length in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for length, gradients in seen.items():
+        torch.testing.assert_close(gradients, [expected[length]] * 4, rtol=1e-4, atol=1e-4)
+    found = ranges()
+    assert len(found) <= RUNGS and max(r.upper[0] for r in found) >= 330
+
+
+def gradient_at(call: Callable[[torch.Tensor], torch.Tensor], length: int) -> torch.Tensor:
+    """The gradient of the input; those of weights are shared by threads."""
+    x = torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(length)).requires_grad_()
+    (gradient,) = torch.autograd.grad(call(x).square().sum(), x)
+    return gradient
 
 
 # -- the ladder itself, without a compiler ----------------------------------------------------------------------------
