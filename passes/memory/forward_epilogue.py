@@ -1,7 +1,7 @@
 """Values that the forward computes only because they are saved: derivatives of activations, masks, casts of weights.
 
 Nothing in the forward reads such a value.  It is computed after everything else, and the buffers that its kernel reads stay alive
-until then.
+until then.  But what a kernel of the forward gives beside what the forward reads is written with that: a pooling's offsets.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compile_remat.passes.memory.buffers import Bools, may_be_written_over, overwrites
-from compile_remat.passes.problem.problem import POINTWISE, Value
+from compile_remat.passes.problem.problem import ITEM, POINTWISE, Value
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
     readers: dict[int, list[int]] = {}
     written = _written(values, stored)
     for v, value in enumerate(values):
-        if not value.in_forward and value.is_saveable and value.nbytes:
+        is_made_beside = value.kernel == ITEM and all(values[u].in_forward for u in value.reads)
+        if not value.in_forward and value.is_saveable and value.nbytes and not is_made_beside:
             for u in _read_from_memory(v, values, stored, written):
                 readers.setdefault(u, []).append(v)
     found, overwriting = [], set[int]()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
-from compile_remat.passes.problem.problem import EXTERN, POINTWISE, RECOMPUTE, Value
+from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, RECOMPUTE, Value
 
 
 def product(name: str, *reads: int) -> Value:
@@ -38,6 +40,15 @@ def test_nothing_waits_for_what_is_never_saved_or_for_an_output() -> None:
     assert sources(product("a"), behind("mask", 0, pin=RECOMPUTE)) == []
     output = Value("a", 4, EXTERN, (), 1, is_output=True)
     assert sources(output, behind("mask", 0)) == []
+
+
+def test_a_poolings_offsets_are_written_with_what_it_gives() -> None:
+    """The forward reads the first of its outputs, the backward the second."""
+    pooling, pooled = Value("pooling", 0, POINTWISE, (0,), 1), Value("pooled", 2, ITEM, (1,), 1)
+    offsets = Value("offsets", 1, ITEM, (1,), 1, in_forward=False)
+    assert sources(product("a"), pooling, pooled, offsets) == []
+    again = replace(pooling, in_forward=False)
+    assert sources(product("a"), again, replace(offsets, reads=(1,))) == [Source(0, (2,), False)]
 
 
 def test_what_was_concatenated_is_read_there_by_what_stands_behind() -> None:
