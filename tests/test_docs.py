@@ -171,7 +171,10 @@ def test_rules_of_inductor_are_those_of_the_installed_one() -> None:
     cpu, gpu = inductor_rules("cpu"), inductor_rules("cuda")
     is_old = cpu.max_reads == gpu.max_reads
     for name, (before, since, triton) in table.items():
-        words = {True: "yes", False: "only of buffers" if name == "always_concatenates" else "not foreseen"}
+        words = {
+            True: "yes",
+            False: "only of buffers" if name == "always_concatenates" else "by the graph's convolutions",
+        }
         for rules, shown in ((cpu, before if is_old else since), (gpu, triton)):
             value = getattr(rules, name)
             text = ", ".join(value) or "none" if isinstance(value, tuple) else words.get(value, "") or str(value)

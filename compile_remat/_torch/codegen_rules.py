@@ -68,7 +68,7 @@ class InductorRules:
         unfused_scatter_dtypes: Types of which they call ATen's kernel (``needs_fallback_due_to_atomic_add_limitations``).
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
-            convolutions, and none is foreseen.
+            convolutions (``conv_layout.with_layout``).
         padded_above: A dimension's stride that has more elements than this is rounded up (``Layout._pad_strides`` in ``ir.py``;
             ``config.comprehensive_padding`` and ``config.padding_stride_threshold``); None where strides are not.
         padding_bytes: What such strides are made multiples of (``config.padding_alignment_bytes``).

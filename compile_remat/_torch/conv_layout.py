@@ -1,4 +1,6 @@
-"""Inductor's layout of convolutions: channels_last where `InductorRules.has_channels_last` says so, which is on CPUs.
+"""Inductor's layout of convolutions: channels_last where `InductorRules.has_channels_last` says so.
+
+On CPUs it always does, on GPUs in graphs whose convolutions gain by it (`with_layout`).
 
 Imports nothing of ours but its siblings.  What a convolution reads and writes then has its channels innermost.  Values of the
 graph are made that way; inputs of the graph, such as weights, are copied at the start of the forward, and where the backward
@@ -7,10 +9,39 @@ reads them it gets the copies.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch
+from torch import fx
 
 from compile_remat._torch import sizes
-from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
+from compile_remat._torch.version import private_name
+
+
+def with_layout(rules: RulesOf, joint: fx.GraphModule, backward: Collection[fx.Node]) -> RulesOf:
+    """The rules for one joint graph: on other devices than CPUs Inductor asks the forward's convolutions.
+
+    Args:
+        backward: The joint graph's nodes that depend on a tangent.
+    """
+    if not joint.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default):
+        return rules
+    forward = [node for node in joint.graph.nodes if node not in backward]
+    has_layout = _decide(SimpleNamespace(graph=SimpleNamespace(nodes=forward)))
+
+    def of(device_type: str) -> InductorRules:
+        found = rules(device_type)
+        return found if device_type == "cpu" else replace(found, has_channels_last=has_layout)
+
+    return of
+
+
+def _decide(forward: object) -> bool:
+    graph_lowering = private_name("torch._inductor.graph", "GraphLowering")
+    return bool(graph_lowering.decide_layout_opt(forward, is_inference=False))
 
 
 def is_copied(value: object, rules: RulesOf = inductor_rules) -> bool:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import fx
 
-from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import inner_graphs
 from compile_remat.cost_models import CostModel, OpKind, describe
@@ -113,7 +113,8 @@ def build_problem(
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    graph = _read(joint, functools.cache(rules))
+    rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
+    graph = _read(joint, functools.cache(rules_of))
     for run in PASSES:
         run(graph)
     if in_blocks:
