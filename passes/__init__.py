@@ -3,6 +3,12 @@
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat.passes.graph.build import build_problem as build_problem
 from compile_remat.passes.graph.extraction import extract as extract
+from compile_remat.passes.graph.inner_backward import InnerBackward as InnerBackward
+from compile_remat.passes.graph.inner_backward import as_joint as as_joint
+from compile_remat.passes.graph.inner_backward import backward_calls as backward_calls
+from compile_remat.passes.graph.inner_backward import merged as merged
+from compile_remat.passes.graph.inner_backward import with_whole_forward as with_whole_forward
+from compile_remat.passes.graph.inner_backward import without_common_subexpressions as without_common_subexpressions
 from compile_remat.passes.graph.normalise import as_in_torch as as_in_torch
 from compile_remat.passes.graph.normalise import prepared as prepared
 from compile_remat.passes.graph.normalise import reordered as reordered
@@ -48,6 +54,7 @@ __all__ = [
     "PREFER_RECOMPUTE",
     "WORK",
     "Bools",
+    "InnerBackward",
     "LiveBuffer",
     "Origin",
     "Plan",
@@ -60,11 +67,14 @@ __all__ = [
     "Timeline",
     "Value",
     "as_in_torch",
+    "as_joint",
+    "backward_calls",
     "build_problem",
     "extract",
     "frontier",
     "keep_matmuls_in_place",
     "limit_seconds",
+    "merged",
     "must_be_saved",
     "obeyed_tags",
     "obeying",
@@ -78,4 +88,6 @@ __all__ = [
     "reordered",
     "solve",
     "timeline",
+    "with_whole_forward",
+    "without_common_subexpressions",
 ]

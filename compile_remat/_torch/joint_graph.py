@@ -19,6 +19,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -307,6 +308,32 @@ def region_of(node: fx.Node) -> int | None:
     """Which checkpointed region the node belongs to; the number is this process's and changes with every compilation."""
     region: int | None = node.meta.get("ac_graph_id")
     return region
+
+
+# -- graphs with their backward inside ---------------------------------------------------------------------------------
+
+
+def has_random_checkpoint(module: fx.GraphModule) -> bool:
+    """Whether a checkpointed region draws random numbers."""
+    return bool(P.has_recomputable_rng_ops(module))
+
+
+def with_parts_up(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with each part of a node with several outputs right behind it."""
+    raised: fx.GraphModule = P.raise_getitems(module)
+    raised.recompile()
+    return raised
+
+
+def each_expression_once(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with no expression computed twice."""
+    return fx.GraphModule(module, P.fx_graph_cse(module.graph))
+
+
+def without_cse() -> AbstractContextManager[object]:
+    """Inside, `prepare` leaves expressions that are computed twice as they are."""
+    context: AbstractContextManager[object] = functorch_config.patch(cse=False)
+    return context
 
 
 # -- torch's own memory budget ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ class Emitted:
         names: The graph's placeholders, one for each input.
         num_outputs: How many values it returns.
         is_backward: Whether it is the backward of another graph.
-        is_inference: Whether it has no backward, but one inside of it.
+        is_inference: Whether it was compiled for inference: it has no backward, or holds one itself.
     """
 
     source_code: str

@@ -9,16 +9,19 @@ from dataclasses import replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.inner_backward import (
+from compile_remat.errors import BudgetError, RematError
+from compile_remat.passes import (
     InnerBackward,
+    as_in_torch,
     as_joint,
     backward_calls,
+    extract,
+    keep_matmuls_in_place,
     merged,
+    plain_option,
     with_whole_forward,
     without_common_subexpressions,
 )
-from compile_remat.errors import BudgetError, RematError
-from compile_remat.passes import as_in_torch, extract, keep_matmuls_in_place, plain_option
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
 from compile_remat.planning.joint_split import PlannerFailed

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.inner_backward import with_whole_forward
 from compile_remat.cost_models import CostModel
 from compile_remat.passes import (
     CLOCK,
@@ -22,6 +21,7 @@ from compile_remat.passes import (
     build_problem,
     plain_option,
     reordered,
+    with_whole_forward,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message

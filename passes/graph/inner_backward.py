@@ -1,7 +1,7 @@
 """Graphs that hold a backward beside their forward: ``torch.autograd.grad`` or ``torch.func.grad`` was traced into them.
 
 AOTAutograd hands such a graph to the compiler for inference, and no partitioner is called.  `as_joint` writes it in the form of a
-joint graph: what stands before the first gradient is the forward, all else the backward.  Imports nothing of ours but its siblings.
+joint graph: what stands before the first gradient is the forward, all else the backward.
 ``source_fn_stack`` names the call of Dynamo's graph that a node comes from; same in torch 2.11 and 2.13.
 """
 
@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
 
+from compile_remat._torch import joint_graph
 from compile_remat._torch.input_mutation import writes_in_place
-from compile_remat._torch.joint_graph import Joint, P
 
 GRADIENT_CALLS = (torch.autograd.grad, torch.autograd.backward)
 FUNCTORCH_CALL = "_autograd_grad"
@@ -30,7 +29,7 @@ class InnerBackward:
     Attributes:
         original: The whole graph; it is not changed.
         rest: Its nodes behind the joint graph.
-        module: The joint graph: inputs are called `primals_...`, and the backward's nodes are tagged to be in it.
+        module: The joint graph: inputs are called primals, and the backward's nodes are tagged to be in it.
         kept: Nodes of the original that the rest reads, in the order in which the joint graph returns them.
         num_fwd_outputs: How many of these belong to the forward.
     """
@@ -53,7 +52,7 @@ def as_joint(module: fx.GraphModule, call: str) -> InnerBackward | None:
     Behind the last backward nodes may follow that belong to it, so that the joint graph then goes on to the end, or to where inputs
     are overwritten.
     """
-    if writes_in_place(module) or P.has_recomputable_rng_ops(module):
+    if writes_in_place(module) or joint_graph.has_random_checkpoint(module):
         return None
     nodes = list(module.graph.nodes)
     own = [k for k, node in enumerate(nodes) if _gradient_call(node) == call]
@@ -82,11 +81,11 @@ def as_joint(module: fx.GraphModule, call: str) -> InnerBackward | None:
 @contextmanager
 def without_common_subexpressions(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
     """The graph with each expression in it once; inside, `joint_graph.prepare` merges none, so that copies stay apart."""
-    with functorch_config.patch(cse=False):
-        yield fx.GraphModule(module, P.fx_graph_cse(module.graph))
+    with joint_graph.without_cse():
+        yield joint_graph.each_expression_once(module)
 
 
-def with_whole_forward(joint: Joint) -> Joint:
+def with_whole_forward(joint: joint_graph.Joint) -> joint_graph.Joint:
     """The joint graph, all that stands before the backward counted as computed in the forward.
 
     Otherwise what the first of two backwards computes, and a loss that is not returned, would seem to take no memory there.
@@ -139,9 +138,7 @@ def merged(
         own[node] = graph.node_copy(node, own.__getitem__)
     module = fx.GraphModule(inner.original, graph)
     module.meta.update(inner.original.meta)
-    P.raise_getitems(module)
-    module.recompile()
-    return module
+    return joint_graph.with_parts_up(module)
 
 
 def _append(
