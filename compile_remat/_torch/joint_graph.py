@@ -157,8 +157,11 @@ def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
 def plain_choice(joint: Joint) -> list[fx.Node]:
     """The nodes of `torch_choice`, found faster: networkx's max-flow in Python takes most of its time.
 
-    A copy of torch's own functions runs, in which ``import networkx`` finds `max_flow`; torch itself is left alone.
+    A copy of torch's own functions runs, in which ``import networkx`` finds `max_flow`; torch itself is left alone.  Torch 2.15
+    has a cut of its own, which reads networkx's graph.
     """
+    if hasattr(P, "minimum_cut"):
+        return torch_choice(joint)
     mark_distances(joint)
     try:
         return list(_chooser()(joint.module.graph, joint.info, memory_budget=1.0))
