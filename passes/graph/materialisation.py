@@ -57,7 +57,9 @@ def _count_reads_of(
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = _load_of(draft)
         return
-    is_always = draft.node in addmms or any(str(u.target) in rules.strided_readers for u in draft.node.users)
+    draft.becomes_addmm = draft.node in addmms
+    is_added = any(u in addmms for u in draft.node.users)  # an operand of `addmm` is a buffer, as of any product
+    is_always = draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in draft.node.users)
     readers = [graph.by_node[u] for u in draft.node.users if u in graph.by_node]
     is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
     backward = _joined(draft, [s.backward_expression for s in draft.sources], rules)
@@ -181,10 +183,10 @@ def mark_written_constants(graph: DraftGraph) -> None:
 
 
 def drop_inner_buffers(graph: DraftGraph) -> None:
-    """A materialised value whose readers all lie in its own fused kernel is never allocated; a concatenation always is."""
+    """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`."""
     depths = _depths_of_readers(graph.by_node)
     for draft in graph.by_node.values():
-        if draft.concatenates:
+        if draft.concatenates or draft.becomes_addmm:
             draft.is_materialised = True
         elif draft.is_materialised:
             draft.is_materialised = any(depth != draft.depth for depth in depths[draft])
@@ -201,7 +203,7 @@ def _depths_of_readers(by_node: Mapping[fx.Node, Draft]) -> dict[Draft, set[int]
     for draft in reversed(depths):
         found = depths[draft]
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
-        if draft.kernel == EXTERN:
+        if draft.kernel == EXTERN or draft.becomes_addmm:
             here = {NEVER_FUSED}
         elif is_in_registers and found and NEVER_FUSED not in found:
             here = found

@@ -42,6 +42,7 @@ class Draft:
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
         concatenates: Whether it is a buffer that its parts are written into.
+        becomes_addmm: Whether it is an addition that Inductor makes an unfused kernel of, with the product that it reads.
         is_materialised: Whether it has a buffer though it is pointwise and no output.
         is_inner: Whether it would have one if its readers were not all in its own fused kernel.
         excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
@@ -70,6 +71,7 @@ class Draft:
     backward_expression: Expression = Expression()
     is_drawn: bool = False
     concatenates: bool = False
+    becomes_addmm: bool = False
     is_materialised: bool = False
     is_inner: bool = False
     excess_ops: int = 0

@@ -19,7 +19,7 @@ TOLERANCE = 0.01
 
 OVERESTIMATED = pytest.mark.xfail(
     strict=True,
-    reason="an unrolled cell this small: the code needs a tenth less than predicted (at full size 3 % less)",
+    reason="the forward of an unrolled cell this small: the code needs 8 % less than predicted",
 )
 LIKE_ANOTHER = ("chain1024", "bert", "vit")
 """Built of the layers of chain256 and gpt."""
@@ -29,7 +29,9 @@ CASES = [
         name,
         budget,
         id=f"{name} at {budget}",
-        marks=marks + [OVERESTIMATED] * (name == "recurrent") + [pytest.mark.full] * (name in LIKE_ANOTHER),
+        marks=marks
+        + [OVERESTIMATED] * (name == "recurrent" and budget != "min")
+        + [pytest.mark.full] * (name in LIKE_ANOTHER),
     )
     for budget, marks in (("min", []), (0.7, [pytest.mark.full]))
     for name in models.CASES
@@ -72,6 +74,26 @@ def test_what_a_branch_allocates_counts() -> None:
     (report,) = reports_of(model, [torch.randn(2048, 256, requires_grad=True)], "min")
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
     assert report.predicted_peak_bytes == pytest.approx(29 << 20, rel=TOLERANCE)
+
+
+class Fan(nn.Module):
+    """Branches of one input, whose gradients are summed up by the kernels of their products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.branches = nn.Linear(128, 128), nn.ModuleList(nn.Linear(128, 128, False) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 128] -> scalar"""
+        h = self.trunk(x).tanh()
+        return torch.stack([(branch(h).sin() * h).exp() for branch in self.branches]).logsumexp(0).mean()
+
+
+def test_summed_up_gradients_of_branches_do_not_keep_their_products() -> None:
+    """With each product alive until the last addition, 26 MiB were predicted where the code needs 13: such budgets were refused."""
+    (report,) = reports_of(Fan(), (torch.randn(2048, 128),), "min")
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 14 * 2**20
 
 
 class Head(nn.Module):

@@ -176,6 +176,22 @@ def test_an_addition_far_from_its_matmul_is_hidden_from_the_pattern() -> None:
     assert keep_matmuls_in_place(module) == 0
 
 
+def test_of_two_products_the_near_one_becomes_the_kernel_that_adds() -> None:
+    """Inductor takes the last summand first: as the first, the far product moved, and what it reads lived until the addition."""
+
+    def summed(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        early = a @ b
+        return (c @ c) + early
+
+    a, b, c = torch.randn(4, 3), torch.randn(3, 4), torch.randn(4, 4)
+    module = traced(summed, a, b, c)
+    assert keep_matmuls_in_place(module) == 0
+    (total,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
+    assert [node.name for node in total.args] == ["mm", "mm_1"]
+    module.recompile()
+    torch.testing.assert_close(module(a, b, c), summed(a, b, c))
+
+
 @pytest.mark.parametrize(
     "function",
     [

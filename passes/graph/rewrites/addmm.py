@@ -27,19 +27,30 @@ HEAVY = frozenset(
 def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
     """Additions, among `nodes` in the order they run in, that become ``addmm(c, a, b)``: they are written to memory.
 
-    So do Inductor's passes after partitioning (``post_grad.py``) with ``add(mm(a, b), c)`` where nothing else reads the product.
-    Where other matmuls lie between product and addition, `keep_matmuls_in_place` keeps both as they are.
+    So do Inductor's passes after partitioning (``post_grad.py``) with ``add(c, mm(a, b))`` where nothing else reads the product.
+    Where other matmuls lie between product and addition, `keep_matmuls_in_place` keeps both as they are.  On a GPU an addition
+    that pointwise kernels alone read stays (``should_prefer_unfused_addmm``).
     """
-    found = set()
+    found: dict[fx.Node, None] = {}
     heavy: fx.Node | None = None
     for node in nodes:
         if node.target is aten.add.Tensor and not node.kwargs and len(node.all_input_nodes) == 2:
             lone = [a for a in node.args if _is_lone_mm(a)]
-            if heavy is not None and lone == [heavy] and shape(node) == shape(heavy):
-                found.add(node)
+            if heavy is not None and heavy in lone and shape(node) == shape(heavy):
+                found[node] = None
         elif node.target in HEAVY:
             heavy = node
+    for node in reversed(list(found)):
+        if node.meta["val"].device.type != "cpu" and all(u not in found and _is_pointwise(u) for u in node.users):
+            del found[node]
     return frozenset(found)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """Whether the node, or all that reads this view of what it reads, is pointwise."""
+    if getattr(node.target, "is_view", False):
+        return all(map(_is_pointwise, node.users))
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def keep_matmuls_in_place(module: fx.GraphModule) -> int:
@@ -47,7 +58,8 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
 
     Its pass after partitioning turns ``add(mm(a, b), c)`` into ``addmm(c, a, b)`` where the addition stands.  Where other matmuls
     lie between, which is so for the gradients of tied weights, `a` and `b` then live all that time instead of their
-    product.  An addition of three-dimensional views is the same to Inductor, and is not in the pattern.
+    product.  An addition of three-dimensional views is the same to Inductor, and is not in the pattern.  Where the other summand is
+    a product, too, and no matmul lies behind that one, it goes last: Inductor looks there first, and the matmul stays in its place.
     """
     order = {node: k for k, node in enumerate(module.graph.nodes)}
     matmuls = [k for node, k in order.items() if node.target in HEAVY]
@@ -56,6 +68,10 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
         far = [a for a in node.args if _is_lone_mm(a) and any(order[a] < k < order[node] for k in matmuls)]
         shapes = {_shape_text(a) for a in node.args}
         if not far or len(node.args) != 2 or len(shapes) > 1:
+            continue
+        near = [a for a in node.args if _is_lone_mm(a) and a not in far]
+        if near and not node.kwargs:
+            node.args = (far[0], near[0])
             continue
         with module.graph.inserting_before(node):
             raised = [_call(module, aten.unsqueeze.default, (a, 0)) for a in node.args]
