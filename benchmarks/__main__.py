@@ -25,7 +25,7 @@ NAMES = (
     "scale",
     "gpu",
 )
-APART = frozenset({"ablation", "cuda_codegen", "digest", "picture", "plain", "scheduler_scale"})
+APART = frozenset({"ablation", "cuda_codegen", "digest", "picture", "plain", "scheduler_scale", "workspaces"})
 """Commands with options of their own, which are called by themselves."""
 IN_A_FOLDER = frozenset({"gpu"})
 """Those that write a folder instead of a file."""

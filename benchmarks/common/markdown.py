@@ -25,6 +25,7 @@ from benchmarks import (
     scheduler_scale,
     step_time,
     together,
+    workspaces,
 )
 from benchmarks.common.harness import MIB
 from benchmarks.common.timing import RatioInterval
@@ -222,6 +223,14 @@ def _plain(rows: Rows) -> list[Table]:
     return [plain.table([plain.PlainRow(**fields) for fields in rows])]
 
 
+def _workspaces(rows: Rows) -> list[Table]:
+    return [workspaces.table([workspaces.WorkspaceRow(**fields) for fields in rows])]
+
+
+def _workspaces_summary(rows: Rows) -> str:
+    return workspaces.summary([workspaces.WorkspaceRow(**fields) for fields in rows])
+
+
 def _codegen_rows(rows: Rows) -> list[cuda_codegen.CodegenRow]:
     return [cuda_codegen.CodegenRow(**fields) for fields in rows]
 
@@ -287,6 +296,16 @@ first code over its prediction. What a real device adds (workspaces of cuDNN and
 The predicted peak of plain `torch.compile`, which a fraction is of, against its measured one. `same`: whether our max-flow saves
 the same tensors as torch's own chooser; the seconds are the CPU time of both.""",
         _plain,
+    ),
+    Section(
+        "What operators take beside their outputs",
+        "workspaces_cpu.json",
+        "python -m benchmarks.workspaces --json benchmarks/results/workspaces_cpu.json",
+        """\
+Each operator runs once by itself, and the allocator is watched. "Inductor calls it": the code that Inductor emits for this
+operator alone calls it, instead of a kernel of Inductor's own. "plan": what the memory model counts for it while it runs.""",
+        _workspaces,
+        _workspaces_summary,
     ),
     Section(
         "Several graphs under one budget",

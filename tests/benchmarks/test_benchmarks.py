@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import gap, guard, max_speed, models, predicted_time, promise, scale, table_a, together
+from benchmarks import gap, guard, max_speed, models, predicted_time, promise, scale, table_a, together, workspaces
 from benchmarks.common import harness, synthetic
 from benchmarks.common.timing import RatioInterval
 from benchmarks.common.verdicts import MIB, Row, judge
@@ -290,6 +290,19 @@ def test_several_graphs_at_toy_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     default, ours, lowest = json.loads(out.read_text())["rows"]
     assert ours["graphs"] >= 2 and ours["later_peak_bytes"] <= ours["budget_bytes"] < default["later_peak_bytes"]
     assert lowest["later_peak_bytes"] <= ours["later_peak_bytes"]
+
+
+def test_workspaces_of_operators_that_are_called_and_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "workspaces.json"
+    flags = ["--operator", "kthvalue", "--operator", "logsumexp", "--operator", "c2r", "--json", str(out)]
+    assert workspaces.main(flags) == 0
+    rows = {row["operator"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["aten.kthvalue"]["plan_bytes"] == rows["aten.kthvalue"]["beside_bytes"] > 0
+    assert rows["aten.logsumexp"]["beside_bytes"] > 0 and not rows["aten.logsumexp"]["is_called"]
+    assert rows["aten._fft_c2r of two dimensions"]["plan_bytes"] > rows["aten._fft_c2r"]["plan_bytes"] == 0
+    assert "4 operators, 3 of them called" in capsys.readouterr().out
 
 
 def test_the_gap_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,6 +222,20 @@ class Skip(nn.Module):
         return self.up[1](functional.silu(self.up[0](both)))
 
 
+class Filter(nn.Module):
+    """A filter in the frequencies of the last `dims` dimensions: its kernels are all called, and some take copies."""
+
+    def __init__(self, dims: int, size: int) -> None:
+        super().__init__()
+        self.dims = tuple(range(-dims, 0))
+        self.weight = nn.Parameter(torch.randn(*[size] * (dims - 1), size // 2 + 1, dtype=torch.cfloat))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        frequencies = torch.fft.rfftn(x, dim=self.dims) * self.weight
+        sizes = [x.shape[d] for d in self.dims]
+        return torch.fft.irfftn(frequencies, s=sizes, dim=self.dims).tanh() + x
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), *[Layer(24, nn.BatchNorm2d(24)) for _ in range(3)]),
@@ -236,6 +250,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (8, 3, 32, 32),
     ),
     "dropout": (lambda: nn.Sequential(*[Dropping(128) for _ in range(4)]), (512, 128)),
+    "transforms": (lambda: nn.Sequential(*[Filter(1, 256) for _ in range(4)]), (512, 256)),
+    "transforms of images": (lambda: nn.Sequential(*[Filter(2, 32) for _ in range(4)]), (16, 8, 32, 32)),
 }
 
 
@@ -264,6 +280,8 @@ class Scalar(nn.Module):
     [
         ("batch norm", 200),
         ("group norm", 200),
+        ("transforms", 200),
+        ("transforms of images", 200),
         *(pytest.param(*case, marks=pytest.mark.full) for case in (("skip", 40), ("dropout", 20))),
     ],
 )
