@@ -90,7 +90,6 @@ def _convolutions() -> list[UsedOperator]:
 def _norms_and_losses() -> list[UsedOperator]:
     x, image, one = _f(2048, 1024), _f(8, 32, 64, 64), _f(32)
     rows, columns, classes = _f(2048, 1), _f(1024), _i(2048)
-    ctc = (_f(100, 16, 64), _i(16, 20) + 1, [100] * 16, [20] * 16)
     return [
         UsedOperator(aten.native_layer_norm.default, (x, [1024], columns, columns, 1e-5)),
         UsedOperator(
@@ -115,7 +114,6 @@ def _norms_and_losses() -> list[UsedOperator]:
         UsedOperator(aten.nll_loss2d_forward.default, (image, _i(8, 64, 64), None, 1, -100)),
         UsedOperator(aten.binary_cross_entropy.default, (x, x)),
         UsedOperator(aten.soft_margin_loss_backward.default, (_f(), x, x, 1)),
-        UsedOperator(aten._ctc_loss.default, ctc),
         UsedOperator(aten._cdist_forward.default, (_f(16, 256, 64), _f(16, 256, 64), 2.0, None)),
     ]
 

@@ -1,12 +1,13 @@
 """The most that a call takes from torch's allocator at once.  Imports nothing of ours but its siblings.
 
 Private names, same in 2.11 to 2.15: ``torch.autograd._enable_profiler_legacy`` and ``_disable_profiler_legacy``, which see the
-CPU allocations of this thread alone and print nothing.
+CPU allocations of this thread alone and print nothing, and ``_profiler_enabled``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
@@ -19,19 +20,23 @@ ProfilerConfig = private_name(_AUTOGRAD, "ProfilerConfig")
 ProfilerState = private_name(_AUTOGRAD, "ProfilerState")
 enable_profiler = private_name(_AUTOGRAD, "_enable_profiler_legacy")
 disable_profiler = private_name(_AUTOGRAD, "_disable_profiler_legacy")
+is_profiled = private_name(_AUTOGRAD, "_profiler_enabled")
 ExperimentalConfig = private_name(_PROFILER, "_ExperimentalConfig")
 
 
 def most_allocated(run: Callable[[], Any], device: torch.device) -> tuple[int, Any]:
     """The most bytes that `run` holds at once beyond what there was before, and its result.
 
+    On a CPU it runs in a thread of its own where this one is profiled already: torch has one profiler a thread.
     On CUDA it runs twice: a library takes a workspace for the whole process when it is first called, which is no part of one
     call.  Counted is what is asked for, before the allocator rounds it; the allocator's peak statistics begin anew.
-
-    Raises:
-        RuntimeError: This thread is profiled already.
     """
-    return _on_cuda(run, device) if device.type == "cuda" else _on_cpu(run)
+    if device.type == "cuda":
+        return _on_cuda(run, device)
+    if not is_profiled():
+        return _on_cpu(run)
+    with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)) as executor:
+        return executor.submit(_on_cpu, run).result()
 
 
 def _on_cpu(run: Callable[[], Any]) -> tuple[int, Any]:

@@ -174,12 +174,10 @@ def _known_or_measured(target: Any, call: Any, device_type: str) -> int:
     if signature not in known:
         try:
             known[signature] = _measured(target, call, torch.device(device_type))
-        except MemoryError as error:
+        except (MemoryError, torch.OutOfMemoryError) as error:
             LOG.warning("the workspace of %s counts as none: %s", target, error)
             return 0
-        except (
-            Exception
-        ) as error:  # whatever an operator raises on such numbers, or a profiler that runs already; training goes on
+        except Exception as error:  # whatever an operator raises on such numbers; training goes on
             LOG.info(
                 "the workspace of %s is not known: %s: %s", signature, type(error).__name__, str(error).splitlines()[:1]
             )

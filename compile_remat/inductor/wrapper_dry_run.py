@@ -225,6 +225,7 @@ class _Run:
                     self._delete(target)
             case ast.Expr():
                 self._call(node.value)
+                self.peak = max(self.peak, self.live + self.workspace.nbytes)
             case ast.With() | ast.If() | ast.While():
                 self._blocks(node)
             case ast.Return(value=ast.expr() as returned):

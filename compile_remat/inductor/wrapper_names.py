@@ -31,11 +31,15 @@ class Nothing:
 
 
 class Extern:
-    """``extern_kernels``: a call that writes into `out` does nothing, one that returns its result is run for its sizes."""
+    """``extern_kernels``: a call is run for the sizes of its result, or where it writes into `out` for who watches operators."""
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, out: object = None, **kwargs: Any) -> Any:
-            return None if out is not None else getattr(torch.ops.aten, name)(*args, **kwargs)
+            if out is None:
+                return getattr(torch.ops.aten, name)(*args, **kwargs)
+            if hasattr(torch.ops.aten, name):
+                getattr(torch.ops.aten, name)(*args, **kwargs)
+            return None
 
         return call
 

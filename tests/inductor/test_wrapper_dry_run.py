@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +35,7 @@ NEW = "empty_strided_cpu((16, 16), (16, 1), torch.float32)"
         (["x, = args", f"a = {NEW}", "b = a; del a  # reuse", f"c = {NEW}", "return (b, c)"], 2, 2),
         (["x, = args", f"a = {NEW}", "b = reinterpret_tensor(a, (256,), (1,), 0)", "del a", "return (b,)"], 1, 1),
         (["x, = args", f"a = {NEW}", "extern_kernels.mm(x, x, out=a)", "return (a,)"], 1, 1),
-        (["x, = args", "a = torch.ops.aten.sort.default(x)", "b = a[0]", "del a", "return (b,)"], 3, 1),
+        (["x, = args", "a = torch.ops.aten.topk.default(x, 16)", "b = a[0]", "del a", "return (b,)"], 3, 1),
         (["x, = args", "return (x,)"], 0, 0),
         (["x, = args", f"a = {NEW}", f"a = {NEW}", "return (a,)"], 2, 1),
     ],
@@ -241,3 +242,17 @@ def test_dry_runs_see_what_the_allocator_sees() -> None:
     assert len(runs) == 2
     predicted = max(run.peak_bytes for run in runs)
     assert abs(measured - predicted) <= 64 + predicted // 100
+
+
+def test_what_an_operator_takes_counts_wherever_it_stands(own_caches: Path) -> None:
+    """`kthvalue` copies its input and its indices; a product of every second number copies both operands."""
+    named = dry_run(code("x, = args", "a = torch.ops.aten.kthvalue.default(x, 3)", "return (a[0],)"), [X])
+    assert named.peak_bytes >= 3 * KIB
+    lines = [
+        "x, = args",
+        "a = empty_strided_cpu((64, 64), (64, 1), torch.float32)",
+        "y = reinterpret_tensor(x, (64, 64), (128, 2), 0)",
+        "extern_kernels.mm(y, y, out=a)",
+        "return (a,)",
+    ]
+    assert dry_run(code(*lines), [torch.empty(64 * 128)]).peak_bytes >= 32 * KIB
