@@ -63,7 +63,7 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
     """
     order = {node: k for k, node in enumerate(module.graph.nodes)}
     matmuls = [k for node, k in order.items() if node.target in HEAVY]
-    kept = 0
+    kept = swapped = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         far = [a for a in node.args if _is_lone_mm(a) and any(order[a] < k < order[node] for k in matmuls)]
         shapes = {_shape_text(a) for a in node.args}
@@ -71,6 +71,7 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
             continue
         near = [a for a in node.args if _is_lone_mm(a) and a not in far]
         if near and not node.kwargs:
+            swapped += node.args[1] is not near[0]
             node.args = (far[0], near[0])
             continue
         with module.graph.inserting_before(node):
@@ -81,7 +82,7 @@ def keep_matmuls_in_place(module: fx.GraphModule) -> int:
         node.replace_all_uses_with(flat)
         module.graph.erase_node(node)
         kept += 1
-    if kept:
+    if kept or swapped:
         module.recompile()
     return kept
 
