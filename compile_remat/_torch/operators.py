@@ -1,14 +1,20 @@
-"""What torch's operator overloads say of themselves: ``torch._ops.OpOverload`` with ``_schema``, the same in 2.11 to 2.15."""
+"""What torch's operator overloads say of themselves, and calls of them without the contents of their tensors.
+
+Private names, the same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schema``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves as tree_leaves
 
+from compile_remat._torch import sizes
 from compile_remat._torch.version import private_name
 
 OpOverload = private_name("torch._ops", "OpOverload")
@@ -58,3 +64,93 @@ def can_run_alone(target: object) -> bool:
 def waits_for_nobody(target: Any) -> bool:
     """Whether a node's target is an operator that runs in this process alone."""
     return isinstance(target, OpOverload) and not any(part in target.namespace for part in _TALKS)
+
+
+# -- calls without contents -------------------------------------------------------------------------------------------
+
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+@dataclass(frozen=True)
+class Like:
+    """A tensor without its contents."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device_type: str
+
+    @property
+    def elements(self) -> int:
+        """Elements of the memory behind it: what is repeated counts once, what is skipped counts."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory behind it."""
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def is_of_places(self) -> bool:
+        """Whether its elements are integers, which are mostly places in another tensor and have to be right."""
+        return not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype is torch.bool)
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}{list(self.shape)}{self.strides}{self.device_type}"
+
+
+class NotPlain(Exception):
+    """An argument of which no copy can be made."""
+
+
+Strides = Callable[[torch.Tensor], tuple[int, ...]]
+
+
+def plain(value: Any, strides: Strides = sizes.hint_strides) -> Any:
+    """An argument of an operator with a `Like` for each tensor or node of one, and tuples for lists.
+
+    Args:
+        strides: Those under which the operator gets a tensor.
+
+    Raises:
+        NotPlain: It is no tensor of ordinary layout, no number, and no other value that can be written down.
+    """
+    if isinstance(value, fx.Node):
+        if "val" not in value.meta:
+            raise NotPlain
+        value = value.meta["val"]
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise NotPlain
+        return Like(sizes.hint_shape(value), strides(value), value.dtype, value.device.type)
+    if isinstance(value, torch.SymInt):
+        return sizes.hint_int(value)
+    if isinstance(value, list | tuple):
+        return tuple(plain(v, strides) for v in value)
+    if value is None or isinstance(value, _PLAIN):
+        return value
+    raise NotPlain
+
+
+def likes(value: Any) -> Iterator[Like]:
+    """All tensors in a nest of plain arguments."""
+    if isinstance(value, Like):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from likes(part)
+
+
+def text(value: Any) -> str:
+    """A nest of plain arguments in one line: equal for equal arguments."""
+    return f"({', '.join(map(text, value))})" if isinstance(value, tuple) else str(value)
+
+
+def filled(value: Any, make: Callable[[Like], torch.Tensor]) -> Any:
+    """What `make` gives in place of each `Like`; lists for tuples, which operators on lists of tensors want."""
+    if isinstance(value, Like):
+        return make(value)
+    return [filled(v, make) for v in value] if isinstance(value, tuple) else value

@@ -31,8 +31,8 @@ import torch
 from torch import fx
 
 from compile_remat._torch import ambient, cache_key_text, conv_layout, operators, sizes
-from compile_remat._torch.allocator_peak import most_allocated
-from compile_remat._torch.operator_calls import Like, NotPlain, Strides, filled, likes, plain, text
+from compile_remat._torch.allocator_events import most_allocated
+from compile_remat._torch.operators import Like, NotPlain, Strides, filled, likes, plain, text
 from compile_remat._torch.version import private_name
 from compile_remat._util.host import host_free_bytes, processor_name
 from compile_remat._util.number_file import NumberFile

@@ -12,8 +12,7 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, sizes
 from compile_remat._torch.ambient import plainly
-from compile_remat._torch.operator_calls import Like, NotPlain, filled, likes, plain, text
-from compile_remat._torch.operators import can_run_alone
+from compile_remat._torch.operators import Like, NotPlain, can_run_alone, filled, likes, plain, text
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 from compile_remat.cost_models.operators.ops import Op, describe
 from compile_remat.cost_models.timing.clock import FLUSH_BYTES, Clock, median_ns

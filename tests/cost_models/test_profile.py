@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from compile_remat._torch.operator_calls import Like
+from compile_remat._torch.operators import Like
 from compile_remat.cost_models import CostModel, Op, OpKind, Profile, Roofline, Times, describe, load_device
 from compile_remat.cost_models.profile_file import ProfileFile
 from compile_remat.cost_models.registry import cost_model_names, make_cost_model
