@@ -9,8 +9,8 @@ Nothing of torch is replaced.  ``functorch_config.force_non_lazy_backward_loweri
 takes the early backward as final, so a first backward with ``retain_graph=True`` is refused.  Compiling the whole graph a
 second time for observation would serve, at the cost of tracing and planning twice.
 
-Private names, same in 2.11, 2.13 and 2.14: ``compile_fx.compile_fx_backward`` (2.13 reads two more fields of its
-``compiler_config_extra``), ``TracingContext.fw_metadata``, ``.output_strides`` and ``.aot_graph_name``.
+Private names, same in 2.11 to 2.15: ``compile_fx.compile_fx_backward``, ``TracingContext.fw_metadata``, ``.output_strides`` and
+``.aot_graph_name``.  The fields of ``compiler_config_extra`` are those of 2.11, two that 2.13 has added, and 2.15's names of two.
 """
 
 from __future__ import annotations
@@ -98,11 +98,16 @@ def _compile_now(
 ) -> None:
     """Compile a copy of the backward, as AOTAutograd's ``_aot_stage2b_bw_compile`` does."""
     inputs = _inputs(backward, context)
+    is_partitioned = len(getattr(forward, "partition_maps", None) or ()) > 1
+    is_uncaptured = bool(getattr(forward, "has_uncaptured_partition", is_partitioned)) and is_partitioned
+    device = options.get("boxed_forward_device_index")
     extra: Any = SimpleNamespace(
         cudagraphs=options.get("cudagraphs"),
         graph_id=options.get("graph_id"),
-        forward_device=options.get("boxed_forward_device_index"),
-        forward_is_partitioned=SimpleNamespace(value=len(getattr(forward, "partition_maps", None) or ()) > 1),
+        forward_device=device,
+        forward_device_index=device,
+        forward_is_partitioned=SimpleNamespace(value=is_partitioned),
+        forward_is_cudagraph_partitioned=SimpleNamespace(value=is_uncaptured),
         cudagraphs_bwd_override=None,
     )
     shared = {name: value for name, value in options.items() if name not in OF_ONE_GRAPH}
