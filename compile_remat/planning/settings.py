@@ -49,6 +49,7 @@ class Settings:
         plan_dir: Where plans are pinned.
         times: Measured times of the graph's operators, for the cost model `profile`.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
+        is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
         plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
     """
 
@@ -63,6 +64,7 @@ class Settings:
     times: Times = Times()
     time_limit: float | None = None
     plain_bytes: int = 0
+    is_here: bool = True
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -72,7 +74,8 @@ class Settings:
     def workspace(self, node: fx.Node) -> int:
         """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here."""
         place = place_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-        return node_workspace_bytes(node) if self.device.name == detect(place).name else 0
+        is_on_device = (place.type == "cpu") == (self.device.name == "cpu")
+        return node_workspace_bytes(node) if self.is_here and is_on_device else 0
 
     def cost(self, graph: fx.Graph) -> CostModel:
         """The cost model for the device, with what was measured of the graph's operators."""
@@ -98,6 +101,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
         is_given=config.memory_budget.is_given,
         torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
+        is_here=config.device == "detect" or device.name == detect(place).name,
     )
     return with_plain_bytes(settings)
 

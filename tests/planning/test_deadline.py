@@ -86,7 +86,7 @@ def assert_same(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> Non
 
 
 def side_files(folder: Path) -> list[Path]:
-    return list(folder.glob("remat/*"))
+    return [path for path in folder.glob("remat/*") if path.is_file()]  # beside the folder of measured workspaces
 
 
 # -- the rule -----------------------------------------------------------------------------------------------------------

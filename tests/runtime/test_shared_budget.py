@@ -207,7 +207,7 @@ def test_the_first_step_of_a_broken_function_is_not_above_plains() -> None:
         if isinstance(budget, float):
             assert max(first, second) <= budget * default_bytes * 1.01 + EAGER_BYTES
         if budget == "min":
-            assert first <= second  # lean from the first step on
+            assert first <= 1.02 * second  # lean from the first step on; the second one knows all graphs
 
 
 @pytest.mark.parametrize("case", ["three graph breaks", "apart"])

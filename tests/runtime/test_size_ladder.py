@@ -153,7 +153,7 @@ def test_a_fraction_at_any_length_is_one_of_what_plain_takes_there() -> None:
 
 @pytest.mark.usefixtures("own_caches")
 def test_threads_that_train_one_model_at_different_lengths() -> None:
-    call = compiled(1024 * KIB, "eager", blocks=2)
+    call = compiled(1100 * KIB, "eager", blocks=2)
     step(call, batch_of(30, is_first=True))
     failures: list[BaseException] = []
     expected = {length: gradient_at(call._orig_mod, length) for length in (20, 200, 330)}
