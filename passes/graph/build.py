@@ -27,7 +27,7 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
-from compile_remat._torch.operators import inner_graphs
+from compile_remat._torch.operators import inner_graphs, tree_leaves
 from compile_remat.cost_models import CostModel, OpKind, describe
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.materialisation import (
@@ -126,7 +126,9 @@ def build_problem(
         found = workspace(node)
         for module in inner_graphs(node):
             body = fx.GraphModule(module, copy.deepcopy(module.graph))
-            num_outputs = len(body.graph.output_node().all_input_nodes)
+            for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
+                given.target = f"primals_{k}"  # a region's backward calls some of them tangents
+            num_outputs = len(tree_leaves(body.graph.output_node().args))
             inner = build_problem(body, num_fwd_outputs=num_outputs, cost=cost, workspace=workspace, rules=rules)
             found = max(found, temporary_bytes(inner))
         return found
