@@ -149,6 +149,28 @@ def _promise(rows: Rows) -> list[Table]:
     return [promise.model_table([Row(**fields) for fields in rows])]
 
 
+def _code_only(rows: Rows) -> list[Table]:
+    """Predicted peak > that of the emitted code, one line a model, and the largest difference of its rows."""
+    found = [Row(**fields) for fields in rows]
+    lines = []
+    for name in dict.fromkeys(row.model for row in found):
+        plain, *ours = (row for row in found if row.model == name)
+        excess = [row.scheduled_peak_bytes / row.predicted_peak_bytes - 1 for row in ours if row.scheduled_peak_bytes]
+        cells = {row.setting: _predicted_and_code(row) for row in ours}
+        settings = [cells.get(setting, "-") for setting in (*map(str, promise.FRACTIONS), "min")]
+        worst = max(excess, key=abs, default=None)
+        lines.append(
+            [name, promise.mib(plain.scheduled_peak_bytes), *settings, "-" if worst is None else f"{worst:+.2%}"]
+        )
+    return [(("model", "plain", *map(str, promise.FRACTIONS), "min", "code over predicted, worst"), lines)]
+
+
+def _predicted_and_code(row: Row) -> str:
+    if row.failure is not None or row.floor_bytes is not None:
+        return "-" if row.failure is not None else "floor"
+    return f"{promise.mib(row.predicted_peak_bytes)} > {promise.mib(row.scheduled_peak_bytes)}"
+
+
 def _promise_summary(rows: Rows) -> str:
     return str(promise.summarise([Row(**fields) for fields in rows]))
 
@@ -273,6 +295,19 @@ values of `torch._functorch.config.activation_memory_budget` (`promise_rivals_cp
 were written before the memory model was fitted, + have 8 blocks or more. "gradients" is their share of the default peak; "without
 them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak.""",
         _promise,
+        _promise_summary,
+    ),
+    Section(
+        "The same in bfloat16, by code generation alone",
+        "promise_bfloat16_code_cpu.json",
+        "python -m benchmarks.promise --dtype bfloat16 --code-only --only remat --json "
+        "benchmarks/results/promise_bfloat16_code_cpu.json",
+        """\
+Predicted peak > peak of the C++ code that Inductor emits, by a dry run; workspaces of bfloat16 products and convolutions are
+measured and in both. `plain` is the code of plain `torch.compile`, and budgets are 0.8, 0.6, 0.4 and 0.3 of it. Nothing is
+built and no peak is measured. "floor": the budget is below the lowest reachable peak. Models that are not in the table were
+not run.""",
+        _code_only,
         _promise_summary,
     ),
     Section(

@@ -67,6 +67,7 @@ EXAMPLES: dict[str, object] = {
 """Another value for each field of the partitioner."""
 
 OTHER_SETTINGS: dict[str, object] = {
+    "is_here": False,
     "budget": MemoryBudget("bytes", 1 << 20),
     "device": load_device("h200"),
     "cost_model": "unit",
