@@ -305,8 +305,8 @@ them" is min/torch's with the gradients' bytes taken off both. "worst error" com
         """\
 Predicted peak > peak of the C++ code that Inductor emits, by a dry run; workspaces of bfloat16 products and convolutions are
 measured and in both. `plain` is the code of plain `torch.compile`, and budgets are 0.8, 0.6, 0.4 and 0.3 of it. Nothing is
-built and no peak is measured. "floor": the budget is below the lowest reachable peak. Models that are not in the table were
-not run.""",
+built and no peak is measured. "floor": the budget is below the lowest reachable peak. fourier cannot run in bfloat16; models that
+are not in the table were not run.""",
         _code_only,
         _promise_summary,
     ),
