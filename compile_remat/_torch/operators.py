@@ -31,6 +31,12 @@ def namespace_of(node: fx.Node) -> str | None:
     return str(target.namespace) if isinstance(target, OpOverload) else None
 
 
+def is_complex(node: fx.Node) -> bool:
+    """Whether a node reads or writes complex numbers: then Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
+    values = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
+    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+
+
 def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a higher-order operator (``cond``, ``scan``, ``while_loop``) is called with; none for other operators."""
     owner = node.graph.owning_module

@@ -98,15 +98,15 @@ def _compile_now(
 ) -> None:
     """Compile a copy of the backward, as AOTAutograd's ``_aot_stage2b_bw_compile`` does."""
     inputs = _inputs(backward, context)
-    is_partitioned = len(getattr(forward, "partition_maps", None) or ()) > 1
-    is_uncaptured = bool(getattr(forward, "has_uncaptured_partition", is_partitioned)) and is_partitioned
+    partitions = getattr(forward, "partition_maps", None) or ()
+    is_uncaptured = bool(partitions) and getattr(forward, "has_uncaptured_partition", False)
     device = options.get("boxed_forward_device_index")
     extra: Any = SimpleNamespace(
         cudagraphs=options.get("cudagraphs"),
         graph_id=options.get("graph_id"),
         forward_device=device,
         forward_device_index=device,
-        forward_is_partitioned=SimpleNamespace(value=is_partitioned),
+        forward_is_partitioned=SimpleNamespace(value=len(partitions) > 1),
         forward_is_cudagraph_partitioned=SimpleNamespace(value=is_uncaptured),
         cudagraphs_bwd_override=None,
     )

@@ -98,18 +98,12 @@ def is_library_kernel(node: fx.Node) -> bool:
         return False
     if target in CONVOLUTIONS or target in PRODUCTS or target in SOMETIMES_CALLED or target in lowering.fallbacks:
         return True
-    if _is_complex(node):
+    if operators.is_complex(node):
         return True
     lowered = lowering.lowerings.get(target)
     if lowered is None:
         return target not in decomposition.decompositions
     return hasattr(lowered, "_is_fallback_handler")
-
-
-def _is_complex(node: fx.Node) -> bool:
-    """Inductor emits no arithmetic of complex numbers."""
-    values = operators.tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
 
 
 # -- one call ---------------------------------------------------------------------------------------------------------

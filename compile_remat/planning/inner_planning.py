@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import replace
 
 from torch import fx
 
@@ -24,13 +22,9 @@ from compile_remat.passes import (
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
-from compile_remat.planning.joint_split import PlannerFailed
-from compile_remat.planning.plain_peaks import note_plain_peak
+from compile_remat.planning.joint_split import PlannerFailed, record_planned
 from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import Settings
-from compile_remat.report import record
-
-LOG = logging.getLogger("compile_remat")
 
 
 def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request: Request) -> fx.GraphModule:
@@ -59,10 +53,7 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
     if planned is None:
         return module
     keep_matmuls_in_place(merged_graph)
-    report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
-    note_plain_peak(settings.device.name, report)
-    record(report)
-    LOG.info("%s", report)
+    record_planned(planned, settings, start_time)
     return merged_graph
 
 

@@ -31,7 +31,7 @@ from compile_remat.passes import (
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
-from compile_remat.planning.joint_planning import plan_joint, priced_problem
+from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import (
     Fit,
@@ -92,11 +92,16 @@ def split(
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
-    report = replace(planned.report, planning_time_s=time.perf_counter() - start)
+    record_planned(planned, settings, start)
+    return modules
+
+
+def record_planned(planned: Planned, settings: Settings, start_time: float) -> None:
+    """Record the report of a plan that runs, with the seconds since `start_time` (of ``time.perf_counter``)."""
+    report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
     note_plain_peak(settings.device.name, report)
     record(report)
     LOG.info("%s", report)
-    return modules
 
 
 def split_without_planner(

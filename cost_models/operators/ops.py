@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from compile_remat._torch.operators import inner_graphs
+from compile_remat._torch.operators import inner_graphs, is_complex
 from compile_remat._torch.sizes import hint_int
 from compile_remat.cost_models.operators import flops as flop_formulas
 from compile_remat.cost_models.operators.kinds import (
@@ -106,15 +106,9 @@ def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
     kind = facts.kind
     if facts.packet in MAYBE_VIEW:
         kind = OpKind.VIEW if _aliases_input(node) else OpKind.POINTWISE
-    if kind in FUSED_KINDS and _is_complex(node):
+    if kind in FUSED_KINDS and is_complex(node):
         kind = OpKind.OTHER
     return facts, kind
-
-
-def _is_complex(node: fx.Node) -> bool:
-    """Whether the node reads or writes complex numbers: then Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
-    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
-    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
 
 
 def _is_random(node: fx.Node, facts: TargetFacts | None) -> bool:

@@ -129,7 +129,9 @@ def build_problem(
             for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
                 given.target = f"primals_{k}"  # a region's backward calls some of them tangents
             num_outputs = len(tree_leaves(body.graph.output_node().args))
-            inner = build_problem(body, num_fwd_outputs=num_outputs, cost=cost, workspace=workspace, rules=rules)
+            inner = build_problem(
+                body, num_fwd_outputs=num_outputs, cost=cost, workspace=workspace, rules=rules, in_blocks=in_blocks
+            )
             found = max(found, temporary_bytes(inner))
         return found
 
