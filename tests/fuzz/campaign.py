@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase
+from torch._inductor import config as inductor_config
 
 from tests.fuzz.check import check
 from tests.fuzz.models import trials
 from tests.fuzz.trial import Trial
 
-SHRINK_TRIALS = 80
+SHRINK_TRIALS = {"eager": 80, "inductor": 8}
 """After so many tries to make a failure shorter, the shortest so far is it."""
+
+CHEAP_KERNELS = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
+"""Options of Inductor: kernels without optimisation or vectors take half the compiler's time and compute the same."""
 
 
 @dataclass
@@ -76,7 +80,7 @@ def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
             raise known[literal]
         if not result.failures:
             result.count(trial)
-        elif next(attempts) >= SHRINK_TRIALS:
+        elif next(attempts) >= SHRINK_TRIALS[compiler]:
             return
         try:
             check(trial)
@@ -85,7 +89,7 @@ def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
             result.keep(first_line(error), literal)
             raise
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), inductor_config.patch(CHEAP_KERNELS):
         warnings.simplefilter("ignore", FutureWarning)  # torch's, when a joint graph is copied
         try:
             all_train_right()

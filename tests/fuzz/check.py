@@ -27,6 +27,9 @@ from tests.fuzz.joint import check_graph
 from tests.fuzz.partitioners import Forced, Unplanned
 from tests.fuzz.trial import Trial
 
+CODE_NEEDS_MORE = r"compile_remat: Inductor's code needs "
+"""What is said under a fraction where emitted code takes more than planned; bytes are the question of `benchmarks.promise`."""
+
 
 def check(trial: Trial) -> None:
     """AssertionError where anything differs."""
@@ -46,6 +49,7 @@ def check_dynamo(trial: Trial) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error", PlannerWarning)
             warnings.filterwarnings("ignore", A_FRACTION_IS_MISSED, PlannerWarning)
+            warnings.filterwarnings("ignore", CODE_NEEDS_MORE, PlannerWarning)
             actual = observe(case, lambda f: torch.compile(f, backend=remat, options=options))  # noqa: B023
         assert_promise_holds(budget)
         assert_same(actual, expected, trial.tolerance, f"memory_budget {budget}")
