@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._util.host import host_free_bytes as host_free_bytes
+from compile_remat._util.host import host_free_bytes
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import Reserve
 

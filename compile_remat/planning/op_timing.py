@@ -14,7 +14,7 @@ from torch import fx
 
 from compile_remat._torch import cache_key_text
 from compile_remat._torch.sizes import hint_int
-from compile_remat._util.host import processor_name
+from compile_remat._util.host import host_free_bytes, processor_name
 from compile_remat._util.progress import progress_bar
 from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
@@ -122,7 +122,7 @@ def _measured(
 
 
 def _free_bytes(place: torch.device) -> int | None:
-    return free_memory.host_free_bytes() if place.type == "cpu" else free_memory.free_bytes(place)
+    return host_free_bytes() if place.type == "cpu" else free_memory.free_bytes(place)
 
 
 def _file(place: torch.device) -> ProfileFile:

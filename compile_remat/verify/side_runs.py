@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from compile_remat._torch.ambient import read_random_state, write_random_state
+from compile_remat._util.host import host_free_bytes
 from compile_remat._util.units import format_bytes
 from compile_remat.device import free_memory
 from compile_remat.verify.no_recompute import NoRecomputePartitioner
@@ -131,7 +132,7 @@ def require_memory(needed_bytes: int, results_bytes: int, devices: Sequence[torc
         NotComparable: There is not enough memory; the text says how much is free.
     """
     host_bytes = results_bytes if devices else needed_bytes + results_bytes
-    places = [("host", host_bytes, free_memory.host_free_bytes())]
+    places = [("host", host_bytes, host_free_bytes())]
     places += [("device", needed_bytes, free_memory.free_bytes(device)) for device in devices]
     for kind, asked_bytes, free_bytes in places:
         if free_bytes is not None and asked_bytes > free_bytes:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
 
 MIB = 1 << 20
-BLOCK_BYTES = CUDA_BLOCK_BYTES
 SMALL_BYTES = MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
@@ -171,15 +170,18 @@ class CachingAllocator:
         self.allocated_bytes = self.allocated_peak_bytes = self.reserved_bytes = 0
         self.required_peak_bytes = 0
         if expandable:
-            self._small, self._large = _Pool(BLOCK_BYTES, SMALL_SEGMENT_BYTES), _Pool(BLOCK_BYTES, LARGE_SEGMENT_BYTES)
+            self._small, self._large = (
+                _Pool(CUDA_BLOCK_BYTES, SMALL_SEGMENT_BYTES),
+                _Pool(CUDA_BLOCK_BYTES, LARGE_SEGMENT_BYTES),
+            )
         else:
-            self._small, self._large = _Pool(BLOCK_BYTES, None), _Pool(SMALL_BYTES + 1, None)
+            self._small, self._large = _Pool(CUDA_BLOCK_BYTES, None), _Pool(SMALL_BYTES + 1, None)
 
     def allocate(self, key: Hashable, nbytes: int) -> None:
         """Take a block for `nbytes` bytes; ValueError where `key` has one already."""
         if key in self.in_use:
             raise ValueError(f"{key!r} has a block already")
-        size = round_up(nbytes, BLOCK_BYTES)
+        size = round_up(nbytes, CUDA_BLOCK_BYTES)
         pool = self._small if size <= SMALL_BYTES else self._large
         block = pool.best_fit(size)
         if block is None:

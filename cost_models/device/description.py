@@ -51,8 +51,6 @@ class Device:
         bandwidth_bytes_per_s: of device memory, read and write together.
         flops_per_s: dense rate for each type of `DTYPES` that the device states, sorted by type.
         launch_ns: time of an empty kernel, in nanoseconds.
-        read_limit: how many reads Inductor lets one fused expression gather before it writes it to memory: 8 on GPUs
-            (``realize_acc_reads_threshold``), 12 on CPU.
         efficiency: fraction of the rate reached by each kind of operator or by one operator, and of the bandwidth;
             sorted. Absent is 1. A calibrated file may say more than 1 of an operator that is cheaper than assumed.
         sources: the documents that the figures come from.
@@ -72,7 +70,6 @@ class Device:
     bandwidth_bytes_per_s: int
     flops_per_s: tuple[tuple[str, int], ...]
     launch_ns: int = DEFAULT_LAUNCH_NS
-    read_limit: int = 8
     efficiency: tuple[tuple[str, float], ...] = GPU_EFFICIENCY
     sources: tuple[str, ...] = ()
     host_bandwidth_bytes_per_s: int | None = None

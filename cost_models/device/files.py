@@ -57,7 +57,6 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
         bandwidth_bytes_per_s=int(_positive(content["bandwidth_bytes_per_s"], "bandwidth_bytes_per_s", where)),
         flops_per_s=tuple(sorted((d, int(_positive(r, f"flops_per_s of {d}", where))) for d, r in rates.items())),
         launch_ns=int(_positive(content.get("launch_ns", DEFAULT_LAUNCH_NS), "launch_ns", where)),
-        read_limit=int(_positive(content.get("read_limit", 8), "read_limit", where)),
         efficiency=_fractions(content.get("efficiency", dict(GPU_EFFICIENCY)), "efficiency", where),
         half_sizes=_half_sizes(_default_half_sizes(content), where),
         launches_ns=tuple((k, int(v)) for k, v in _fractions(content.get("launches_ns", {}), "launches_ns", where)),

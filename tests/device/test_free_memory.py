@@ -11,6 +11,7 @@ import torch
 
 import compile_remat
 from compile_remat import ConfigError
+from compile_remat._util.host import host_free_bytes
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig
@@ -136,7 +137,7 @@ def test_a_cpu_with_a_given_capacity_counts_what_is_resident() -> None:
 
 def test_no_figures_from_the_system_are_no_capacity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_memory.resident_bytes(tmp_path / "absent") is None
-    assert free_memory.host_free_bytes(tmp_path / "absent") is None
+    assert host_free_bytes(tmp_path / "absent") is None
     monkeypatch.setattr(free_memory, "resident_bytes", lambda: None)
     assert free_memory.read(torch.device("cpu"), GIB) is None
 

@@ -27,6 +27,7 @@ from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, CheckError, CheckWarning, PlannerWarning
 from compile_remat.planning import joint_planning
 from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.verify import side_runs
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
 
 aten = torch.ops.aten
@@ -564,7 +565,7 @@ def skipped(call: Callable[[], Any], why: str) -> None:
 
 
 def test_too_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_memory, "host_free_bytes", lambda: 1000)
+    monkeypatch.setattr(side_runs, "host_free_bytes", lambda: 1000)
     call, x = step(Layers(2)), torch.randn(8, 8)
     skipped(lambda: call(x), "1000 B is free")
     call(x).sum().backward()  # and no second warning

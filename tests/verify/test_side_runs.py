@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from compile_remat.device import free_memory
+from compile_remat.verify import side_runs
 from compile_remat.verify.no_recompute import NoRecomputePartitioner
 from compile_remat.verify.observation import NotComparable
 from compile_remat.verify.side_runs import SideRuns, require_memory
@@ -13,7 +14,7 @@ from compile_remat.verify.side_runs import SideRuns, require_memory
 
 def test_a_device_without_memory_for_a_side_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "free_bytes", lambda device: 2000)
-    monkeypatch.setattr(free_memory, "host_free_bytes", lambda: 2000)
+    monkeypatch.setattr(side_runs, "host_free_bytes", lambda: 2000)
     device = torch.device("cuda", 0)
     require_memory(2000, 2000, [device])
     require_memory(1000, 1000, [])

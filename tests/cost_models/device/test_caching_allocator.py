@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from compile_remat.cost_models.device.caching_allocator import BLOCK_BYTES, CachingAllocator, Event, reservation_of
+from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
+from compile_remat.cost_models.device.caching_allocator import CachingAllocator, Event, reservation_of
 
 MIB = 1 << 20
 
@@ -30,7 +31,7 @@ def allocated(*sizes: int, expandable: bool = False) -> CachingAllocator:
         (8_519_680, 8_519_680, 20 * MIB),  # cuBLAS's workspace before Hopper, as torch.cuda.memory_snapshot() shows it
         (10 * MIB, 10 * MIB, 10 * MIB),
         (11 * MIB, 12 * MIB, 12 * MIB),  # the rest of 1 MiB is too little to be cut off
-        (100 * MIB + 1, 100 * MIB + BLOCK_BYTES, 102 * MIB),  # a rest of nearly 2 MiB is cut off
+        (100 * MIB + 1, 100 * MIB + CUDA_BLOCK_BYTES, 102 * MIB),  # a rest of nearly 2 MiB is cut off
     ],
 )
 def test_one_request(nbytes: int, allocated_bytes: int, reserved_bytes: int) -> None:

@@ -42,7 +42,6 @@ def test_entry_is_sane(name: str) -> None:
         assert 4 << 20 <= (device.l2_bytes or 0) <= 256 << 20
         assert any("host link" in source for source in device.sources)
         assert any("L2" in source for source in device.sources)
-    assert device.read_limit == (12 if name == "cpu" else 8)
     assert all(0 < dict(device.efficiency).get(kind, 1) <= 1 for kind in (*OpKind, "bandwidth"))
     assert hash(device) == hash(load_device(name))
 
