@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from torch import fx
 
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
-from compile_remat.compilation.driver import STRICT_OPTIONS
+from compile_remat.compilation.caveats import planned_inside
+from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.errors import (
     BudgetError as BudgetError,
@@ -160,8 +162,9 @@ def install(**settings: Any) -> None:
     Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
     Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
     with a warning; `cost_model="profile"` times nothing and takes the times that are in its file.  Inductor's
-    `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  Undo it with
-    `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
+    `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  So is
+    `reorder_for_locality`, for graphs that compute gradients themselves; they are planned by Inductor's `joint_custom_post_pass`,
+    unless you have set one.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():
@@ -180,7 +183,9 @@ def install(**settings: Any) -> None:
         plans_hash=hash_of_plans(settings_now.plan_dir),
         is_installed=True,
     )
-    set_global_partitioner(partitioner, STRICT_OPTIONS)
+    set_global_partitioner(
+        partitioner, {**STRICT_OPTIONS, **INNER_OPTIONS}, rewrite=partial(planned_inside, partitioner=partitioner)
+    )
     write_to(config.report_dir)
 
 

@@ -19,10 +19,33 @@ from compile_remat.inductor.unplanned_graphs import (
     uncompiled_code,
     unmodelled_options,
 )
-from compile_remat.report import Report
+from compile_remat.passes import backward_calls
+from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.report import Report, record
 
 
-def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | None) -> Report:
+def planned_inside(module: fx.GraphModule, partitioner: RematPartitioner) -> fx.GraphModule:
+    """Under `install`: a graph for inference, the backward in it planned; where that cannot be, a report and a warning say so.
+
+    The code that is emitted for it is not compared with the budget.
+    """
+    settings = partitioner.settings
+    if not backward_calls(module) or not settings.has_limit(module):
+        return module
+    try:
+        planned = replace(partitioner, guarded=True).with_copies(module)
+    except PlannerFailed as error:
+        warn_of_fallback(str(error))
+        planned = module
+    if planned is module:
+        report = unplanned(module, settings.budget, None, GRADIENTS_INSIDE)
+        warn(report.message)
+        record(report)
+    return planned
+
+
+def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | None, reason: str = "") -> Report:
     """The report of a graph that no partitioner was called for; it has a message where the budget does not hold.
 
     A graph without a backward saves nothing that a plan could recompute: its report says so, and there is a message only where
@@ -30,8 +53,9 @@ def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | No
 
     Args:
         peak_bytes: The peak of its code; None where that is not known.
+        reason: Why there is no plan, where the graph is not Dynamo's, which says it itself.
     """
-    reason = reason_without_plan(module)
+    reason = reason or reason_without_plan(module)
     budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
     key = hashlib.sha256("\n".join(cache_key_text.graph_lines(module)).encode()).hexdigest()[:16]
     exceeds = budget_bytes is not None and peak_bytes is not None and peak_bytes > budget_bytes

@@ -5,29 +5,74 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import fx
 from torch._inductor import config as inductor_config
 
 from compile_remat._torch.version import private_name
+from compile_remat.inductor.observe import GraphRewrite
 
 if TYPE_CHECKING:
+    from torch._inductor.custom_graph_pass import CustomGraphPass
     from torch._inductor.custom_graph_pass import CustomPartitionerFn as CustomPartitionerFn
 else:
+    CustomGraphPass = private_name("torch._inductor.custom_graph_pass", "CustomGraphPass")
     CustomPartitionerFn = private_name("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 
 PARTITIONER_OPTION = "custom_partitioner_fn"
 """The option of Inductor that holds a partitioner."""
 
+PASS_OPTION = "joint_custom_post_pass"
+"""The option of Inductor that holds what runs behind its own passes over joint graphs and over graphs for inference."""
+
+_JOINT_INPUT = "primals_"
+"""How AOTAutograd names the inputs of a joint graph, and of no other."""
+
 _replaced: dict[str, Any] = {}
 """The values of Inductor's settings before `set_global_partitioner`."""
 
 
-def set_global_partitioner(partitioner: CustomPartitionerFn | None, options: Mapping[str, Any] | None = None) -> None:
-    """Set Inductor's process-wide partitioner and process-wide options; None restores the values from before."""
+class InferencePass(CustomGraphPass):
+    """Rewrites graphs that are compiled for inference, for which Inductor calls no partitioner.
+
+    Args:
+        rewrite: Returns the graph that takes the place of the one given, or that one.
+        partitioner: Known to torch's caches by all that the rewrite depends on.
+    """
+
+    def __init__(self, rewrite: GraphRewrite, partitioner: CustomPartitionerFn) -> None:
+        self.rewrite, self.partitioner = rewrite, partitioner
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """Put the new graph into the module of the old one."""
+        module = graph.owning_module
+        if module is None or any(n.name.startswith(_JOINT_INPUT) for n in graph.find_nodes(op="placeholder")):
+            return
+        rewritten = self.rewrite(module)
+        if rewritten is not module:
+            module.graph = rewritten.graph
+
+    def uuid(self) -> object:
+        """What torch's caches know the pass by."""
+        return self.partitioner.uuid()
+
+
+def set_global_partitioner(
+    partitioner: CustomPartitionerFn | None,
+    options: Mapping[str, Any] | None = None,
+    rewrite: GraphRewrite | None = None,
+) -> None:
+    """Set Inductor's process-wide partitioner and process-wide options; None restores the values from before.
+
+    Args:
+        rewrite: For graphs that are compiled for inference; left out where the user has a pass of their own there.
+    """
     for name, value in _replaced.items():
         setattr(inductor_config, name, value)
     _replaced.clear()
     if partitioner is not None:
         wanted = {**(options or {}), PARTITIONER_OPTION: partitioner}
+        if rewrite is not None and getattr(inductor_config, PASS_OPTION) is None:
+            wanted[PASS_OPTION] = InferencePass(rewrite, partitioner)
         _replaced.update({name: getattr(inductor_config, name) for name in wanted})
         for name, value in wanted.items():
             setattr(inductor_config, name, value)

@@ -13,12 +13,13 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.common import aot_autograd
 
 import compile_remat
-from compile_remat import BudgetError
+from compile_remat import BudgetError, PlannerWarning, install, uninstall
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.passes import as_joint, backward_calls
+from compile_remat.passes.graph import inner_backward
 from compile_remat.planning.inner_planning import with_copies_in_backward
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import Settings
@@ -243,3 +244,46 @@ def test_a_graph_that_writes_in_place_is_left_alone() -> None:
     with module.graph.inserting_after(node):
         module.graph.call_function(torch.ops.aten.sin_.default, (node,))
     assert as_joint(module, call) is None
+
+
+# -- under install ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _installed() -> Iterator[None]:
+    install(memory_budget="min")
+    yield
+    uninstall()
+
+
+@pytest.mark.usefixtures("_installed", "empty_kernels")
+@pytest.mark.parametrize("function", [functional, with_an_optimizer], ids=lambda f: f.__name__)
+def test_such_graphs_are_planned_under_install(function: Callable[..., Any]) -> None:
+    def peak() -> int:
+        torch.compiler.reset()
+        call = torch.compile(function)
+        call(weights(), X, Y)
+        return peak_bytes(lambda: call(weights(), X, Y), "cpu").peak_bytes - DEPTH * WIDTH * WIDTH * 4
+
+    low_bytes = peak()
+    (report,) = compile_remat.reports()
+    assert report.plan is not None and report.plan.recomputed
+    uninstall()
+    assert low_bytes <= 0.8 * peak()  # fusions are not kept to the plan there
+    assert len(compile_remat.reports()) == 1
+
+
+@pytest.mark.usefixtures("_installed", "empty_kernels")
+def test_under_install_a_graph_that_cannot_be_planned_has_a_row_and_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner_backward, "writes_in_place", lambda module: True)
+    with pytest.warns(PlannerWarning, match="memory_budget = min does not hold .* computes gradients itself"):
+        torch.compile(functional)(weights(), X, Y)
+    (report,) = compile_remat.reports()
+    assert report.status == "NOT_PLANNED" and "computes gradients itself" in report.caveat
+
+
+@pytest.mark.usefixtures("_installed")
+def test_the_numbers_under_install() -> None:
+    torch.compiler.reset()
+    expected = functional(weights(), X, Y)
+    torch.testing.assert_close(torch.compile(functional)(weights(), X, Y), expected, rtol=1e-4, atol=1e-6)
