@@ -185,7 +185,10 @@ def _compile(
             partitioner, settings=settings, request=request, guarded=guarded, sizes=sizes or partitioner.sizes
         )
         found = recompiler.compile(wanted)
-        return None if found is None else RunningPlan(*found)
+        if found is None:
+            return None
+        note_plain_peak(settings.device.name, found[1])  # on a cache hit no planner has
+        return RunningPlan(*found)
 
     return CompiledRegion(running, hooks, recompile, recompiler.publish)
 

@@ -1,4 +1,4 @@
-"""Running `tests.jobs.training` in processes of its own, with their own environment, cache and hash seed."""
+"""Running `tests.jobs.training`, or another job, in processes of its own, with their own environment, cache and hash seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 
 import compile_remat
 
-SCRIPT = Path(__file__).parent / "jobs" / "training.py"
+JOBS = Path(__file__).parent / "jobs"
 INSTALLED = Path(compile_remat.__file__).resolve().parent.parent
 
 Job = Mapping[str, Any]
 
 
-def start(environ: Mapping[str, str], sources: Path = INSTALLED) -> subprocess.Popen[str]:
+def start(environ: Mapping[str, str], sources: Path = INSTALLED, script: str = "training") -> subprocess.Popen[str]:
     """A process that waits for jobs; no setting of the caller's reaches it, and `sources` holds the package it uses."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("REMAT_", "TORCH", "RANK"))}
     return subprocess.Popen(
-        [sys.executable, "-P", str(SCRIPT)],
+        [sys.executable, "-P", str(JOBS / f"{script}.py")],
         env={**kept, "PYTHONPATH": str(sources), **environ},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -38,6 +38,8 @@ def finish(process: subprocess.Popen[str], jobs: Sequence[Job]) -> list[dict[str
     return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 
-def run(jobs: Sequence[Job], environ: Mapping[str, str], sources: Path = INSTALLED) -> list[dict[str, Any]]:
+def run(
+    jobs: Sequence[Job], environ: Mapping[str, str], sources: Path = INSTALLED, script: str = "training"
+) -> list[dict[str, Any]]:
     """What one process saw of each job."""
-    return finish(start(environ, sources), jobs)
+    return finish(start(environ, sources, script), jobs)

@@ -50,6 +50,7 @@ SOMETIMES_CALLED = frozenset(
         aten.sort.default, aten.sort.stable, aten.topk.default, aten.kthvalue.default, aten.median.default, aten.median.dim,
         aten.mode.default, aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default,
         aten.avg_pool3d_backward.default, aten._adaptive_avg_pool2d.default, aten.adaptive_max_pool2d.default,
+        aten.native_dropout.default,
     }
 )  # fmt: skip
 """Operators that Inductor emits kernels for or calls, by sizes and device; the ones that we take for unfused kernels are called."""

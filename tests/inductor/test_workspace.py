@@ -169,6 +169,16 @@ def test_operators_that_inductor_emits_itself_take_nothing_and_those_that_it_cal
     assert workspace.node_workspace_bytes(values) > 0
 
 
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="MKL draws masks as integers of four bytes")
+def test_what_dropout_takes_for_its_mask_under_fallback_random_counts() -> None:
+    """Inductor calls the operator then; otherwise it draws the numbers itself, and the graph has other nodes."""
+    before = torch.get_rng_state()
+    graph = make_fx(lambda x: aten.native_dropout(x, 0.2, True), tracing_mode="fake")(torch.ones(512, 512)).graph
+    (node,) = (n for n in graph.nodes if n.target is aten.native_dropout.default)
+    assert workspace.node_workspace_bytes(node) == 512 * 512 * 4
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(
     ("tensor", "is_copied"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +19,12 @@ from compile_remat._util.size_range import SizeRange, Sizes
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.passes import Plan, Status
+from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.planning.request import Request
 from compile_remat.runtime.process_state import clear_process_state
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.size_ladder import RUNGS, SizeLadder
+from tests.processes import run
 
 KIB = 1024
 WIDTH = 32
@@ -136,6 +139,41 @@ def test_no_step_is_above_its_budget_at_any_length(order: str) -> None:
         for length in seen:
             step(call, batch_of(length, is_first=False))
         assert max(peak_of(call, 2, length) for length in sorted(set(seen))) <= 1024 * KIB
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_plans_for_larger_sizes_out_of_a_cache_raise_what_a_fraction_is_of() -> None:
+    """As in a second process, which never plans and has the same bytes all the same."""
+    bases = []
+    for _ in range(2):
+        torch.compiler.reset()
+        clear_process_state()
+        call = compiled(0.6, blocks=1)
+        for k, length in enumerate((40, 400)):
+            step(call, batch_of(length, is_first=not k))
+        bases.append(largest_plain_bytes("cpu"))
+    assert [report.from_cache for report in compile_remat.reports()[-2:]] == [True, True]
+    assert bases[0] == bases[1] > 2 * 400 * WIDTH * 4  # that of the long batch: no less than its input and output
+
+
+@pytest.mark.full
+def test_two_processes_that_see_the_lengths_in_opposite_orders(tmp_path: Path) -> None:
+    """With one folder of caches: no step is above its budget in either, and a fraction has the bytes of the sizes seen so far."""
+    jobs = [
+        {"memory_budget": 1024 * KIB, "lengths": [20, 150, LONGEST]},
+        {"memory_budget": 0.6, "lengths": [40, 400, 1600, 40]},
+    ]
+    turned = [{**job, "lengths": job["lengths"][::-1]} for job in jobs]
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    in_bytes, fraction = run(jobs, caches, script="lengths")
+    *opposite, again = run([*turned, jobs[1]], caches, script="lengths")
+    for found in (in_bytes, opposite[0]):
+        assert max(found["peaks"]) <= 1024 * KIB
+    for found in (fraction, opposite[1], again):
+        assert all(peak <= 0.6 * plain for peak, plain in zip(found["peaks"], found["plain"], strict=True))
+    assert max(fraction["plain"]) == max(opposite[1]["plain"]) and again["plain"] == fraction["plain"]
+    assert again["from_cache"] == again["plans"] and opposite[0]["peaks"][0] == in_bytes["peaks"][-1]
+    assert not any(message for found in (in_bytes, fraction, *opposite, again) for message in found["messages"])
 
 
 @pytest.mark.usefixtures("own_caches")
