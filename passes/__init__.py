@@ -11,7 +11,7 @@ from compile_remat.passes.graph.inner_backward import with_whole_forward as with
 from compile_remat.passes.graph.inner_backward import without_common_subexpressions as without_common_subexpressions
 from compile_remat.passes.graph.normalise import as_in_torch as as_in_torch
 from compile_remat.passes.graph.normalise import prepared as prepared
-from compile_remat.passes.graph.normalise import reordered as reordered
+from compile_remat.passes.graph.normalise import rewritten as rewritten
 from compile_remat.passes.graph.origins import origin_of as origin_of
 from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
@@ -85,7 +85,7 @@ __all__ = [
     "plan_options",
     "prepared",
     "relaxations",
-    "reordered",
+    "rewritten",
     "solve",
     "timeline",
     "with_whole_forward",

@@ -155,7 +155,7 @@ def forecast(
         problem = replace(step.problem, reference=next(iter(references.values()), ()))
         planner = Planner(problem, target.time_limit)
         if effective.budget.kind == "fraction":
-            effective = replace(effective, plain_bytes=plain_option(problem).peak_bytes)
+            effective = replace(effective, plain_bytes=plain_option(problem, in_groups=device.name == "cpu").peak_bytes)
         with noting_early_end(planner):
             choice = with_search_message(choose(planner, effective), planner)
         lowest = planner.lowest()

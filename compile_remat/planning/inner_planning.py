@@ -84,7 +84,7 @@ def _target_bytes(module: fx.GraphModule, settings: Settings, request: Request) 
     if inner is not None:
         joint = with_whole_forward(as_in_torch(inner.module, num_fwd_outputs=inner.num_fwd_outputs))
         problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
-        plain_bytes = max(plain_bytes, plain_option(problem).peak_bytes)
+        plain_bytes = max(plain_bytes, plain_option(problem, in_groups=settings.is_for_cpu).peak_bytes)
     return bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
 
 

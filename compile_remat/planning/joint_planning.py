@@ -20,7 +20,7 @@ from compile_remat.passes import (
     as_in_torch,
     build_problem,
     plain_option,
-    reordered,
+    rewritten,
     with_whole_forward,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
@@ -101,10 +101,14 @@ def plan_joint(
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
     reference = joint_graph.plain_choice(joint) if needs_plain or effective.budget.kind == "max" else ()
-    plain = plain_option(priced_problem(joint, settings, reference)[0]) if needs_plain else None
+    plain = (
+        plain_option(priced_problem(joint, settings, reference)[0], in_groups=settings.is_for_cpu)
+        if needs_plain
+        else None
+    )
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
-    joint = reordered(joint)
+    joint = rewritten(joint)
     problem, cost = priced_problem(joint, settings, reference)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, deadline)

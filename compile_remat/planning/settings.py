@@ -74,8 +74,13 @@ class Settings:
     def workspace(self, node: fx.Node) -> int:
         """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here."""
         place = place_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-        is_on_device = (place.type == "cpu") == (self.device.name == "cpu")
+        is_on_device = (place.type == "cpu") == self.is_for_cpu
         return node_workspace_bytes(node) if self.is_here and is_on_device else 0
+
+    @property
+    def is_for_cpu(self) -> bool:
+        """Whether Inductor makes C++ for the device."""
+        return self.device.name == "cpu"
 
     def cost(self, graph: fx.Graph) -> CostModel:
         """The cost model for the device, with what was measured of the graph's operators."""

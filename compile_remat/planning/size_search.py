@@ -103,11 +103,14 @@ def range_of(
         return None
     limit_bytes, problem_at = min(limits), functools.cache(graph.at)
     follows = effective.budget.kind == "fraction" and plain is not None and limit_bytes == plan.budget_bytes
+    plain_share = 0.0
+    if plain is not None and follows:  # of a peak whose kernels are called in a plan's order
+        plain_share = float(effective.budget.value or 0) * plain.peak_bytes / _peak_bytes(graph.problem, plain.saved)
 
     def limit_at(sizes: Sizes) -> float:
         if plain is None or not follows:
             return limit_bytes
-        grown = _peak_bytes(problem_at(sizes), plain.saved) * float(effective.budget.value or 0)
+        grown = _peak_bytes(problem_at(sizes), plain.saved) * plain_share
         return max(limit_bytes, min(grown, effective.limit_bytes or grown)) if isfinite(grown) else limit_bytes
 
     def share_of(saved: Sequence[str], again: Sequence[str], sizes: Sizes) -> float:

@@ -14,22 +14,22 @@ from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weig
 def as_in_torch(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
 ) -> joint_graph.Joint:
-    """Constants for what is read for its size; dead code, CSE, tags, classification; the backward in torch's own order.
+    """Dead code, CSE, tags, classification: the graph that plain torch.compile splits.
 
     Args:
         module: A joint graph; rewritten in place.
         num_fwd_outputs: How many of its outputs are the forward's.
         static_lifetime_input_indices: Positions of the inputs that live as long as the model.
     """
-    replace_shape_only_inputs(module)
     return joint_graph.prepare(
         module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )
 
 
-def reordered(joint: joint_graph.Joint) -> joint_graph.Joint:
-    """The same graph with weights' gradients before inputs' gradients, in place."""
+def rewritten(joint: joint_graph.Joint) -> joint_graph.Joint:
+    """The same graph, in place: constants for what is read for its size, weights' gradients before inputs' gradients."""
     if joint.has_backward:
+        joint.info.unclaimed_nodes.update(replace_shape_only_inputs(joint.module))
         move_weight_gradients_up(joint.module, joint.info.tangents_closure)
     return joint
 
@@ -41,4 +41,4 @@ def prepared(
     joint = as_in_torch(
         module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )
-    return reordered(joint)
+    return rewritten(joint)

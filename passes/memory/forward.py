@@ -8,6 +8,7 @@ compute the value once more in registers.  No kernel writes over a saved buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, register_path
-from compile_remat.passes.memory.forward_epilogue import epilogue_sources
+from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
+
+
+@dataclass(frozen=True)
+class ForwardLifetimes:
+    """The buffers of P plans in the forward; arrays are [values, P].
+
+    Attributes:
+        saved: Saved in a buffer that is not another value's.
+        has_buffer: Written to memory though it is not saved.
+        stops: The place before which such a buffer is freed.
+        taken: Whether the kernel at that place writes over it.
+    """
+
+    saved: Bools
+    has_buffer: Bools
+    stops: Ints
+    taken: Bools
 
 
 class Forward:
@@ -61,6 +79,17 @@ class Forward:
         value = self.values[v]
         is_in_registers = value.in_forward and value.kernel == POINTWISE and not self.stored[v]
         return is_in_registers and value.is_saveable and value.nbytes > 0
+
+    def reading(self, v: int) -> list[int]:
+        """The kernels of the forward that read a value's buffer, through what stays in registers."""
+        found, seen, stack = list[int](), set[int](), [v]
+        while stack:
+            for w in self.readers[stack.pop()]:
+                if w not in seen:
+                    seen.add(w)
+                    found += [w] if self._runs_once(w) else []
+                    stack += [] if self._runs_once(w) else [w]
+        return found
 
     def _runs_once(self, v: int) -> bool:
         return bool(self.stored[v]) or self.values[v].kernel != POINTWISE
@@ -110,7 +139,7 @@ class Forward:
                 fixed[self.begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
         return fixed
 
-    def _begins_if_saved(self, v: int) -> int:
+    def begins_if_saved(self, v: int) -> int:
         """Where a value that has no buffer otherwise gets one."""
         begin = int(self.begin[v])
         return begin + 1 if begin != v and self.values[begin].in_forward else begin
@@ -119,25 +148,33 @@ class Forward:
 
     def peak(self, used: Bools) -> Ints:
         """Most bytes live at once, [P], of the plans that save the columns of `used`, [values, P], for the backward."""
-        plans = used.shape[1]
         if not self.size:
-            return np.zeros(plans, dtype=np.int64)
+            return np.zeros(used.shape[1], dtype=np.int64)
+        return np.asarray(self.live(self.lifetimes(used, self.epilogue)).max(axis=1), dtype=np.int64)
+
+    def lifetimes(self, used: Bools, epilogue: Sequence[Source]) -> ForwardLifetimes:
+        """When the buffers of plans live, as in `peak`.
+
+        Args:
+            epilogue: Those of `self.epilogue` that are kept for what is computed at the end.
+        """
         ends = self._ends(used)
         never = self.size + 1
-        held = [used[list(source.readers)].any(axis=0) & ~used[source.value] for source in self.epilogue]
-        for source, is_held in zip(self.epilogue, held, strict=True):
+        held = [used[list(source.readers)].any(axis=0) & ~used[source.value] for source in epilogue]
+        for source, is_held in zip(epilogue, held, strict=True):
             np.maximum(ends[source.value], source.readers[-1], out=ends[source.value], where=is_held)
         has_buffer = self._buffers(ends)
-        stops = ends + 1 - self._overwritten(used, ends, has_buffer)
+        taken = self._overwritten(used, ends, has_buffer)
+        stops = ends + 1 - taken
         stops[used] = never
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
-        for source, is_held in zip(self.epilogue, held, strict=True):
+        for source, is_held in zip(epilogue, held, strict=True):
             u, last = source.value, source.readers[-1]
             if source.is_taken_over:
-                taken = is_held & used[last] & has_buffer[u]
-                stops[u, taken] = never
-                covered[last] |= taken
-        return self._most(used & ~covered, has_buffer, stops)
+                over = is_held & used[last] & has_buffer[u]
+                stops[u, over] = never
+                covered[last] |= over
+        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken)
 
     def _ends(self, used: Bools) -> NDArray[np.int64]:
         """The last place at which each value's buffer is read, [values, P]."""
@@ -167,7 +204,9 @@ class Forward:
         self.overwriting.mark(taken, free, kernels[:, None], ~used & has_buffer, ends)
         return taken
 
-    def _most(self, saved: Bools, has_buffer: Bools, stops: Ints) -> Ints:
+    def live(self, lifetimes: ForwardLifetimes) -> Ints:
+        """Live bytes at each place, and at the end, [P, values + 1]."""
+        saved, has_buffer, stops = lifetimes.saved, lifetimes.has_buffer, lifetimes.stops
         plans, width = saved.shape[1], self.size + 2
         rows = np.arange(plans, dtype=np.int64) * width
         own = np.flatnonzero(self.stored & (self.nbytes > 0))
@@ -175,7 +214,7 @@ class Forward:
         begins = np.broadcast_to(self.begin[own][:, None], grid.shape)
         rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
         late = np.broadcast_to(
-            np.array([self._begins_if_saved(int(v)) for v in rest], dtype=np.int64)[:, None], (len(rest), plans)
+            np.array([self.begins_if_saved(int(v)) for v in rest], dtype=np.int64)[:, None], (len(rest), plans)
         )
         index = [(begins + rows).ravel(), (stops[own] + rows).ravel(), (late + rows).ravel()]
         weight = [grid.ravel(), -grid.ravel(), (saved[rest] * self.saved_nbytes[rest][:, None]).ravel()]
@@ -186,7 +225,7 @@ class Forward:
         weight.append(grid.ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
-        return np.asarray((live + self.fixed).max(axis=1), dtype=np.int64)
+        return np.asarray(live + self.fixed, dtype=np.int64)
 
     # -- every plan ---------------------------------------------------------------------------------------------------
 
@@ -202,7 +241,7 @@ class Forward:
         np.add.at(delta, self.begin[own], self.nbytes[own])
         np.add.at(delta, stops[own], -self.nbytes[own])
         base = np.cumsum(delta)[: self.size + 1] + self.fixed
-        begins = np.array([self._begins_if_saved(v) for v in range(self.size)], dtype=np.int64)
+        begins = np.array([self.begins_if_saved(v) for v in range(self.size)], dtype=np.int64)
         places = np.where(own, stops, begins)
         order = np.argsort(places, kind="stable")
         bounds = np.concatenate([places[order], [self.size + 1]])

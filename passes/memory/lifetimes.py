@@ -39,6 +39,7 @@ class Lifetimes:
         alive: The same, and what is saved, [values, P].
         begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
         ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
+        taken: A later kernel writes over the buffer, which counts one slot less for that, [values, P].
         copied_until: For concatenations that a reader copies: up to which slot the concatenation and its copy are both alive, [P].
     """
 
@@ -46,6 +47,7 @@ class Lifetimes:
     alive: Bools
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
+    taken: Bools
     copied_until: Sequence[tuple[int, NDArray[np.int32]]]
 
 
@@ -126,8 +128,9 @@ class LifetimeModel:
             self._leave_in_registers(buffers, schedule, ends)
         begins, copied_until = self._joined(buffers, schedule.slots, ends)
         alive = buffers | (schedule.used & self.is_saved_buffer[:, None])
-        ends -= self._taken(schedule, buffers, alive, ends)
-        return Lifetimes(buffers, alive, begins, ends, copied_until)
+        taken = self._taken(schedule, buffers, alive, ends)
+        ends -= taken
+        return Lifetimes(buffers, alive, begins, ends, taken, copied_until)
 
     def _stored(self, recomputed: Bools) -> Bools:
         """Whether each value has a buffer if it is recomputed, [values, P]."""

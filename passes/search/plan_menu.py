@@ -7,14 +7,14 @@ best for some mixture of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from compile_remat.passes.memory.plain_emission import plain_peaks
 from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
-from compile_remat.passes.search.min_cut import pinned_indices
 from compile_remat.passes.search.solver import Planner
 
 
@@ -59,16 +59,21 @@ def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
     return tuple(kept)
 
 
-def plain_option(problem: Problem) -> PlanOption:
+def plain_option(problem: Problem, *, in_groups: bool) -> PlanOption:
     """What plain torch.compile takes: the problem's `reference` is saved, and those tags hold that torch obeys.
 
     Its time is that of what it recomputes.
+
+    Args:
+        in_groups: Whether Inductor makes C++ for the device; see `plain_peaks`.
     """
     problem = obeying(problem, LIKE_TORCH)
     mask = np.zeros((len(problem.values), 1), dtype=bool)
-    mask[np.array([*problem.reference, *pinned_indices(problem)], dtype=np.intp)] = True
-    (option,) = _described(Simulator(problem), mask, fastest_time_ns=0)
-    return option
+    mask[np.array(problem.reference, dtype=np.intp)] = True
+    simulator = Simulator(problem)
+    (option,) = _described(simulator, mask, fastest_time_ns=0)
+    forward_bytes, peak_bytes = plain_peaks(simulator, mask[:, 0], in_groups=in_groups)
+    return replace(option, forward_peak_bytes=forward_bytes, peak_bytes=peak_bytes)
 
 
 def _sizes(option: PlanOption) -> tuple[int, int, int, int]:

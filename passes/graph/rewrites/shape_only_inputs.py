@@ -24,7 +24,7 @@ POOLINGS = {
 """Operators that read their second argument for its size, with the position of their dilation."""
 
 
-def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> int:
+def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> list[fx.Node]:
     """Give poolings' backwards a constant of the size of their forwards' inputs.
 
     Args:
@@ -33,9 +33,9 @@ def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_
             would write the constant for it.
 
     Returns:
-        How many inputs were replaced.
+        The constants, one for each input that was replaced.
     """
-    replaced = 0
+    constants = list[fx.Node]()
     for node in [n for n in module.graph.nodes if n.target in POOLINGS]:
         source = node.args[1]
         value = source.meta.get("val")
@@ -53,10 +53,10 @@ def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_
             )
         constant.meta["val"] = value.new_zeros(value.shape)
         node.args = (node.args[0], constant, *node.args[2:])
-        replaced += 1
-    if replaced:
+        constants.append(constant)
+    if constants:
         module.recompile()
-    return replaced
+    return constants
 
 
 def _is_known(value: torch.Tensor, node: fx.Node, rules: RulesOf) -> bool:
