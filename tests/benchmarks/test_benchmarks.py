@@ -237,6 +237,23 @@ def test_a_step_holds_its_output_where_it_is_asked_to(holds: bool) -> None:
     assert held == [holds]
 
 
+def test_a_step_in_bfloat16_takes_no_copy_in_float32_for_its_mean() -> None:
+    class Doubled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(128, 64, dtype=torch.bfloat16))
+
+        def forward(self) -> torch.Tensor:
+            return self.weight * 2
+
+    module = Doubled()
+    run = harness.Training(module, module, ())
+    assert harness.second_step_peak(run, "cpu").peak_bytes < 2.1 * module.weight.nbytes
+    run.step()
+    assert module.weight.grad is not None
+    torch.testing.assert_close(module.weight.grad, torch.full_like(module.weight, 2 / module.weight.numel()))
+
+
 @pytest.mark.usefixtures("empty_kernels")
 def test_the_promise_at_toy_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
