@@ -51,6 +51,9 @@ class Buffer:
     def get_name(self) -> str:
         return self.name
 
+    def get_mutations(self) -> tuple[str, ...]:
+        return ()
+
 
 class Accesses:
     """What a node reads and writes."""
@@ -89,6 +92,9 @@ class Node:
 
     def is_template(self) -> bool:
         return False
+
+    def can_inplace(self, read: Dep) -> bool:
+        return True
 
 
 class Joined(Node):

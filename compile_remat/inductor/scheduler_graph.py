@@ -8,10 +8,36 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 OF_THE_CALLER = ("primals_", "arg", "fwd_rng_state", "bwd_rng_state", "tangents")
 """How inputs are called that die with their caller and not with their last reader."""
+
+
+class Access(NamedTuple):
+    """What a node of the scheduler does with buffers, by their names.
+
+    Attributes:
+        reads: What it reads.
+        places: Those of its reads that it may be written over: it reads the very element that it writes, not a slice of a larger
+            tensor, say (``SchedulerNode.can_inplace``); and what a scatter writes into.
+        writes: What it makes.
+    """
+
+    reads: frozenset[str]
+    places: frozenset[str]
+    writes: frozenset[str]
+
+    @staticmethod
+    def of(node: Any) -> Access:
+        """Of a node of the scheduler that is not joined."""
+        reads, outputs = node.read_writes.reads, node.get_outputs()
+        places = {dep.name for dep in reads if node.can_inplace(dep)}
+        return Access(
+            frozenset(dep.name for dep in reads),
+            frozenset(places.union(*(buffer.get_mutations() for buffer in outputs))),
+            frozenset(buffer.get_name() for buffer in outputs),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +50,7 @@ class Kernel:
         last: Where the last of them stood.
         reads: Names of buffers and inputs that come from elsewhere.
         writes: Names of buffers that it makes.
-        accesses: What each of its nodes reads and writes; empty for a kernel that is not Inductor's own.  A node may write over
-            what it is the last to read.
+        accesses: What each of its nodes reads, may write over and writes; empty for a kernel that is not Inductor's own.
     """
 
     nodes: frozenset[str]
@@ -33,17 +58,14 @@ class Kernel:
     last: int
     reads: frozenset[str]
     writes: frozenset[str]
-    accesses: tuple[tuple[frozenset[str], frozenset[str]], ...]
+    accesses: tuple[Access, ...]
 
     @staticmethod
     def of(nodes: Sequence[Any]) -> Kernel:
         """The kernel that runs these nodes of the scheduler."""
-        accesses = [
-            (frozenset(d.name for d in n.read_writes.reads), frozenset(b.get_name() for b in n.get_outputs()))
-            for n in nodes
-        ]
-        writes = frozenset().union(*(made for _, made in accesses))
-        reads = frozenset().union(*(read for read, _ in accesses)) - writes
+        accesses = [Access.of(node) for node in nodes]
+        writes = frozenset().union(*(access.writes for access in accesses))
+        reads = frozenset().union(*(access.reads for access in accesses)) - writes
         orders = [node.min_order for node in nodes]
         own = () if any(node.is_extern() or node.is_template() for node in nodes) else tuple(accesses)
         return Kernel(frozenset(n.get_name() for n in nodes), min(orders), max(orders), reads, writes, own)
@@ -61,6 +83,7 @@ class SchedulerGraph:
         maker: For each buffer, the node that writes it.
         readers: For each buffer or input, the nodes that read it, in order.
         nbytes: Bytes of each buffer or input.
+        scattered: Buffers that are others with elements written into them: Inductor writes no kernel's output over such.
     """
 
     def __init__(self, nodes: Sequence[Any], size_hint: Callable[[Any], Any], returned: Iterable[str]) -> None:
@@ -68,11 +91,14 @@ class SchedulerGraph:
         self.maker: dict[str, str] = {}
         self.readers: dict[str, list[str]] = {}
         self.nbytes: dict[str, int] = {}
+        self.scattered: set[str] = set()
         self._externs = sorted(node.min_order for node in nodes if node.is_extern())
         for node in nodes:
             name = node.get_name()
             parts = node.get_nodes()
-            self.maker.update((buffer.get_name(), name) for part in parts for buffer in part.get_outputs())
+            outputs = [buffer for part in parts for buffer in part.get_outputs()]
+            self.maker.update((buffer.get_name(), name) for buffer in outputs)
+            self.scattered.update(buffer.get_name() for buffer in outputs if buffer.get_mutations())
             for read in {dep.name for part in parts for dep in part.read_writes.reads}:
                 self.readers.setdefault(read, []).append(name)
             for part in parts:
@@ -104,7 +130,7 @@ class SchedulerGraph:
         level = peak = 0
         for kernel in kernels:
             written, released = made(kernel), freed(kernel)
-            reused = reused_bytes(kernel, written, released, self.nbytes)
+            reused = reused_bytes(kernel, written, released - self.scattered, self.nbytes)
             level += self.bytes_of(written) - reused
             peak = max(peak, level)
             level += reused - self.bytes_of(released)
@@ -112,11 +138,11 @@ class SchedulerGraph:
 
 
 def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mapping[str, int]) -> int:
-    """In-place reuse: bytes that the kernel writes over what its nodes read, which is of one size and not read later."""
+    """In-place reuse: bytes that the kernel writes over what its nodes read in place, which is of one size and not read later."""
     left, total = set(freed), 0
-    for place, (reads, writes) in enumerate(kernel.accesses):
-        last = reads.difference(*(later for later, _ in kernel.accesses[place + 1 :]))
-        for name in sorted(writes):
+    for place, access in enumerate(kernel.accesses):
+        last = access.places.difference(*(later.reads for later in kernel.accesses[place + 1 :]))
+        for name in sorted(access.writes):
             found = next((old for old in sorted(last & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
             if found is not None:
                 left.discard(found)

@@ -69,7 +69,9 @@ class Forward:
         self.is_drawn = np.zeros(n, dtype=bool)
         self.is_drawn[drawn] = True
         self._find_ends()
-        self.epilogue = epilogue_sources(values, stored)
+        epilogue = epilogue_sources(values, stored)
+        self.epilogue = [source for source in epilogue if not source.is_drawn_with]
+        self.drawn_with = {v: source.value for source in epilogue if source.is_drawn_with for v in source.readers}
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
         self.fixed = self._fixed_bytes(held_bytes)
@@ -141,6 +143,8 @@ class Forward:
 
     def begins_if_saved(self, v: int) -> int:
         """Where a value that has no buffer otherwise gets one."""
+        if v in self.drawn_with:
+            return self.drawn_with[v]
         begin = int(self.begin[v])
         return begin + 1 if begin != v and self.values[begin].in_forward else begin
 

@@ -1,7 +1,9 @@
 """Values that the forward computes only because they are saved: derivatives of activations, masks, casts of weights.
 
 Nothing in the forward reads such a value.  It is computed after everything else, and the buffers that its kernel reads stay alive
-until then.  But what a kernel of the forward gives beside what the forward reads is written with that: a pooling's offsets.
+until then.  But what a kernel of the forward gives beside what the forward reads is written with that: a pooling's offsets.  And
+what random numbers alone are read for is written by the kernel that draws them, where it takes no more than they: the factors of a
+dropout's gradient, which are bfloat16 where the numbers are float32.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ class Source:
         value: Whose buffer it is.
         readers: Those values, in order.
         is_taken_over: Whether the last of them is written over it.
+        is_drawn_with: Whether it is random numbers, and the readers are written where these are drawn: then it does not wait for
+            them.
     """
 
     value: int
     readers: tuple[int, ...]
     is_taken_over: bool
+    is_drawn_with: bool = False
 
 
 def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
@@ -35,18 +40,22 @@ def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
         stored: Whether the forward writes a value to memory though it is not saved, [values].
     """
     readers: dict[int, list[int]] = {}
+    read: dict[int, set[int]] = {}
     written = _written(values, stored)
     for v, value in enumerate(values):
         is_made_beside = value.kernel == ITEM and all(values[u].in_forward for u in value.reads)
         if not value.in_forward and value.is_saveable and value.nbytes and not is_made_beside:
-            for u in _read_from_memory(v, values, stored, written):
+            read[v] = _read_from_memory(v, values, stored, written)
+            for u in read[v]:
                 readers.setdefault(u, []).append(v)
     found, overwriting = [], set[int]()
     for u in sorted(readers):
         last = readers[u][-1]
         is_taken = overwrites(values[last]) and may_be_written_over(values[u], values[last]) and last not in overwriting
         overwriting |= {last} if is_taken else set()
-        found.append(Source(u, tuple(readers[u]), is_taken))
+        is_alone = values[u].is_drawn and all(read[v] == {u} for v in readers[u])
+        is_drawn_with = is_alone and sum(values[v].nbytes for v in readers[u]) <= values[u].nbytes
+        found.append(Source(u, tuple(readers[u]), is_taken, is_drawn_with))
     return found
 
 

@@ -19,9 +19,13 @@ class Dep:
 @dataclass(frozen=True)
 class Buffer:
     name: str
+    mutations: tuple[str, ...] = ()
 
     def get_name(self) -> str:
         return self.name
+
+    def get_mutations(self) -> tuple[str, ...]:
+        return self.mutations
 
 
 class ReadWrites:
@@ -30,13 +34,21 @@ class ReadWrites:
 
 
 class Node:
-    """A node of the scheduler; several are one kernel where `parts` says so."""
+    """A node of the scheduler; several are one kernel where `parts` says so.
 
-    def __init__(self, order: int, reads: str, writes: str, is_extern: bool = False) -> None:
+    Args:
+        scatters_into: A buffer that what it writes is, with other elements.
+        sliced: What it reads a part of.
+    """
+
+    def __init__(
+        self, order: int, reads: str, writes: str, is_extern: bool = False, scatters_into: str = "", sliced: str = ""
+    ) -> None:
         self.name = f"op{order}"
         self.min_order = self.max_order = order
         self.read_writes = ReadWrites(reads.split(), writes.split())
         self.extern = is_extern
+        self.mutations, self.sliced = tuple(scatters_into.split()), sliced.split()
         self.parts = [self]
 
     def get_name(self) -> str:
@@ -46,7 +58,10 @@ class Node:
         return self.parts
 
     def get_outputs(self) -> list[Buffer]:
-        return [Buffer(dep.name) for dep in self.read_writes.writes]
+        return [Buffer(dep.name, self.mutations) for dep in self.read_writes.writes]
+
+    def can_inplace(self, dep: Dep) -> bool:
+        return dep.name not in self.sliced
 
     def is_extern(self) -> bool:
         return self.extern
@@ -122,6 +137,22 @@ def test_what_one_kernel_makes_and_reads_itself_takes_nothing() -> None:
     lines, joined = order(*nodes, returned="b")
     assert KernelGrouping(lines, joined, both).peak_bytes([both]) == 1000
     assert KernelGrouping(lines, joined).peak_bytes([lines.kernel(node) for node in nodes]) == 1000
+
+
+@pytest.mark.parametrize("second", [{"scatters_into": "e"}, {"sliced": "s"}])
+def test_a_wide_value_is_not_written_over_what_inductor_keeps(second: dict[str, str]) -> None:
+    """A gradient is computed in float32 from something as large, which dies there, and then rounded: one kernel takes half of two.
+
+    What dies is the result of a scatter, or twice as many bfloat16 numbers, of which half are read: Inductor writes over neither.
+    """
+    is_scatter = "scatters_into" in second
+    nodes = [
+        Node(0, "primals_1", "e"),
+        Node(1, "e primals_1", "s", is_extern=not is_scatter, scatters_into=second.get("scatters_into", "")),
+        Node(2, "s other", "wide", sliced=second.get("sliced", "")),
+        Node(3, "wide", "narrow"),
+    ]
+    assert keeps(order(*nodes, narrow=500, other=700, returned="narrow"), 2, 3)
 
 
 def test_what_reads_the_first_must_not_wait_for_the_second() -> None:

@@ -53,7 +53,12 @@ class Node:
         return self.name
 
     def get_outputs(self) -> list[Any]:
-        return [SimpleNamespace(get_name=lambda name=dep.name: name) for dep in self.read_writes.writes]
+        return [
+            SimpleNamespace(get_name=lambda name=dep.name: name, get_mutations=tuple) for dep in self.read_writes.writes
+        ]
+
+    def can_inplace(self, dep: Any) -> bool:
+        return True
 
     def is_extern(self) -> bool:
         return self.extern

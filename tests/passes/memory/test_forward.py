@@ -74,3 +74,20 @@ def test_what_is_computed_to_be_saved_keeps_what_it_reads() -> None:
     assert peak_of(values, [3], []) == 16
     assert peak_of(values, [3], [3]) == 4 + 16
     assert peak_of(values, [0, 3], [0]) == 4 + 16
+
+
+def test_what_is_made_of_random_numbers_alone_is_written_where_they_are_drawn() -> None:
+    """A dropout's factors for the gradient, half as large as its random numbers: these die with the forward's own reader."""
+    drawn = replace(value("drawn", 4, [0], POINTWISE), is_drawn=True, realised=True)
+    values = [
+        value("a", 4, []),
+        drawn,
+        value("dropped", 4, [0, 1], POINTWISE),
+        value("b", 8, [2]),
+        value("c", 8, [3]),
+        value("factors", 2, [1], POINTWISE, in_forward=False),
+    ]
+    assert peak_of(values, [5], []) == 16
+    assert peak_of(values, [5], [5]) == 2 + 16
+    larger = replace(values[5], nbytes=5)
+    assert peak_of([*values[:5], larger], [5], [5]) == 4 + 16  # the numbers wait for it
