@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
 from compile_remat._torch.operators import numbers_of
+from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SCATTER
 
 NEVER_FUSED = -1
 """Stands for the depth of a kernel that nothing is fused with."""
@@ -184,22 +186,44 @@ def mark_written_constants(graph: DraftGraph) -> None:
 
 def drop_inner_buffers(graph: DraftGraph) -> None:
     """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`."""
-    depths = _depths_of_readers(graph.by_node)
-    for draft in graph.by_node.values():
+    depths = _depths(graph.by_node.values())
+    of_readers = _depths_of_readers(depths)
+    for draft, depth in depths.items():
         if draft.concatenates or draft.becomes_addmm:
             draft.is_materialised = True
         elif draft.is_materialised:
-            draft.is_materialised = any(depth != draft.depth for depth in depths[draft])
+            draft.is_materialised = any(other != depth for other in of_readers[draft])
             draft.is_inner = not draft.is_materialised
 
 
-def _depths_of_readers(by_node: Mapping[fx.Node, Draft]) -> dict[Draft, set[int]]:
+def _depths(drafts: Iterable[Draft]) -> dict[Draft, int]:
+    """`Draft.depth`, where the reduction of a reduction's smaller result counts, too: what reads it is in another kernel.
+
+    A group norm's backward sums over pixels, then over the channels of a group.  What reads those sums beside the gradient runs
+    after two kernels, and the gradient is read from memory.
+    """
+    depths: dict[Draft, int] = {}
+    reduced: dict[Draft, int] = {}  # the most elements that one of the reductions goes over that it is computed from
+    for draft in drafts:
+        after = {s: depths[s] + (s.kernel in (EXTERN, SCATTER) or _is_second(s, reduced)) for s in draft.sources}
+        depth = depths[draft] = max(after.values(), default=0)
+        below = [reduced[s] for s in draft.sources if after[s] == depths[s] == depth]
+        own = _elements_reduced(draft) if draft.kernel == REDUCTION else 0
+        reduced[draft] = max([*below, own])
+    return depths
+
+
+def _is_second(draft: Draft, reduced: Mapping[Draft, int]) -> bool:
+    return draft.kernel == REDUCTION and _elements_reduced(draft) < reduced[draft]
+
+
+def _depths_of_readers(of: Mapping[Draft, int]) -> dict[Draft, set[int]]:
     """Depths of the kernels that read each node, NEVER_FUSED for unfused ones.
 
     A reader that stays in registers is part of its own readers' kernels, which may run much later: the state of a
     recurrent cell is read through two products by the next step's kernel.
     """
-    depths: dict[Draft, set[int]] = {draft: set() for draft in by_node.values()}
+    depths: dict[Draft, set[int]] = {draft: set() for draft in of}
     for draft in reversed(depths):
         found = depths[draft]
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
@@ -208,10 +232,16 @@ def _depths_of_readers(by_node: Mapping[fx.Node, Draft]) -> dict[Draft, set[int]
         elif is_in_registers and found and NEVER_FUSED not in found:
             here = found
         else:
-            here = {draft.depth}
+            here = {of[draft]}
         for source in draft.sources:
             depths[source] |= here
     return depths
+
+
+def _elements_reduced(draft: Draft) -> int:
+    """How many elements a reduction goes over, by what it reads."""
+    values = [node.meta.get("val") for node in draft.node.all_input_nodes]
+    return max((math.prod(hint_shape(v)) for v in values if isinstance(v, torch.Tensor)), default=0)
 
 
 def mark_parts(graph: DraftGraph) -> None:

@@ -1,7 +1,8 @@
 """Plans of lowest peak among those that compute no value twice in the backward.
 
 Bisection finds the lowest budget that the segments' dynamic programme meets.  Local search then lowers the peak of the best
-plan: it aims at a part of the plan's own peak, several times.  Perturbation comes last, because it costs the most.
+plan: it aims at a part of the plan's own peak, several times.  Then come random neighbours of that plan, and the whole search for a
+budget that nothing can meet: a U-Net's plan for a budget had 2 % less than the lowest plan that was found without it.
 """
 
 from __future__ import annotations
@@ -42,11 +43,10 @@ class MinimumPeak:
             if options.uses_perturbation:
                 best = perturbation.lower(search.searcher, pressed, options.rounds, options.strict_factor)
             minimum_peak = [best]
-            if search.peak(best) < search.peak(pressed) * options.same_peak:
-                if options.uses_floor_search and not search.work.is_spent:
-                    target = int(options.floor_search_target * search.peak(best))
-                    minimum_peak.append(min(search.candidates(target), key=search.peak))
-                    best = min(minimum_peak, key=search.peak)
+            if options.uses_floor_search and not search.work.is_spent:
+                target = int(options.floor_search_target * search.peak(best))
+                minimum_peak.append(min(search.candidates(target), key=search.peak))
+                best = min(minimum_peak, key=search.peak)
         near = search.peak(best) / options.same_peak
         return sorted(minimum_peak, key=lambda m: (search.peak(m) > near, search.time(m)))
 

@@ -137,3 +137,12 @@ def test_operators_on_complex_numbers_are_kernels_of_their_own() -> None:
     """Predicted were 18 MiB where the code of four such layers on [2048, 256] needed 22."""
     (report,) = reports_of(Spectral(), (torch.randn(1024, 256),), "min")
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
+def test_a_group_norms_gradient_is_read_by_two_kernels_from_memory() -> None:
+    """Pixels are summed up, then channels, before the gradient of the input: in float32 it was believed to stay in registers, and
+    the code needed 14 % more than the plan."""
+    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.SiLU()) for _ in range(2)]
+    images = torch.randn(4, 16, 32, 32, dtype=torch.bfloat16, requires_grad=True)
+    (report,) = reports_of(nn.Sequential(*blocks).bfloat16(), [images], "min")
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)

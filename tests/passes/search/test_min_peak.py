@@ -8,6 +8,7 @@ import pytest
 from compile_remat.passes import Planner
 from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.min_peak import MinimumPeak
+from compile_remat.passes.search.options import SearchOptions
 from compile_remat.passes.search.strategy import Search
 from tests.oracles import Shape, all_plans, seeded_problem
 
@@ -33,6 +34,18 @@ def test_what_is_called_the_lowest_is_the_fastest_of_those() -> None:
     found = MinimumPeak(search).found
     near = [m for m in found if search.peak(m) <= min(map(search.peak, found)) / search.options.same_peak]
     assert search.time(found[0]) == min(map(search.time, near))
+
+
+@pytest.mark.parametrize("uses_perturbation", [True, False])
+def test_the_search_for_a_budget_takes_part_whatever_was_found_before(uses_perturbation: bool) -> None:
+    """A U-Net's plan for a budget lay below what was called its lowest, as random neighbours had found nothing."""
+    options = SearchOptions(uses_perturbation=uses_perturbation)
+    for seed in (0, 6):
+        search = Search(seeded_problem(seed, LARGE), WorkBudget(), options)
+        found = MinimumPeak(search).found
+        lowest = min(map(search.peak, found))
+        target = int(options.floor_search_target * lowest)
+        assert len(found) == 2 and min(map(search.peak, search.candidates(target))) >= lowest
 
 
 def test_unavoidable_bytes_are_in_every_plan() -> None:
