@@ -30,12 +30,14 @@ class ForwardLifetimes:
         has_buffer: Written to memory though it is not saved.
         stops: The place before which such a buffer is freed.
         taken: Whether the kernel at that place writes over it.
+        drawn: Random numbers that others may be written with, and whether these wait for the end, [P].
     """
 
     saved: Bools
     has_buffer: Bools
     stops: Ints
     taken: Bools
+    drawn: Sequence[tuple[Source, Bools]]
 
 
 class Forward:
@@ -69,9 +71,7 @@ class Forward:
         self.is_drawn = np.zeros(n, dtype=bool)
         self.is_drawn[drawn] = True
         self._find_ends()
-        epilogue = epilogue_sources(values, stored)
-        self.epilogue = [source for source in epilogue if not source.is_drawn_with]
-        self.drawn_with = {v: source.value for source in epilogue if source.is_drawn_with for v in source.readers}
+        self.epilogue = epilogue_sources(values, stored)
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
         self.fixed = self._fixed_bytes(held_bytes)
@@ -143,8 +143,6 @@ class Forward:
 
     def begins_if_saved(self, v: int) -> int:
         """Where a value that has no buffer otherwise gets one."""
-        if v in self.drawn_with:
-            return self.drawn_with[v]
         begin = int(self.begin[v])
         return begin + 1 if begin != v and self.values[begin].in_forward else begin
 
@@ -164,7 +162,7 @@ class Forward:
         """
         ends = self._ends(used)
         never = self.size + 1
-        held = [used[list(source.readers)].any(axis=0) & ~used[source.value] for source in epilogue]
+        held = [self._is_held(source, used) for source in epilogue]
         for source, is_held in zip(epilogue, held, strict=True):
             np.maximum(ends[source.value], source.readers[-1], out=ends[source.value], where=is_held)
         has_buffer = self._buffers(ends)
@@ -178,7 +176,15 @@ class Forward:
                 over = is_held & used[last] & has_buffer[u]
                 stops[u, over] = never
                 covered[last] |= over
-        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken)
+        drawn = [(source, waits) for source, waits in zip(epilogue, held, strict=True) if source.drawn_with]
+        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn)
+
+    def _is_held(self, source: Source, used: Bools) -> Bools:
+        """Whether what is computed behind the forward waits with a buffer that is not saved, [P]."""
+        with_it = list(source.drawn_with)
+        others = [v for v in source.readers if v not in source.drawn_with]
+        is_large = self.nbytes[with_it] @ used[with_it] > self.nbytes[source.value]
+        return np.asarray((used[others].any(axis=0) | is_large) & ~used[source.value])
 
     def _ends(self, used: Bools) -> NDArray[np.int64]:
         """The last place at which each value's buffer is read, [values, P]."""
@@ -217,9 +223,11 @@ class Forward:
         grid = has_buffer[own] * self.nbytes[own][:, None]
         begins = np.broadcast_to(self.begin[own][:, None], grid.shape)
         rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
-        late = np.broadcast_to(
-            np.array([self.begins_if_saved(int(v)) for v in rest], dtype=np.int64)[:, None], (len(rest), plans)
-        )
+        begins_if_saved = np.array([self.begins_if_saved(int(v)) for v in rest], dtype=np.int64)
+        late = np.repeat(begins_if_saved[:, None], plans, axis=1)
+        for source, waits in lifetimes.drawn:
+            among = np.isin(rest, source.drawn_with)
+            late[among] = np.where(waits, late[among], source.value)
         index = [(begins + rows).ravel(), (stops[own] + rows).ravel(), (late + rows).ravel()]
         weight = [grid.ravel(), -grid.ravel(), (saved[rest] * self.saved_nbytes[rest][:, None]).ravel()]
         # Random numbers that have no buffer but are saved get one, from their own place on.

@@ -23,14 +23,14 @@ class Source:
         value: Whose buffer it is.
         readers: Those values, in order.
         is_taken_over: Whether the last of them is written over it.
-        is_drawn_with: Whether it is random numbers, and the readers are written where these are drawn: then it does not wait for
-            them.
+        drawn_with: Readers that are computed of this source alone, where it is random numbers: they are written where these are drawn,
+            if they take no more bytes and no other reader waits.
     """
 
     value: int
     readers: tuple[int, ...]
     is_taken_over: bool
-    is_drawn_with: bool = False
+    drawn_with: tuple[int, ...] = ()
 
 
 def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
@@ -53,9 +53,8 @@ def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
         last = readers[u][-1]
         is_taken = overwrites(values[last]) and may_be_written_over(values[u], values[last]) and last not in overwriting
         overwriting |= {last} if is_taken else set()
-        is_alone = values[u].is_drawn and all(read[v] == {u} for v in readers[u])
-        is_drawn_with = is_alone and sum(values[v].nbytes for v in readers[u]) <= values[u].nbytes
-        found.append(Source(u, tuple(readers[u]), is_taken, is_drawn_with))
+        drawn_with = tuple(v for v in readers[u] if values[u].is_drawn and read[v] == {u})
+        found.append(Source(u, tuple(readers[u]), is_taken, drawn_with))
     return found
 
 

@@ -12,6 +12,7 @@ CASES = [
     pytest.param("gpt", "bfloat16", ("0.5", "min"), id="gpt"),
     pytest.param("resnet", "bfloat16", ("min",), id="resnet"),
     pytest.param("unet", "float32", ("min",), id="unet"),
+    pytest.param("unet", "bfloat16", ("min",), id="unet in bfloat16"),
 ]
 
 

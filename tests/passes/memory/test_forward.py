@@ -86,8 +86,10 @@ def test_what_is_made_of_random_numbers_alone_is_written_where_they_are_drawn() 
         value("b", 8, [2]),
         value("c", 8, [3]),
         value("factors", 2, [1], POINTWISE, in_forward=False),
+        value("scaled", 1, [1, 2], POINTWISE, in_forward=False),
     ]
     assert peak_of(values, [5], []) == 16
     assert peak_of(values, [5], [5]) == 2 + 16
+    assert peak_of(values, [5, 6], [5, 6]) == 4 + 4 + 16  # what reads more waits, with the numbers and what else it reads
     larger = replace(values[5], nbytes=5)
-    assert peak_of([*values[:5], larger], [5], [5]) == 4 + 16  # the numbers wait for it
+    assert peak_of([*values[:5], larger], [5], [5]) == 4 + 16
