@@ -23,8 +23,8 @@ class Source:
         value: Whose buffer it is.
         readers: Those values, in order.
         is_taken_over: Whether the last of them is written over it.
-        drawn_with: Readers that are computed of this source alone, where it is random numbers: they are written where these are drawn,
-            if they take no more bytes and no other reader waits.
+        drawn_with: Where it is random numbers, readers that are computed of them alone: they are written where these are drawn, if
+            they take no more bytes and no other reader waits.
     """
 
     value: int

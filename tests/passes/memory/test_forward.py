@@ -90,6 +90,6 @@ def test_what_is_made_of_random_numbers_alone_is_written_where_they_are_drawn() 
     ]
     assert peak_of(values, [5], []) == 16
     assert peak_of(values, [5], [5]) == 2 + 16
-    assert peak_of(values, [5, 6], [5, 6]) == 4 + 4 + 16  # what reads more waits, with the numbers and what else it reads
+    assert peak_of(values, [5, 6], [5, 6]) == 4 + 4 + 16  # what reads more waits with all of it
     larger = replace(values[5], nbytes=5)
     assert peak_of([*values[:5], larger], [5], [5]) == 4 + 16
