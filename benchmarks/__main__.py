@@ -25,7 +25,9 @@ NAMES = (
     "scale",
     "gpu",
 )
-APART = frozenset({"ablation", "cuda_codegen", "digest", "picture", "plain", "scheduler_scale", "workspaces"})
+APART = frozenset(
+    {"ablation", "cuda_codegen", "digest", "first_step", "picture", "plain", "scheduler_scale", "workspaces"}
+)
 """Commands with options of their own, which are called by themselves."""
 IN_A_FOLDER = frozenset({"gpu"})
 """Those that write a folder instead of a file."""

@@ -28,6 +28,7 @@ from benchmarks.common import synthetic
 from benchmarks.common.code_only import without_compiler
 from benchmarks.common.harness import ascii_table
 from compile_remat.api import look
+from compile_remat.inductor.cpp_kernels.building import HEADER
 from compile_remat.passes import Planner, Problem
 from compile_remat.runtime.process_state import clear_process_state
 
@@ -188,7 +189,8 @@ def emitted(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: ob
         torch.compile(module, backend=backend)(*inputs)
     torch.compiler.reset()
     for source in sources:
-        yield "\n".join(line for line in source.splitlines() if "AOT ID" not in line)
+        lines = source.splitlines()
+        yield "\n".join(line for line in lines if "AOT ID" not in line and line not in HEADER)
 
 
 def _code(every: int) -> Rows:

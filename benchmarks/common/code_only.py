@@ -1,7 +1,7 @@
 """Inductor's code for the CPU without a C++ compiler: for what asks about code and peaks, not about numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -12,6 +12,8 @@ from torch._functorch import config as functorch_config
 from torch._inductor import async_compile
 from torch._inductor import config as inductor_config
 
+from compile_remat.inductor.cpp_kernels.building import KernelsOfGraph
+
 
 def _refuse(*args: object) -> None:
     raise AssertionError("this kernel was not compiled")
@@ -20,7 +22,10 @@ def _refuse(*args: object) -> None:
 @contextmanager
 def kernels_replaced_by(function: Callable[..., None]) -> Iterator[None]:
     """Inductor generates all code and calls `function` wherever it would call a C++ kernel; no C++ is compiled."""
-    with mock.patch.object(async_compile.AsyncCompile, "cpp_pybinding", lambda *args, **kwargs: function):
+    compilers = (async_compile.AsyncCompile, KernelsOfGraph)
+    with ExitStack() as stack:
+        for compiler in compilers:
+            stack.enter_context(mock.patch.object(compiler, "cpp_pybinding", lambda *args, **kwargs: function))
         yield
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import (
     ablation,
     cuda_codegen,
+    first_step,
     gap,
     guard,
     max_speed,
@@ -245,6 +246,14 @@ def _plain(rows: Rows) -> list[Table]:
     return [plain.table([plain.PlainRow(**fields) for fields in rows])]
 
 
+def _first_step(rows: Rows) -> list[Table]:
+    return [first_step.table([first_step.FirstStepRow.of(fields) for fields in rows])]
+
+
+def _first_step_summary(rows: Rows) -> str:
+    return first_step.summary([first_step.FirstStepRow.of(fields) for fields in rows])
+
+
 def _workspaces(rows: Rows) -> list[Table]:
     return [workspaces.table([workspaces.WorkspaceRow(**fields) for fields in rows])]
 
@@ -322,6 +331,18 @@ planned and compiled. "floor": the budget is below the lowest reachable peak, an
 first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.""",
         _cuda_codegen,
         _cuda_codegen_summary,
+    ),
+    Section(
+        "CPU time until training runs",
+        "first_step_cpu.json",
+        "python -m benchmarks.first_step --json benchmarks/results/first_step_cpu.json",
+        """\
+CPU seconds of a process and its compilers until the end of the third step, importing torch among them, in empty folders for what
+torch compiles; "warm": of a second process that finds them filled. Ratios are to plain `torch.compile` of the same model.
+"compilers" counts the files that were handed to the C++ compiler. Some 20 seconds of each row in empty folders are the same for
+all: torch and its headers. The machine was busy with other things; that distorts CPU time much less than wall time.""",
+        _first_step,
+        _first_step_summary,
     ),
     Section(
         "What a fraction is of",

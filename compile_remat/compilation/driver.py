@@ -26,6 +26,7 @@ from compile_remat.config import RematConfig
 from compile_remat.errors import find_error, warn
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import calls_regions, inlined_calls
+from compile_remat.inductor.cpp_kernels.building import build, building_postponed
 from compile_remat.inductor.entry import (
     CustomPartitionerFn,
     compile_eager,
@@ -201,6 +202,8 @@ class Compilation:
     def _enter_within(self, partitioner: RematPartitioner) -> Compiled:
         """Compile, compare the peak of the final code with the budget; where it is above, plan for less and compile again.
 
+        C++ kernels are built once a plan is kept.
+
         Raises:
             BudgetError: The code of the lowest plan needs more than the budget.
         """
@@ -212,7 +215,7 @@ class Compilation:
             partitioner = replace(partitioner, request=FitBelow(bytes_then))
             side_file = self._side_file(partitioner)
         for left in reversed(range(TIGHTENINGS + 1)):
-            with recording() as reports:
+            with recording() as reports, building_postponed() as graphs:
                 emissions = Emissions()
                 compiled, partitioner = self._enter(partitioner, emissions)
                 side_file = None if isinstance(partitioner.request, Resume) else side_file
@@ -229,6 +232,7 @@ class Compilation:
                     if partitioner.settings.budget.kind == "bytes":
                         reports[:] = with_scheduled_range(reports, emissions)
                     self._keep(side_file, reports)
+                    build(graphs)
                     return compiled
                 if side_file is not None:
                     report_cache.store(side_file, Kept(tuple(reports), tightened_bytes))

@@ -14,7 +14,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from compile_remat._torch.version import private_module, private_name
-from compile_remat.inductor.cpp_scheduling import call_kernels_apart
+from compile_remat.inductor.cpp_kernels.scheduling import call_kernels_apart
 from compile_remat.inductor.fusion_guard import GuardedChoices
 from compile_remat.inductor.kernel_order import move_kernels_up
 from compile_remat.inductor.observe import GraphCompiler

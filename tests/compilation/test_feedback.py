@@ -28,6 +28,7 @@ from compile_remat.planning.request import FitBelow
 from compile_remat.planning.settings import Settings
 from compile_remat.report import Report
 from tests.compilation.test_region_run import BACKWARD, NAMES, emitted, forward_returning
+from tests.inductor.cpp_kernels.counted import Built
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -136,7 +137,10 @@ def test_where_the_code_needs_more_it_is_planned_again(monkeypatch: pytest.Monke
     assert "planned for" in report.message
 
 
-def test_gradients_are_those_of_the_last_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_last_compilation_is_built_and_gives_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, emitted = Built(monkeypatch), list[str]()
+    take_in = Emissions.__call__
+    monkeypatch.setattr(Emissions, "__call__", lambda self, e: (emitted.append(e.source_code), take_in(self, e))[1])
     torch.manual_seed(0)
     model = Chain()
     model(X).sum().backward()
@@ -147,7 +151,10 @@ def test_gradients_are_those_of_the_last_compilation(monkeypatch: pytest.MonkeyP
     output = torch.compile(model, backend=remat, options={"memory_budget": int(fastest * 0.8)})(X)
     kept = output.detach().clone()
     output.sum().backward()
-    assert len(seen) == 2
+    assert len(seen) == 2 and len(emitted) == 4
+    kernels = [kernel for unit in built.units for kernel in unit]
+    assert kernels and all(kernel.source.strip() in "".join(emitted[2:]) for kernel in kernels)
+    assert len(built.units) <= 2, "forward and backward are built together"
     torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(output, kept)  # no backward of another compilation writes into it
 

@@ -1,10 +1,11 @@
-"""How Inductor calls the kernels that it makes of C++.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15."""
+"""How Inductor calls its C++ kernels: one by one.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from compile_remat._torch.version import private_name
+from compile_remat.inductor.cpp_kernels.building import build_together
 
 if TYPE_CHECKING:
     from torch._inductor.codegen.cpp import CppScheduling
@@ -27,7 +28,12 @@ class SeparateKernels(CppScheduling):
 
 
 def call_kernels_apart(scheduler: Any) -> None:
-    """Give a graph's scheduler `SeparateKernels` for the devices that Inductor makes C++ for; before any code is made."""
+    """Give a graph's scheduler `SeparateKernels` for the devices that Inductor makes C++ for; before any code is made.
+
+    What is called apart is built together, unless the wrapper itself is C++.
+    """
     for device in {node.get_device() for node in scheduler.nodes} - {None}:
         if type(scheduler.get_backend(device)) is CppScheduling:
             scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
+            if not V.graph.cpp_wrapper:
+                build_together(V.graph.wrapper_code)

@@ -1,0 +1,121 @@
+"""One row of `benchmarks.first_step`: three steps of a model in a process of its own, and what that took.
+
+Run as a module it is that process; its arguments are ``MODEL SETTING SCALE``, and it prints one line of JSON.
+"""
+
+import json
+import os
+import resource
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+PLAIN = "plain"
+SCALES = {"gpt": 0.5, "bert": 0.5, "mixer": 0.4, "llama": 0.5, "vit": 0.5, "resnet": 0.3, "encoder_decoder": 0.4}
+"""Seven of the benchmarks' models, with the scale that they are built at: their compilation takes less than a minute."""
+BROKEN = "gpt, graph break"
+HUGGING_FACE = ("transformers bert", "transformers gpt2", "transformers llama", "transformers t5", "transformers vit")
+MODELS = (*SCALES, BROKEN, *HUGGING_FACE)
+STEPS = 3
+SUFFIXES = (".cpp", ".h")
+COMPILER = """\
+#!/bin/sh
+printf '%s\\n' "$*" >> {log}
+exec {compiler} "$@"
+"""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a process took until the end of its third step.
+
+    Attributes:
+        cpu_s: CPU seconds of the process and of all that it started and that ended.
+        num_files: Files that the C++ compiler was called with, each counted once.
+        graphs: Compiled graphs that have a report.
+    """
+
+    cpu_s: float
+    wall_s: float
+    num_files: int = 0
+    graphs: int = 0
+
+
+def missing_package(model: str) -> str:
+    """Why a model cannot be built here; empty where it can."""
+    return "transformers is not installed" if model in HUGGING_FACE and find_spec("transformers") is None else ""
+
+
+def run(model: str, setting: str, *, is_toy: bool) -> tuple[Taken, Taken]:
+    """Two processes that share folders, the first of which finds them empty."""
+    with tempfile.TemporaryDirectory(prefix="remat-first-step-", ignore_cleanup_errors=True) as folder:
+        first = _process(model, setting, Path(folder), is_toy=is_toy)
+        return first, _process(model, setting, Path(folder), is_toy=is_toy)
+
+
+def _process(model: str, setting: str, folder: Path, *, is_toy: bool) -> Taken:
+    log = folder / "calls"
+    log.write_text("")
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
+    compiler = logging_compiler(folder, log, os.environ.get("CXX", "g++"))
+    command = [sys.executable, "-m", "benchmarks.common.first_step_run", model, setting, str(int(is_toy))]
+    environment = {**os.environ, **caches, "CXX": str(compiler)}
+    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return Taken(**{**json.loads(output.splitlines()[-1]), "num_files": len(files_of(log))})
+
+
+def logging_compiler(folder: Path, log: Path, compiler: str) -> Path:
+    """A command that calls a compiler, and writes a line with its arguments to `log` each time."""
+    script = folder / "g++"
+    script.write_text(COMPILER.format(log=shlex.quote(str(log)), compiler=shlex.quote(compiler)))
+    script.chmod(0o755)
+    return script
+
+
+def files_of(log: Path) -> set[str]:
+    """The files that the compiler was called with."""
+    return {word for line in log.read_text().splitlines() for word in line.split() if word.endswith(SUFFIXES)}
+
+
+def main() -> int:
+    model, setting, is_toy = sys.argv[1:]
+    start = time.perf_counter()
+    taken = _three_steps(model, setting, is_toy=is_toy == "1")
+    wall_s = time.perf_counter() - start
+    print(json.dumps({**asdict(taken), "wall_s": wall_s}))
+    return 0
+
+
+def _three_steps(model: str, setting: str, *, is_toy: bool) -> Taken:
+    import torch
+
+    from benchmarks.models import TOY_SCALE
+    from benchmarks.models.first_steps import built
+
+    torch.manual_seed(0)
+    module, step = built(model, TOY_SCALE if is_toy else SCALES.get(model, SCALES["gpt"]))
+    graphs = 0
+    if setting == PLAIN:
+        compiled = torch.compile(module)
+    else:
+        from compile_remat.backend import remat
+
+        compiled = torch.compile(module, backend=remat, options={"memory_budget": setting})
+    for _ in range(STEPS):
+        module.zero_grad()
+        step(compiled).backward()
+    if setting != PLAIN:
+        import compile_remat
+
+        graphs = len(compile_remat.reports())
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return Taken(sum(usage.ru_utime + usage.ru_stime for usage in usages), 0.0, graphs=graphs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""C++ kernels that are called one by one are built together, and each kernel once.
+
+Whatever is in it, a file costs the compiler most of a second for its headers, and a budget doubles the number of kernels.  The code
+that Inductor emits makes each kernel by ``async_compile.cpp_pybinding(types, source)``, and ends with
+``async_compile.wait(globals())``.  Two lines in the header of a graph's code (`HEADER`) make ``async_compile`` a `KernelsOfGraph`,
+which collects the kernels until ``wait``, or until a plan is found to keep its budget (`building_postponed`).  A file in torch's
+cache, named by the kernel, says which library has it, so that other graphs and processes find it.
+
+Private names of ``torch._inductor``, 2.11 to 2.15: ``async_compile.AsyncCompile`` and ``get_compile_threads``,
+``exc.CppCompileError``, ``codecache.code_hash``, ``get_path`` and ``cache_dir``, ``cpp_builder.CppBuilder`` and
+``CppTorchDeviceOptions``, and ``cpu_vec_isa.pick_vec_isa``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compile_remat._torch.version import private_module, private_name
+from compile_remat._util.atomic_write import write_atomically
+from compile_remat.inductor.cpp_kernels.unit import Function, Kernel, Unit, function_of, start_building
+
+if TYPE_CHECKING:
+    from torch._inductor.async_compile import AsyncCompile
+else:
+    AsyncCompile = private_name("torch._inductor.async_compile", "AsyncCompile")
+get_compile_threads = private_name("torch._inductor.async_compile", "get_compile_threads")
+CppCompileError = private_name("torch._inductor.exc", "CppCompileError")
+codecache = private_module("torch._inductor.codecache")
+cpp_builder = private_module("torch._inductor.cpp_builder")
+pick_vec_isa = private_name("torch._inductor.cpu_vec_isa", "pick_vec_isa")
+
+LOG = logging.getLogger("compile_remat")
+
+HEADER = (
+    "from compile_remat.inductor.cpp_kernels.building import KernelsOfGraph",
+    "async_compile = KernelsOfGraph()",
+)
+"""What stands at the end of a graph's header."""
+
+UNIT_CHARACTERS = 48 << 10
+"""Of source code in one unit, where several processors compile; the headers then cost a fifth of the compiler's time."""
+
+
+class Unbuilt:
+    """Stands for a kernel until it is built, at its first call at the latest."""
+
+    def __init__(self, kernel: Kernel, graph: KernelsOfGraph) -> None:
+        self.kernel, self.graph = kernel, graph
+
+    def __call__(self, *args: Any) -> None:
+        """Build all kernels of the graph, and call this one."""
+        build([self.graph])
+        functions_of([self.kernel])[self.kernel](*args)
+
+
+class KernelsOfGraph(AsyncCompile):
+    """What ``async_compile`` is in the code of one graph.
+
+    Attributes:
+        scope: Names of the code, once it was read to its end.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scope: dict[str, Any] = {}
+
+    def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
+        """A kernel of C++: what calls it, or will be replaced by what calls it."""
+        kernel = Kernel(tuple(argtypes), source_code)
+        return Unbuilt(kernel, self) if kernel.can_share else super().cpp_pybinding(argtypes, source_code)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """The code is read: build its kernels, or leave that to `building_postponed`."""
+        super().wait(scope)
+        self.scope = scope
+        postponed = _postponed.get()
+        if postponed is None:
+            build([self])
+        else:
+            postponed.append(self)
+
+    def unbuilt(self) -> dict[str, Kernel]:
+        """The kernels of the code that are not built, by name."""
+        return {name: value.kernel for name, value in self.scope.items() if isinstance(value, Unbuilt)}
+
+
+def build_together(wrapper: Any) -> None:
+    """Have the kernels built together that a graph's code will have; before any is made."""
+    known = wrapper.header.getvalue()
+    for line in HEADER:
+        if line not in known:
+            wrapper.header.writeline(line)
+
+
+@contextmanager
+def building_postponed() -> Iterator[list[KernelsOfGraph]]:
+    """The graphs whose code is read inside; their kernels are not built before `build`, or before one of them is called."""
+    graphs: list[KernelsOfGraph] = []
+    token = _postponed.set(graphs)
+    try:
+        yield graphs
+    finally:
+        _postponed.reset(token)
+
+
+def build(graphs: Sequence[KernelsOfGraph]) -> None:
+    """Put functions in the place of `Unbuilt` kernels.
+
+    Raises:
+        CppCompileError: The compiler refuses a kernel.
+    """
+    with _building:
+        unbuilt = [(graph.scope, graph.unbuilt()) for graph in graphs]
+        functions = functions_of(kernel for _, kernels in unbuilt for kernel in kernels.values())
+        for scope, kernels in unbuilt:
+            scope.update({name: functions[kernel] for name, kernel in kernels.items()})
+
+
+_postponed: ContextVar[list[KernelsOfGraph] | None] = ContextVar("graphs whose kernels are built later", default=None)
+_building = threading.RLock()
+_functions: dict[str, Function] = {}
+
+
+def functions_of(kernels: Iterable[Kernel]) -> dict[Kernel, Function]:
+    """The functions of kernels: those of this process, of libraries that were built earlier, and of new ones."""
+    keys = _keys(list(dict.fromkeys(kernels)))
+    with _building:
+        missing = {}
+        for kernel, key in keys.items():
+            function = _functions.get(key) or _function_in_cache(key)
+            if function is None:
+                missing[kernel] = key
+            else:
+                _functions[key] = function
+        _build_missing(missing)
+        return {kernel: _functions[key] for kernel, key in keys.items()}
+
+
+def forget_functions() -> None:
+    """As in a new process: what was built is looked for in torch's cache."""
+    _functions.clear()
+    Unit.cache_clear()
+
+
+def _build_missing(keys: dict[Kernel, str]) -> None:
+    units = _units(list(keys))
+    submit = AsyncCompile.submit if get_compile_threads() > 1 else None
+    started = [start_building(unit, submit) for unit in units]
+    for unit, library in zip(units, started, strict=True):
+        try:
+            found = library()
+        except CppCompileError:
+            if len(unit) == 1:
+                raise
+            LOG.info("%d kernels cannot be built together; they are built one by one", len(unit), exc_info=True)
+            for kernel in unit:
+                _take([keys[kernel]], start_building([kernel], submit)())
+        else:
+            _take([keys[kernel] for kernel in unit], found)
+
+
+def _take(keys: Sequence[str], library: tuple[str, str]) -> None:
+    """Load the kernels of a new library, and note where they are."""
+    for number, key in enumerate(keys):
+        _functions[key] = function_of(*library, number)
+        _note(key, *library, number)
+
+
+def _units(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    """The kernels in groups of like size: as many as there are processors to compile them, if that is worth it."""
+    length = sum(len(kernel.source) for kernel in kernels)
+    number = min(get_compile_threads(), -(-length // UNIT_CHARACTERS))
+    units: list[list[Kernel]] = [[] for _ in range(number)]
+    lengths = [0] * number
+    for kernel in sorted(kernels, key=lambda kernel: -len(kernel.source)):
+        shortest = lengths.index(min(lengths))
+        units[shortest].append(kernel)
+        lengths[shortest] += len(kernel.source)
+    return units
+
+
+# -- where built kernels are --------------------------------------------------------------------------------------------
+
+
+def _keys(kernels: Sequence[Kernel]) -> dict[Kernel, str]:
+    """What a built kernel is known by: its code, and how the compiler would be called."""
+    if not kernels:
+        return {}
+    flags = {**Unit.cpp_compile_command_flags, "device_type": "cpu", "vec_isa": pick_vec_isa()}
+    options = cpp_builder.CppTorchDeviceOptions(**flags)
+    command = cpp_builder.CppBuilder(name="o", sources="i", BuildOption=options).get_command_line()
+    return {kernel: codecache.code_hash(f"{kernel.arg_types}\n{kernel.source}", command) for kernel in kernels}
+
+
+def _place_of(key: str) -> Path:
+    return Path(codecache.get_path(key, "remat_kernel")[2])
+
+
+def _note(key: str, library_key: str, path: str, number: int) -> None:
+    inside = os.path.relpath(path, codecache.cache_dir())
+    try:
+        write_atomically(_place_of(key), json.dumps([library_key, inside, number]))
+    except OSError as error:
+        LOG.info("a built kernel will not be found again: %s", error)
+
+
+def _function_in_cache(key: str) -> Function | None:
+    """A kernel that was built earlier; None where none is found, or none that can be used."""
+    try:
+        library_key, inside, number = json.loads(_place_of(key).read_text(encoding="utf-8"))
+        return function_of(library_key, os.path.join(codecache.cache_dir(), inside), number)
+    except FileNotFoundError:
+        return None
+    except (OSError, ImportError, ValueError, TypeError) as error:
+        LOG.info("a built kernel cannot be used: %s", error)
+        return None
