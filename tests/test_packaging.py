@@ -1,6 +1,8 @@
 """What pyproject.toml declares is what the folders hold, and what the package exports is what we mean to export."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -71,3 +73,12 @@ def test_pins_lie_in_the_declared_ranges(pyproject: dict[str, Any]) -> None:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
+
+
+def test_scipy_is_loaded_by_what_solves() -> None:
+    """It takes longer to load than the whole package, and a process that finds its graphs in torch's caches solves nothing."""
+    program = (
+        "import sys, compile_remat.backend; print([n for n in ('scipy.sparse', 'scipy.optimize') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"

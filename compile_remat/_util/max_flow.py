@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+import scipy
 
 UNLIMITED = 1 << 60
 MOST = 1 << 29
@@ -48,21 +47,23 @@ def minimum_cut(network: DiGraph, source: str, sink: str) -> tuple[int, tuple[se
             heads.append(index[head])
             capacities.append(UNLIMITED if math.isinf(capacity) else int(capacity))
     size = (len(names), len(names))
-    residual = csr_array((np.array(capacities, dtype=np.int64), (tails, heads)), shape=size)
+    residual = scipy.sparse.csr_array((np.array(capacities, dtype=np.int64), (tails, heads)), shape=size)
     value, residual = _saturated(residual, index[source], index[sink])
     residual.eliminate_zeros()
-    reaching = {names[k] for k in breadth_first_order(residual.T.tocsr(), index[sink], return_predecessors=False)}
+    backwards = residual.T.tocsr()
+    order = scipy.sparse.csgraph.breadth_first_order(backwards, index[sink], return_predecessors=False)
+    reaching = {names[k] for k in order}
     return value, (set(names) - reaching, reaching)
 
 
-def _saturated(residual: csr_array, source: int, sink: int) -> tuple[int, csr_array]:
+def _saturated(residual: scipy.sparse.csr_array, source: int, sink: int) -> tuple[int, scipy.sparse.csr_array]:
     """The maximum flow, and what it leaves of the capacities."""
     value, left = 0, int(residual.data[residual.data < UNLIMITED].sum()) + 1  # no more than this can still flow
     while left:
         unit = 1 << max(0, left.bit_length() - MOST.bit_length())
         units = residual.copy()
         units.data = np.minimum(residual.data, left) // unit
-        flow = maximum_flow(units.astype(np.int32), source, sink)
+        flow = scipy.sparse.csgraph.maximum_flow(units.astype(np.int32), source, sink)
         if flow.flow_value * unit >= left:
             raise NetworkXUnbounded
         value += flow.flow_value * unit

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+import scipy
 
 from compile_remat.passes import PlanOption
 
@@ -98,13 +97,15 @@ def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], b
     scale = max(1.0, times.max(initial=0.0))
     objective = np.append(times / scale if budget_bytes is not None else np.zeros(num_choices), budget_bytes is None)
     # Without a solution there is nothing to return: the caller has asked whether one exists.
-    result = milp(
+    result = scipy.optimize.milp(
         objective,
         integrality=np.append(np.ones(num_choices), 0),
-        bounds=Bounds(0, np.append(np.ones(num_choices), np.inf)),
+        bounds=scipy.optimize.Bounds(0, np.append(np.ones(num_choices), np.inf)),
         constraints=[
-            LinearConstraint(csr_array(np.hstack([live, peak_column])), -np.inf, limit + 1e-9),
-            LinearConstraint(csr_array(one_each), 1, 1),
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.csr_array(np.hstack([live, peak_column])), -np.inf, limit + 1e-9
+            ),
+            scipy.optimize.LinearConstraint(scipy.sparse.csr_array(one_each), 1, 1),
         ],
     )
     if result.x is None:

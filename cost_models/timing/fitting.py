@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from compile_remat.cost_models.device.files import device_from_json
 from compile_remat.cost_models.roofline import Roofline
@@ -81,7 +81,9 @@ def fit(content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Poin
         steps = np.eye(len(logarithms)) * _STEP
         return np.stack([(errors(logarithms + step) - here) / _STEP for step in steps], axis=1)
 
-    found = least_squares(errors, start, slopes, (start - _REACH, start + _REACH), loss="soft_l1", f_scale=_SOFT)
+    found = scipy.optimize.least_squares(
+        errors, start, slopes, (start - _REACH, start + _REACH), loss="soft_l1", f_scale=_SOFT
+    )
     return _with(content, paths, found.x)
 
 

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import csr_array
+import scipy
 
 from compile_remat.passes.memory.recompute_schedule import NEVER
 from compile_remat.passes.memory.simulator import Bools, Floats, Ints, Simulator
@@ -68,8 +67,10 @@ class LpBound:
         unit = max(1.0, float(self.cost.max(initial=0.0)))
         limits = self._limits(budget_bytes)
         scales = np.where(np.arange(len(limits)) >= self.num_rules, max(1.0, float(budget_bytes)), 1.0)
-        matrix = csr_array((self.weights / scales[self.rows], (self.rows, self.columns)))
-        found = linprog(self.cost / unit, A_ub=matrix, b_ub=limits / scales, bounds=self.box, method="highs-ds")
+        matrix = scipy.sparse.csr_array((self.weights / scales[self.rows], (self.rows, self.columns)))
+        found = scipy.optimize.linprog(
+            self.cost / unit, A_ub=matrix, b_ub=limits / scales, bounds=self.box, method="highs-ds"
+        )
         if found.status != 0:  # below the lowest peak
             return np.zeros(len(limits))
         return np.asarray(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales)
@@ -116,10 +117,10 @@ class LpBound:
                 np.append(self.columns, size - 1),
                 np.append(self.weights, 0.0),
             )
-        self.matrix = csr_array((self.weights, (self.rows, self.columns)))
+        self.matrix = scipy.sparse.csr_array((self.weights, (self.rows, self.columns)))
 
 
-def _proven_ns(multipliers: Floats, matrix: csr_array, right: Floats, cost: Floats, box: Floats) -> int:
+def _proven_ns(multipliers: Floats, matrix: scipy.sparse.csr_array, right: Floats, cost: Floats, box: Floats) -> int:
     """What the multipliers prove over the box, rounded up because times are whole; the slack covers the arithmetic of floats."""
     reduced = cost + matrix.T @ multipliers
     terms = np.where(reduced > 0, reduced * box[:, 0], reduced * box[:, 1])

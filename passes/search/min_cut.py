@@ -17,8 +17,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+import scipy
 
 from compile_remat.passes.problem.problem import SAVE, Problem
 from compile_remat.passes.search.options import DEFAULT
@@ -84,13 +83,15 @@ class CutSolver:
         capacity[self.save_slots] = np.where(np.isfinite(save), np.floor(save * scale), INFINITE)
         capacity[self.work_slots] = np.where(np.isfinite(work), np.floor(work * scale), INFINITE)
         size = 2 * n + 2
-        graph = csr_array((capacity.astype(np.int32), (self.rows, self.cols)), shape=(size, size))
-        flow = maximum_flow(graph, 2 * n, 2 * n + 1)
+        graph = scipy.sparse.csr_array((capacity.astype(np.int32), (self.rows, self.cols)), shape=(size, size))
+        flow = scipy.sparse.csgraph.maximum_flow(graph, 2 * n, 2 * n + 1)
         residual = graph - flow.flow
         residual.data = np.maximum(residual.data, 0)
         residual.eliminate_zeros()
         reached = np.zeros(size, dtype=bool)
-        reached[breadth_first_order(residual, 2 * n, directed=True, return_predecessors=False)] = True
+        reached[scipy.sparse.csgraph.breadth_first_order(residual, 2 * n, directed=True, return_predecessors=False)] = (
+            True
+        )
         self.num_cuts += 1
         saved = np.flatnonzero(reached[:n] & ~reached[n : 2 * n])
         recomputed = reached[n : 2 * n]
