@@ -1,7 +1,7 @@
 """Does the promise hold: measured peak within the budget, and the prediction near it, over many models.
 
     python -m benchmarks.promise [--model vit] [--device cuda] [--toy] [--json OUT] [--only remat] [--rivals JSON] [--hold]
-                                 [--dtype bfloat16] [--code-only]
+                                 [--dtype bfloat16] [--code-only] [--empty-kernels]
     python -m benchmarks.promise --show JSON [--show JSON ...]
 
 Each model trains under 0.8, 0.6, 0.4 and 0.3 of plain torch.compile's measured peak, and under `min`. `predicted` is the
@@ -10,11 +10,12 @@ measured one. `torch` is the lowest measured peak of torch's `activation_memory_
 models (*) were written before the memory model was fitted, deep ones (+) have 8 blocks or more. Torch's rows take most of the
 time and do not change with our code: `--rivals` takes them from a file that `--json` wrote. `--code-only` builds no kernel and
 measures nothing: budgets are shares of the peak of plain's emitted code, and `scheduled` is all that a prediction is compared
-with. Each row is stored in the file of `--json` as soon as it is known, and a row that stands there is not run again, unless it
-has no measured peak and is to be measured. `--show` runs nothing and prints the lines of files that `--json` wrote, a line for
-each model: measured peaks by budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree. The
-exit status is 1 if a measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's
-lowest.
+with. `--empty-kernels` measures as ever, but the kernels that Inductor emits are not built and do nothing: they would allocate
+nothing either, and what allocates, the emitted code and the libraries that it calls, runs. Each row is stored in the file of
+`--json` as soon as it is known, and a row that stands there is not run again, unless it has no measured peak and is to be
+measured. `--show` runs nothing and prints the lines of files that `--json` wrote, a line for each model: measured peaks by
+budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree. The exit status is 1 if a measured
+peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's lowest.
 """
 
 import argparse
@@ -23,12 +24,14 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from benchmarks import models, table_a
 from benchmarks.common import harness
+from benchmarks.common.code_only import kernels_replaced_by
 from benchmarks.common.compile_caches import private_compile_caches
 from benchmarks.common.harness import mib, percent
 from benchmarks.common.row_store import RowStore, rows_of_file
@@ -94,11 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     harness.print_header(head)
     store = RowStore(arguments.json, head)
     names = arguments.model or list(models.CASES)
-    with private_compile_caches():
+    with private_compile_caches(), kernels_replaced_by(_nothing) if arguments.empty_kernels else nullcontext():
         for name in names:
             rows = rows_of_model(name, arguments, [row for row in rivals if row.model == name], store)
             print(harness.ascii_table(TITLES, [_cells(row, rows) for row in rows]), end="\n\n", flush=True)
     return _conclude(names, store.rows)
+
+
+def _nothing(*args: object) -> None:
+    """A kernel that leaves its outputs as they are."""
 
 
 def _conclude(names: Sequence[str], everything: Sequence[Row]) -> int:
@@ -117,6 +124,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--show", type=Path, metavar="JSON", action="append", help="run nothing, sum up this file")
     parser.add_argument("--dtype", choices=models.DTYPES, default="float32", help="what the models train in")
     parser.add_argument("--code-only", action="store_true", help="emit code and run it dry, build and measure nothing")
+    parser.add_argument("--empty-kernels", action="store_true", help="kernels that Inductor emits do nothing")
     parser.add_argument("--hold", action="store_true", help="steps hold their output until they end, as plans count it")
     parser.set_defaults(steps=1)
     return parser.parse_args(argv)

@@ -254,6 +254,19 @@ def test_a_step_in_bfloat16_takes_no_copy_in_float32_for_its_mean() -> None:
     torch.testing.assert_close(module.weight.grad, torch.full_like(module.weight, 2 / module.weight.numel()))
 
 
+@pytest.mark.full
+def test_peaks_are_the_same_with_kernels_that_do_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(promise, "FRACTIONS", (0.8,))
+    peaks = []
+    for option in ([], ["--empty-kernels"]):
+        out = tmp_path / f"{len(option)}.json"
+        promise.main(
+            ["--model", "bert", "--toy", "--only", "remat", "--dtype", "bfloat16", "--json", str(out), *option]
+        )
+        peaks.append([row["peak_bytes"] for row in json.loads(out.read_text())["rows"]])
+    assert peaks[0] == peaks[1] and len(peaks[0]) == 3 and all(peaks[0])
+
+
 @pytest.mark.usefixtures("empty_kernels")
 def test_the_promise_at_toy_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
