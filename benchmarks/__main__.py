@@ -26,8 +26,10 @@ NAMES = (
     "gpu",
 )
 APART = frozenset(
-    {"ablation", "cuda_codegen", "digest", "first_step", "picture", "plain", "scheduler_scale", "workspaces"}
-)
+    {
+        "ablation", "cuda_codegen", "digest", "first_step", "picture", "plain", "published", "scheduler_scale", "workspaces",
+    }
+)  # fmt: skip
 """Commands with options of their own, which are called by themselves."""
 IN_A_FOLDER = frozenset({"gpu"})
 """Those that write a folder instead of a file."""

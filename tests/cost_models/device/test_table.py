@@ -15,7 +15,7 @@ from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 from compile_remat.errors import DeviceError
 
 EXPECTED = (
-    "h100-sxm h100-pcie h200 b200 a100-40gb a100-80gb l40s l4 a10 v100 t4 "
+    "h100-sxm h100-pcie h200 b200 a100-40gb a100-80gb l40s l4 a10 v100 p100 t4 "
     "rtx3090 rtx4090 rtx5090 mi250x mi300x cpu"
 ).split()  # fmt: skip
 
@@ -161,6 +161,7 @@ def test_cpu_is_detected_as_the_generic_cpu() -> None:
         ("NVIDIA L4", "l4"),
         ("NVIDIA A10", "a10"),
         ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla P100-SXM2-16GB", "p100"),
         ("Tesla T4", "t4"),
         ("NVIDIA GeForce RTX 3090", "rtx3090"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
