@@ -156,12 +156,13 @@ def rows_of(name: str, record: Record) -> Iterator[PublishedRow]:
     parameter_bytes, _, input_bytes = bytes_of_model(builder)
     fixed = parameter_bytes + input_bytes
     planner = Planner(step_of(builder, Target(record.device)).problem)
-    fastest, floor = planner.fastest(), planner.lowest()
+    fastest = planner.fastest()
     plans = [*frontier(planner, BUDGETS), fastest]
     eager = eager_peak_bytes(record.build)
-    for peak_gib, published in record.points:
-        peak = round(peak_gib * GIB)
-        plan = planner.within(peak - fixed)
+    peaks = [round(peak_gib * GIB) for peak_gib, _ in record.points]
+    within = [planner.within(peak - fixed) for peak in peaks]
+    lowest = min(plan.peak_bytes for plan in (planner.lowest(), *plans, *within))
+    for peak, plan, (_, published) in zip(peaks, within, record.points, strict=True):
         yield PublishedRow(
             network=name,
             source=record.source,
@@ -172,15 +173,17 @@ def rows_of(name: str, record: Record) -> Iterator[PublishedRow]:
             baseline_bytes=round(record.baseline_gib * GIB),
             eager_bytes=eager,
             fastest_bytes=fastest.peak_bytes + fixed,
-            floor_bytes=floor.peak_bytes + fixed,
+            floor_bytes=lowest + fixed,
             extra=plan.extra_time_ns / plan.step_time_ns if plan.is_feasible else None,
-            bytes_at_its_time=None if published < 0 else lowest_within_time(plans, published) + fixed,
+            bytes_at_its_time=None if published < 0 else lowest_within_time([*plans, *within], published) + fixed,
         )
 
 
 def lowest_within_time(plans: Sequence[Plan], extra: float) -> int:
     """The lowest peak of the plans that take no more than `extra` of the step."""
-    return min(plan.peak_bytes for plan in plans if plan.extra_time_ns <= extra * plan.step_time_ns)
+    return min(
+        plan.peak_bytes for plan in plans if plan.is_feasible and plan.extra_time_ns <= extra * plan.step_time_ns
+    )
 
 
 def eager_peak_bytes(build: Callable[[], networks.Built]) -> int:
