@@ -301,6 +301,19 @@ def _blocks(text: str) -> Iterator[str]:
         yield block if block.startswith("$ ") else f"$ {block}"
 
 
+def _of_version(version: str, dtype: str) -> Section:
+    """Six models on another torch; what is not in the file was not run."""
+    return Section(
+        f"Six models on torch {version}, {dtype}, by code generation alone",
+        f"promise_{dtype}_code_torch{version}_cpu.json",
+        f"python -m benchmarks.promise --dtype {dtype} --code-only --only remat --model gpt --model bert --model resnet "
+        f"--model unet --model llama --model vit --json benchmarks/results/promise_{dtype}_code_torch{version}_cpu.json",
+        "As above, with another version of torch. Models that are not in the table were not run.",
+        _code_only,
+        _promise_summary,
+    )
+
+
 SECTIONS = (
     Section(
         "Eighteen models inside budgets",
@@ -328,6 +341,7 @@ are not in the table were not run.""",
         _code_only,
         _promise_summary,
     ),
+    *(_of_version(version, dtype) for version in ("2.11", "2.15") for dtype in ("float32", "bfloat16")),
     Section(
         "Triton code for an H100 that is not there",
         "cuda_codegen.json",
@@ -360,6 +374,15 @@ all: torch and its headers. The machine was busy with other things; that distort
         """\
 The predicted peak of plain `torch.compile`, which a fraction is of, against its measured one. `same`: whether our max-flow saves
 the same tensors as torch's own chooser; the seconds are the CPU time of both.""",
+        _plain,
+    ),
+    Section(
+        "What a fraction is of in bfloat16",
+        "plain_bfloat16_cpu.json",
+        "python -m benchmarks.plain --dtype bfloat16 --json benchmarks/results/plain_bfloat16_cpu.json",
+        """\
+The same, against the peak of the code that plain Inductor emits, by a dry run. fourier cannot run in bfloat16; other models that
+are not in the table were not run.""",
         _plain,
     ),
     Section(
