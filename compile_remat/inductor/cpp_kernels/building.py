@@ -48,6 +48,9 @@ HEADER = (
 UNIT_CHARACTERS = 48 << 10
 """Of source code in one unit, where several processors compile; the headers then cost a fifth of the compiler's time."""
 
+MOST_CHARACTERS = 192 << 10
+"""Of source code in one unit, at most: the compiler holds all of it in memory."""
+
 
 class Unbuilt:
     """Stands for a kernel until it is built, at its first call at the latest."""
@@ -177,7 +180,7 @@ def _take(keys: Sequence[str], library: tuple[str, str]) -> None:
 def _units(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     """The kernels in groups of like size: as many as there are processors to compile them, if that is worth it."""
     length = sum(len(kernel.source) for kernel in kernels)
-    number = min(get_compile_threads(), -(-length // UNIT_CHARACTERS))
+    number = max(min(get_compile_threads(), -(-length // UNIT_CHARACTERS)), -(-length // MOST_CHARACTERS))
     units: list[list[Kernel]] = [[] for _ in range(number)]
     lengths = [0] * number
     for kernel in sorted(kernels, key=lambda kernel: -len(kernel.source)):

@@ -106,6 +106,9 @@ def test_large_graphs_are_built_on_all_processors(monkeypatch: pytest.MonkeyPatc
     units = building._units([adding(float(k), long) for k in range(20)])
     assert sorted(len(unit) for unit in units) == [6, 7, 7]
     assert len(building._units([adding(1.0), adding(2.0)])) == 1
+    monkeypatch.setattr(building, "get_compile_threads", lambda: 1)
+    monkeypatch.setattr(building, "MOST_CHARACTERS", building.UNIT_CHARACTERS)
+    assert len(building._units([adding(float(k), long) for k in range(20)])) == 6
 
 
 def test_what_inductor_calls_is_there() -> None:
