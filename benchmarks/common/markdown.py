@@ -303,11 +303,12 @@ def _blocks(text: str) -> Iterator[str]:
 
 def _of_version(version: str, dtype: str) -> Section:
     """Six models on another torch; what is not in the file was not run."""
+    file = f"promise_{dtype}_code_torch{version}_cpu.json"
     return Section(
         f"Six models on torch {version}, {dtype}, by code generation alone",
-        f"promise_{dtype}_code_torch{version}_cpu.json",
+        file,
         f"python -m benchmarks.promise --dtype {dtype} --code-only --only remat --model gpt --model bert --model resnet "
-        f"--model unet --model llama --model vit --json benchmarks/results/promise_{dtype}_code_torch{version}_cpu.json",
+        f"--model unet --model llama --model vit --json benchmarks/results/{file}",
         "As above, with another version of torch. Models that are not in the table were not run.",
         _code_only,
         _promise_summary,
