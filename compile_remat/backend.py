@@ -162,7 +162,8 @@ def _compile(
     running = RunningPlan(compiled, report)
     hooks: list[Hook] = [] if shared is None else [shared]
     if report.size_range is not None:
-        hooks.append(SizeLadder(positions_of(example_inputs), running))
+        beside = None if shared is None else shared.option_at_larger_sizes
+        hooks.append(SizeLadder(positions_of(example_inputs), running, beside))
     hooks.append(monitor)
     if recompiler is None:
         return CompiledRegion(running, hooks)

@@ -97,7 +97,7 @@ def range_of(
     planned = tuple(s.size for s in symbols)
     found = SizeRange(tuple(s.name for s in symbols), planned, planned, sources=tuple(s.source for s in symbols))
     if isinstance(request, SharedOption | Replay):
-        return found
+        return None if effective.budget.kind == "min" else found
     limits = [n for n in (plan.budget_bytes, target_bytes_of(request)) if n is not None]
     if not limits:
         return None

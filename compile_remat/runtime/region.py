@@ -173,6 +173,11 @@ class CompiledRegion:
         if running.excess_bytes is not None:
             self.excess_bytes[running.plan.saved] = running.excess_bytes
 
+    def forget_plans(self) -> None:
+        """Drop what is known of plans for smaller sizes: their peaks are no longer those of the calls."""
+        self.known.clear()
+        self.excess_bytes.clear()
+
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
         for hook in self.hooks:

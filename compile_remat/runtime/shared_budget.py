@@ -114,6 +114,17 @@ class SharedBudget(Hook):
             more_follow=more_follow,
         )
 
+    def option_at_larger_sizes(self, call: CallInFlight) -> SharedOption:
+        """The request of a region whose call has begun and outgrows its plan: beside the other calls in flight."""
+        assert call.region is not None
+        own_bytes = 0 if call.region.plain is None else call.region.plain.held_bytes
+        found = self.option_beside_others()
+        return replace(
+            found,
+            others_bytes=found.others_bytes - call.saved_bytes,
+            others_plain_bytes=found.others_plain_bytes - own_bytes,
+        )
+
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
@@ -204,7 +215,7 @@ class SharedBudget(Hook):
             SharedBudgetError: The regions of the step cannot stay inside the budget.
         """
         calls = self._calls(regions)
-        key = [weakref.ref(region) for region in regions], calls, self.budget
+        key = [weakref.ref(region) for region in regions], [region.menu for region in regions], calls, self.budget
         if key == self._allocated:
             return
         self._allocated = key

@@ -5,21 +5,22 @@ for a larger size class is compiled, up to `RUNGS` plans for one graph.  The siz
 those that the budget carries at all, so that a batch that grows by one does not compile at each step.  Calls that fit several
 boxes run the fastest of their plans.
 
-Where no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.
+Where no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.  A region that shares its budget is
+planned as in a first step: beside what the calls in flight hold.  The next joint allocation then has its menu at the larger sizes.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compile_remat._torch.ambient import compiling_as_dynamo_does
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import BudgetError, RematError, find_error, warn
-from compile_remat.planning.request import Fit
+from compile_remat.planning.request import Fit, SharedOption
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import PlanState
 
@@ -49,9 +50,16 @@ class SizeLadder(Hook):
     Args:
         positions: Where the arguments of the graph have its symbols, by name.
         running: The first plan, whose report has a range.
+        beside: The request of a region that shares its budget, for a call.
     """
 
-    def __init__(self, positions: Sequence[tuple[str, int]], running: RunningPlan) -> None:
+    def __init__(
+        self,
+        positions: Sequence[tuple[str, int]],
+        running: RunningPlan,
+        beside: Callable[[CallInFlight], SharedOption] | None = None,
+    ) -> None:
+        self.beside = beside
         planned = running.report.size_range
         assert planned is not None
         varying = [(name, k) for name, k in positions if name in planned.names]
@@ -77,7 +85,7 @@ class SizeLadder(Hook):
         running = self._known(region, sizes)
         if running is None:
             with compiling_as_dynamo_does(), self._lock:  # in this order, see there
-                running = self._known(region, sizes) or self._extended(region, tuple(sizes))
+                running = self._known(region, sizes) or self._extended(call, region, tuple(sizes))
         if running is not region.running:
             region.run_under(running)
         call.running = running
@@ -88,18 +96,21 @@ class SizeLadder(Hook):
             self.rungs = [self._rung(region.running)]
         return next((rung.running for rung in self.rungs if rung.serves(sizes)), None)
 
-    def _extended(self, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
+    def _extended(self, call: CallInFlight, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
         """A plan for sizes that no rung serves."""
         self.largest = tuple(map(max, self.largest, sizes))
         for refused, error in self.refused:
             if all(map(int.__ge__, sizes, refused)):
                 raise error
-        if region.state is not PlanState.EXCLUSIVE or self.is_closed:
+        request = self._request(call, region)
+        if request is None or self.is_closed:
             return self._unplanned(region, sizes)
         failure: BudgetError | None = None
         for target in self._targets(sizes):
+            if isinstance(request, SharedOption) and target == sizes:  # the last resort
+                request = replace(request, may_miss=True)
             try:
-                found = self._compiled(region, target)
+                found = self._compiled(region, request, target)
             except BudgetError as error:
                 failure = error
                 continue
@@ -110,14 +121,23 @@ class SizeLadder(Hook):
         self.refused.append((sizes, failure))
         raise failure
 
-    def _compiled(self, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan | None:
+    def _request(self, call: CallInFlight, region: CompiledRegion) -> Fit | SharedOption | None:
+        """What to ask for at larger sizes; None where the plan may no longer change."""
+        if region.state is PlanState.EXCLUSIVE:
+            return Fit()
+        may_change = region.state in (PlanState.EXPECTING, PlanState.OFFERING, PlanState.SHARED)
+        return self.beside(call) if self.beside is not None and may_change else None
+
+    def _compiled(
+        self, region: CompiledRegion, request: Fit | SharedOption, sizes: tuple[int, ...]
+    ) -> RunningPlan | None:
         """A plan for these sizes; None where it does not compile.
 
         Raises:
             BudgetError: No plan keeps the budget at these sizes.
         """
         try:
-            return region.recompile(Fit(), self._named(sizes))
+            return region.recompile(request, self._named(sizes))
         except Exception as error:  # whatever a compiler raises: the plan that ran goes on running
             ours = find_error(error, RematError)
             if ours is not None:
@@ -139,7 +159,10 @@ class SizeLadder(Hook):
         yield sizes
 
     def _taken(self, region: CompiledRegion, found: RunningPlan, target: tuple[int, ...]) -> RunningPlan:
-        """Keep a new plan, the fastest one first, and report it."""
+        """Keep a new plan, the fastest one first, and report it; of a shared budget, in place of those for smaller sizes."""
+        if found.report.offers:
+            self.rungs = []
+            region.forget_plans()
         rungs = [*self.rungs, self._rung(found, target)]
         self.rungs = sorted(rungs, key=lambda rung: rung.running.plan.extra_time_ns / rung.running.plan.step_time_ns)
         region.publish(found.report)

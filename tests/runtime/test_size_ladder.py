@@ -156,6 +156,34 @@ def test_plans_for_larger_sizes_out_of_a_cache_raise_what_a_fraction_is_of() -> 
     assert bases[0] == bases[1] > 2 * 400 * WIDTH * 4  # that of the long batch: no less than its input and output
 
 
+@pytest.mark.usefixtures("empty_kernels")
+@pytest.mark.parametrize(
+    "budget", [1536 * KIB, pytest.param(0.7, marks=pytest.mark.full), pytest.param("min", marks=pytest.mark.full)]
+)
+def test_graphs_of_one_step_keep_their_budget_at_larger_sizes(
+    budget: float | str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Each graph gets another plan beside what the ones before it hold; then plans for the larger sizes are chosen together."""
+    torch.manual_seed(0)
+    first, second = (nn.Sequential(Block(), Block()) for _ in range(2))
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = first(x)
+        torch._dynamo.graph_break()
+        return second(x)  # type: ignore[no-any-return]
+
+    call = torch.compile(broken, backend=remat, options={"memory_budget": budget})
+    peaks = []
+    for k, length in enumerate((150, 330, 330, 330, 100)):
+        x = batch_of(length, is_first=not k)
+        nn.ModuleList([first, second]).zero_grad(set_to_none=True)
+        peaks.append(peak_bytes(lambda x=x: call(x).backward(x), "cpu").peak_bytes)  # type: ignore[misc]
+    limit_bytes = 0.72 * largest_plain_bytes("cpu") if budget == 0.7 else 1536 * KIB
+    assert budget == "min" or max(peaks) <= limit_bytes
+    assert peaks[2] == peaks[3] > peaks[4]
+    assert not [w for w in recwarn if "may exceed memory_budget" in str(w.message)]
+
+
 @pytest.mark.full
 def test_two_processes_that_see_the_lengths_in_opposite_orders(tmp_path: Path) -> None:
     """With one folder of caches: no step is above its budget in either, and a fraction has the bytes of the sizes seen so far."""
