@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 from torch._functorch import config as functorch_config
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 
@@ -89,8 +90,20 @@ def compile_eager(
         decompositions=select_decomp_table,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = backend(gm, list(example_inputs))
+    with _tracing_context(example_inputs):
+        compiled: Callable[..., Any] = backend(gm, list(example_inputs))
     return compiled
+
+
+@contextmanager
+def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
+    """A context of tracing where there is none, as ``compile_fx`` makes one: FX keeps random nodes without a reader outside of it."""
+    mode = detect_fake_mode(list(example_inputs))
+    if TracingContext.try_get() is not None or mode is None:
+        yield
+    else:
+        with tracing(TracingContext(mode)):
+            yield
 
 
 @contextmanager

@@ -32,6 +32,8 @@ def assert_promise_holds(budget: float | str) -> None:
     assert reports, "no graph was planned"
     for report in reports:
         assert report.budget == str(MemoryBudget.parse(budget))
+        if report.status == "NOT_PLANNED":
+            continue  # between graph breaks, a graph may have no backward
         if isinstance(budget, float) and report.predicted_peak_bytes == report.floor_bytes:
             continue  # a fraction below the floor: the lowest plan
         assert report.plan.is_feasible

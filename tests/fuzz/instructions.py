@@ -69,9 +69,16 @@ def along(b: Builder) -> None:
 def shapes(b: Builder) -> None:
     """Views and their like."""
     kind = b.choose(list(VIEWS))
-    least = {"merge_sizes": 2, "tril": 2, "diagonal": 2, "unsqueeze": 0, "squeeze": 0, "expand": 0, "view_as": 0}.get(
-        kind, 1
-    )
+    least = {
+        "channels_last": 4,
+        "merge_sizes": 2,
+        "tril": 2,
+        "diagonal": 2,
+        "unsqueeze": 0,
+        "squeeze": 0,
+        "expand": 0,
+        "view_as": 0,
+    }.get(kind, 1)
     grows = kind in ("expand", "repeat", "pad", "unfold")
     x = b.pick(
         lambda t: (

@@ -231,6 +231,7 @@ VIEWS = {
     "unfold": "{0}.unfold(-1, 2, 1)",
     "pad": "F.pad({0}, (1, 1))",
     "view_as": "{0}.view({0}.shape)",
+    "channels_last": "{0}.contiguous(memory_format=torch.channels_last)",
     "as_strided": "{0}.contiguous().as_strided(({0}.shape[0], 2), (1, 0))",
 }
 

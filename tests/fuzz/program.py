@@ -61,7 +61,7 @@ class Op(_Short):
 
     Attributes:
         out: The register written, or several, separated by commas.
-        kind: A key of `TEMPLATES`, or one of `checkpoint`, `loop`, `no_grad`.
+        kind: A key of `TEMPLATES`, one of `REGIONS`, or `graph_break`, which hands its argument on.
     """
 
     out: str
@@ -72,6 +72,9 @@ class Op(_Short):
 
     def lines(self) -> Iterator[str]:
         """The statements that the instruction stands for."""
+        if self.kind == "graph_break":
+            yield from ("torch._dynamo.graph_break()", f"{self.out} = {self.args[0]}")
+            return
         if self.kind not in REGIONS:
             letters = dict(zip("abc", map(str, self.attrs), strict=False))
             yield f"{self.out} = {TEMPLATES[self.kind].format(*self.args, args=', '.join(self.args), **letters)}"
@@ -83,7 +86,7 @@ class Op(_Short):
             yield from (f"def region_{self.out}({carried}):", *body, f"{INDENT}return {result}")
             yield f"{self.out} = checkpoint(region_{self.out}, {source}, use_reentrant={self.attrs[0]!r})"
         else:
-            head = "with torch.no_grad():" if self.kind == "no_grad" else f"for _ in range({self.attrs[0]}):"
+            head = HEADS.get(self.kind) or f"for _ in range({self.attrs[0]}):"
             yield from (
                 f"{carried} = {source}",
                 head,
@@ -99,7 +102,8 @@ class Op(_Short):
             yield from op.walk()
 
 
-REGIONS = ("checkpoint", "loop", "no_grad")
+HEADS = {"no_grad": "with torch.no_grad():", "autocast": "with torch.autocast('cpu', torch.bfloat16):"}
+REGIONS = ("checkpoint", "loop", *HEADS)
 """Their `args` are the register that the body knows the carried value by, and the one that it comes from."""
 
 
@@ -115,6 +119,11 @@ class Program:
     def kinds(self) -> list[str]:
         """The kind of every instruction, regions' included."""
         return [op.kind for top in self.body for op in top.walk()]
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it has numbers of the type bfloat16, which a fused kernel rounds less often than eager mode does."""
+        return "bfloat16" in repr(self) or "autocast" in self.kinds
 
     @property
     def is_random(self) -> bool:

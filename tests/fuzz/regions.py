@@ -31,7 +31,7 @@ MAX_BODY = 4
 def region(b: Builder) -> None:
     """Some instructions in a checkpoint, a loop, or without gradient."""
     x = b.pick(lambda t: t.requires_grad)
-    kinds = ["loop", "no_grad", *(["checkpoint"] * 3 if b.with_checkpoints else [])]
+    kinds = ["loop", "no_grad", "autocast", *(["checkpoint"] * 3 if b.with_checkpoints else [])]
     kind = b.choose(kinds)
     if x is None or b.regions:
         return unary(b)
@@ -42,7 +42,8 @@ def region(b: Builder) -> None:
     b.regions.append(kind)
     b.environment[carried] = b[x]
     b.registers.append(Register(carried, len(b.regions) - 1, frozen=True))
-    with torch.set_grad_enabled(kind != "no_grad"):
+    cast = torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast")
+    with torch.set_grad_enabled(kind != "no_grad"), cast:
         for _ in range(b.choose(range(1, MAX_BODY + 1))):
             b.choose(INSTRUCTIONS)(b)
         last = b.pick(lambda t: True)
@@ -51,7 +52,7 @@ def region(b: Builder) -> None:
             last = b.emit("fold", [carried, last])[0]
         elif b.body[-1].out != last:
             last = b.emit("sin", [last])[0]
-    attrs = {"loop": [b.choose((2, 3))], "checkpoint": [b.chance(3)], "no_grad": []}[kind]
+    attrs = {"loop": [b.choose((2, 3))], "checkpoint": [b.chance(3)]}.get(kind, [])
     name = f"v{b.count}"
     b.count += 1
     op = Op(name, kind, (carried, x), tuple(attrs), tuple(b.body))
@@ -64,6 +65,17 @@ def region(b: Builder) -> None:
         b.checkpointed |= {x, *(arg for inner in op.walk() for arg in inner.args if arg in b.environment)}
     b.environment[name] = b[last] if kind != "no_grad" else b[last].detach()
     b.registers.append(Register(name, len(b.regions), frozen=kind == "no_grad"))
+    return None
+
+
+def graph_break(b: Builder) -> None:
+    """A place at which Dynamo ends a graph."""
+    x = b.pick()
+    if b.regions or x is None:
+        return unary(b)
+    # A name for what is there, which stays as it was: no write through the new one.
+    b.emit("graph_break", [x])
+    b.registers[-1].frozen = True
     return None
 
 
@@ -90,4 +102,5 @@ INSTRUCTIONS: tuple[Callable[[Builder], None], ...] = (
     detached,
     region,
     region,
+    graph_break,
 )

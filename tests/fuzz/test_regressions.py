@@ -12,6 +12,27 @@ X, W = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,))
 START = Op("v0", "mul", ("d0", "p1"))
 
 REGRESSIONS = {
+    # In a plan that was compiled in a later step, FX kept the mask that nobody reads, and drew it.
+    "random numbers without a reader before a graph break": Trial(
+        Program(
+            (X, W),
+            (
+                START,
+                Op(
+                    "v4",
+                    "autocast",
+                    ("c1", "v0"),
+                    (),
+                    (Op("v2", "detach", ("c1",)), Op("v3", "dropout", ("v2",)), Op("v5", "sin", ("v2",))),
+                ),
+                Op("v6", "graph_break", ("v4",)),
+                Op("v7", "silu", ("v6",)),
+            ),
+            ("v0", "v7"),
+        ),
+        "dynamo",
+        ("min",),
+    ),
     # Plain torch.compile computes sin(buffer) again after the forward has changed the buffer (torch 2.13).
     "buffer read, then changed, beside random numbers": Trial(
         Program(

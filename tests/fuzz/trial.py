@@ -34,9 +34,10 @@ class Trial:
         """That of the least exact type in the program."""
         dtypes = {leaf.dtype for leaf in self.program.leaves}
         dtypes |= {str(a) for top in self.program.body for op in top.walk() if op.kind == "to" for a in op.attrs}
+        dtypes |= {"bfloat16"} if self.program.is_rounded else set()
         return max(value for dtype, value in TOLERANCES.items() if dtype in dtypes | {"float64"})
 
     @property
     def follows_eager_mode(self) -> bool:
         """Whether eager mode gives the expected numbers: none are drawn, and nothing is rounded coarsely on the way."""
-        return not self.program.is_random and "bfloat16" not in repr(self.program)
+        return not self.program.is_random and not self.program.is_rounded
