@@ -97,7 +97,7 @@ def compile_eager(
 
 @contextmanager
 def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
-    """A context of tracing where there is none, as ``compile_fx`` makes one: FX keeps random nodes without a reader outside of it."""
+    """A tracing context where there is none, as ``compile_fx`` makes one: outside of it FX keeps random nodes without a reader."""
     mode = detect_fake_mode(list(example_inputs))
     if TracingContext.try_get() is not None or mode is None:
         yield

@@ -5,8 +5,8 @@ for a larger size class is compiled, up to `RUNGS` plans for one graph.  The siz
 those that the budget carries at all, so that a batch that grows by one does not compile at each step.  Calls that fit several
 boxes run the fastest of their plans.
 
-Where no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.  A region that shares its budget is
-planned as in a first step: beside what the calls in flight hold.  The next joint allocation then has its menu at the larger sizes.
+Where no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.  A region that shares its budget
+is planned as in a first step: beside what the calls in flight hold.  The joint allocation then has its menu at these sizes.
 """
 
 from __future__ import annotations
