@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compile_remat._torch.version import private_name
+from compile_remat._torch.version import private_name, torch_version
 from compile_remat.inductor.scheduler_graph import Kernel, SchedulerGraph
 
 V = private_name("torch._inductor.virtualized", "V")
@@ -172,8 +172,8 @@ def _overload(node: Any) -> object:
 def _rank(node: Any, ranks: Mapping[Any, int]) -> int:
     """Where the plan computes what a node of the scheduler writes; a copy belongs to what it is made for.
 
-    On GPUs a convolution's gradient is computed by the copy that gives it the convolution's layout: then Inductor names the
-    convolution as the node's origin, or no origin at all, and what is computed stands among its `origins` beside the convolution.
+    On GPUs, and in C++ before 2.13, a convolution's gradient is computed by the copy that gives it the convolution's layout: then
+    Inductor names the convolution as the node's origin, or no origin at all, and what is computed stands among its `origins`.
     """
     made = node.node
     if made is None:
@@ -183,7 +183,7 @@ def _rank(node: Any, ranks: Mapping[Any, int]) -> int:
     computed = [each for each in found if _target(each) is not CONVOLUTION_BACKWARD]
     if origin in ranks and _target(origin) is not CONVOLUTION_BACKWARD:
         return ranks[origin]
-    if computed and not node.is_extern() and made.get_device().type != "cpu":
+    if computed and not node.is_extern() and (torch_version() < (2, 13) or made.get_device().type != "cpu"):
         found = computed
     elif origin in ranks:
         return ranks[origin]

@@ -192,10 +192,6 @@ class UsersPass(CustomSchedulerPass):
 
 
 @pytest.mark.usefixtures("empty_kernels")
-@pytest.mark.skipif(
-    torch.__version__.startswith("2.11"),
-    reason="our order moves no kernel of this graph: see SHARES_ON_2_11 in test_workspace",
-)
 def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_still_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -283,12 +283,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-SHARES_ON_2_11 = {"group norm": 6, "skip": 10}
-"""Where group norms stand between convolutions, code of torch 2.11 needs more than predicted.
-
-Our order moves no kernel of such a backward there (`test_kernel_order`): of "group norm", the code needs 6,545,284 bytes where
-5,530,884 are predicted; of "skip", a step takes 5,933,704 where 5,358,016 are. All other models are held to the same share.
-"""
+SHARE_OF_SKIP_ON_2_11 = 7
+"""There the backward of a convolution gets a copy in eager mode's layout of a concatenation that is computed again."""
 
 
 class Scalar(nn.Module):
@@ -324,8 +320,8 @@ def test_the_prediction_is_what_the_allocator_sees(name: str, share: int) -> Non
         model.zero_grad(set_to_none=True)
         measured = peak_bytes(lambda: call(x).backward(), "cpu").peak_bytes  # of the second step
     (report,) = compile_remat.reports()
-    if torch.__version__.startswith("2.11"):
-        share = SHARES_ON_2_11.get(name, share)
+    if name == "skip" and torch.__version__.startswith("2.11"):
+        share = SHARE_OF_SKIP_ON_2_11
     assert report.predicted_peak_bytes is not None and report.scheduled_peak_bytes is not None
     assert abs(report.predicted_peak_bytes - report.scheduled_peak_bytes) <= measured // share
     assert abs(report.predicted_peak_bytes - measured) <= measured // min(share, 50)
