@@ -47,7 +47,7 @@ class FirstStepRow:
     @staticmethod
     def of(fields: dict[str, object]) -> "FirstStepRow":
         """What `asdict` made of a row."""
-        taken = {name: Taken(**fields.pop(name)) for name in ("cold", "warm") if fields.get(name)}  # type: ignore[arg-type]
+        taken = {name: Taken(**known) for name in ("cold", "warm") if isinstance(known := fields.get(name), dict)}
         return FirstStepRow(**{**fields, **taken})  # type: ignore[arg-type]
 
 

@@ -359,7 +359,7 @@ first code over its prediction. What a real device adds (workspaces of cuDNN and
     Section(
         "CPU time until training runs",
         "first_step_cpu.json",
-        "python -m benchmarks.first_step",
+        "python -m benchmarks.first_step --json benchmarks/results/first_step_cpu.json",
         """\
 CPU seconds of a process and its compilers until the end of the third step, importing torch among them, in empty folders for what
 torch compiles; "warm": of a second process that finds them filled. Ratios are to plain `torch.compile` of the same model.
