@@ -206,12 +206,12 @@ def test_two_processes_that_see_the_lengths_in_opposite_orders(tmp_path: Path) -
 
 @pytest.mark.usefixtures("own_caches")
 def test_a_fraction_at_any_length_is_one_of_what_plain_takes_there() -> None:
-    """A ladder of plans, and never an error: gradients of weights are a smaller part of the peak of a longer batch."""
+    """One plan or a ladder, and never an error: gradients of weights are a smaller part of the peak of a longer batch."""
     call = compiled(0.6, "eager", blocks=2)
     for k, length in enumerate((40, 400, 4000, 10)):
         step(call, batch_of(length, is_first=not k))
     reports = compile_remat.reports()
-    assert 1 < len(reports) <= RUNGS and max(r.upper[0] for r in ranges()) >= 4000
+    assert len(reports) <= RUNGS and max(r.upper[0] for r in ranges()) >= 4000
     for report in reports:
         assert report.plan is not None and report.plan.is_feasible and report.message == ""
         assert report.plain is not None and report.budget_bytes == int(0.6 * report.plain.peak_bytes)
