@@ -443,7 +443,7 @@ recomputes each value at most once. Budgets are shares of the predicted peak of 
     Section(
         "The published record",
         "published.json",
-        "python -m benchmarks.published --json benchmarks/results/published.json",
+        "python -m benchmarks.published",
         """\
 Networks of MONeT's README (Shah and others, ICLR 2021: torch 1.5.1, float32, a P100 of 16 GB), rebuilt and planned under our cost
 model of a P100; nothing runs. GiB on the device, parameters and inputs included. "baseline" is reported without a plan, "eager" the
