@@ -53,8 +53,12 @@ class PartitionRecorder(CustomPartitionerFn):
         return graphs
 
     def uuid(self) -> object:
-        """What torch's caches know the partitioner by."""
-        return self.partitioner.uuid()
+        """What torch's caches know the partitioner by, and what the backward may overwrite.
+
+        The cache of graphs does not ask for the latter, and would hand the early backward's code to one that keeps its graph.
+        """
+        overwritten = _overwritten()
+        return (self.partitioner.uuid(), *overwritten) if overwritten else self.partitioner.uuid()
 
     def __deepcopy__(self, memo: object) -> PartitionRecorder:  # a copied option still records here
         return self
@@ -148,7 +152,11 @@ def _conditions(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapp
     The graph; the strides of its inputs; which of them have a fixed address under CUDA graphs; and which it may overwrite:
     none where the first backward keeps its graph.
     """
-    context = TracingContext.try_get()
-    overwritten = getattr(context and context.fw_metadata, "bw_donated_idxs", None) or []
     strides = [sizes.hint_strides(x) if isinstance(x, torch.Tensor) else None for x in example_inputs]
-    return str(gm.graph), strides, list(options.get("static_input_idxs") or []), list(overwritten)
+    return str(gm.graph), strides, list(options.get("static_input_idxs") or []), _overwritten()
+
+
+def _overwritten() -> list[int]:
+    """Positions of the saved activations that the backward which is being compiled may overwrite."""
+    context = TracingContext.try_get()
+    return list(getattr(context and context.fw_metadata, "bw_donated_idxs", None) or [])

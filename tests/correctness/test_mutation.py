@@ -517,6 +517,26 @@ def test_a_second_backward(retain_first: bool, compiler: str) -> None:
         torch.testing.assert_close(*([t for t in seen if isinstance(t, Tensor)] for seen in (actual, expected)))
 
 
+def heads(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    shared = deep(x, w)
+    return shared.tanh().square().mean(), torch.sin(torch.exp(shared) @ w).mean()
+
+
+@pytest.mark.usefixtures("own_caches")
+@pytest.mark.parametrize("budget", ["max", "min"])
+def test_two_backwards_of_one_forward_with_torchs_caches(budget: str) -> None:
+    """The backward that is compiled early may overwrite what is saved, the one that runs may not: the cache keeps them apart."""
+    gradients = []
+    for call in (heads, compiled(heads, budget, "inductor")):
+        torch.manual_seed(0)
+        x, w = torch.randn(32, 32), torch.randn(32, 32, requires_grad=True)
+        first, second = call(x, w)
+        first.backward(retain_graph=True)
+        second.backward()
+        gradients.append(w.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 @pytest.mark.parametrize("budget", ["max", "min"])
 def test_a_weight_that_changes_before_the_backward_is_torchs_error(budget: object) -> None:
     x, w = torch.randn(8, 8), torch.randn(8, 8, requires_grad=True)
