@@ -13,6 +13,7 @@ from compile_remat.errors import (
 from compile_remat.passes import (
     Planner,
     PlanOption,
+    plain_option,
     plan_options,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, bytes_of
@@ -48,9 +49,10 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         if request.calls:
             best = menu[allocate(calls, [menu], None if is_fraction else left_bytes).chosen[0]]
         elif is_fraction:
-            best = _first_option_of_fraction(menu, plain, effective, request, planner.options.same_peak)
+            most_bytes = _most_bytes(planner, plain)
+            best = _first_option_of_fraction(menu, plain, most_bytes, effective, request, planner.options.same_peak)
         else:
-            best = _first_option(menu, plain, left_bytes, planner.options.same_peak)
+            best = _first_option(menu, _most_bytes(planner, plain), left_bytes, planner.options.same_peak)
         plan = keyed(planned.plan_of(planned.mask_of(best.saved), None), planner)
         peak_bytes = request.others_bytes + step_peak_bytes(calls, [best])
         found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
@@ -71,16 +73,19 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     return replace(choice, message=joined(choice.message, text))
 
 
-def _first_option(
-    menu: Sequence[PlanOption], plain: PlanOption, left_bytes: int | None, same_peak: float
-) -> PlanOption:
+def _most_bytes(planner: Planner, plain: PlanOption) -> int:
+    """What a region's first plan may take by itself: no more than plain, whose kernels another order may call at a higher peak."""
+    return max(_own_peak_bytes(plain), _own_peak_bytes(plain_option(planner.problem, in_groups=None)))
+
+
+def _first_option(menu: Sequence[PlanOption], most_bytes: int, left_bytes: int | None, same_peak: float) -> PlanOption:
     """The option of a region's first step, in which it is not known what else runs, under bytes or without a number to keep.
 
     It is the one whose step would be lowest if `EXPECTED_REGIONS` such regions ran in it, among those whose own peak is inside
-    what is left and no higher than plain's.  Where none is inside, those count that are as good as the lowest.
+    what is left and no higher than plain's, `most_bytes`.  Where none is inside, those count that are as good as the lowest.
     """
     lowest_bytes = min(map(_own_peak_bytes, menu))
-    limit_bytes = int(_own_peak_bytes(plain) / same_peak)
+    limit_bytes = int(most_bytes / same_peak)
     if left_bytes is not None:
         limit_bytes = min(limit_bytes, left_bytes)
     if lowest_bytes > limit_bytes:
@@ -92,6 +97,7 @@ def _first_option(
 def _first_option_of_fraction(
     menu: Sequence[PlanOption],
     plain: PlanOption,
+    most_bytes: int,
     effective: EffectiveBudget,
     request: SharedOption,
     same_peak: float,
@@ -101,7 +107,7 @@ def _first_option_of_fraction(
     It is the option that exceeds them by the least part, added up over steps in which 0, 1, ... more such regions follow, among
     those whose own peak is no higher than plain's.
     """
-    most_bytes = max(_own_peak_bytes(plain), min(map(_own_peak_bytes, menu))) / same_peak
+    limit_bytes = max(most_bytes, min(map(_own_peak_bytes, menu))) / same_peak
     following = range(EXPECTED_REGIONS if request.is_open else 1)
     plain_bytes = [request.others_plain_bytes + n * plain.held_bytes + _own_peak_bytes(plain) for n in following]
     limits = [
@@ -112,7 +118,7 @@ def _first_option_of_fraction(
         own_bytes = request.others_bytes + _own_peak_bytes(option)
         return sum(max(0.0, (own_bytes + n * option.held_bytes) / limits[n] - 1) for n in following)
 
-    fitting = [option for option in menu if _own_peak_bytes(option) <= most_bytes]
+    fitting = [option for option in menu if _own_peak_bytes(option) <= limit_bytes]
     return min(fitting, key=lambda option: (exceeds(option), _expected_bytes(option)))
 
 

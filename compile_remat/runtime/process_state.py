@@ -11,6 +11,8 @@
     runtime.peak_monitor.PeakMonitor          forwards begun so far                    no: only differences count
     report._RECORDED, report._FIELDS          context variables                        end with their `with` block
     _torch.sizes._BOUND, peak_monitor._STEP   context variables                        end with their `with` block
+    inductor.cpp_kernels.building._postponed  context variable                         ends with its `with` block
+    inductor.cpp_kernels.building._functions  kernels that were loaded, by their code  no: equal code is equal
     inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
 
 What is computed once and never changes is not listed: hash of the sources, names of settings and types, rules of the installed

@@ -59,19 +59,22 @@ def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
     return tuple(kept)
 
 
-def plain_option(problem: Problem, *, in_groups: bool) -> PlanOption:
+def plain_option(problem: Problem, *, in_groups: bool | None) -> PlanOption:
     """What plain torch.compile takes: the problem's `reference` is saved, and those tags hold that torch obeys.
 
     Its time is that of what it recomputes.
 
     Args:
-        in_groups: Whether Inductor makes C++ for the device; see `plain_peaks`.
+        in_groups: Whether Inductor makes C++ for the device; see `plain_peaks`.  None is for its peak if a plan saved the same: in
+            the plan's order, kernel by kernel.
     """
     problem = obeying(problem, LIKE_TORCH)
     mask = np.zeros((len(problem.values), 1), dtype=bool)
     mask[np.array(problem.reference, dtype=np.intp)] = True
     simulator = Simulator(problem)
     (option,) = _described(simulator, mask, fastest_time_ns=0)
+    if in_groups is None:
+        return option
     forward_bytes, peak_bytes = plain_peaks(simulator, mask[:, 0], in_groups=in_groups)
     return replace(option, forward_peak_bytes=forward_bytes, peak_bytes=peak_bytes)
 
