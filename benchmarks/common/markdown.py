@@ -342,7 +342,7 @@ calls run, as in training; the kernels that Inductor emits, which allocate nothi
             _promise_summary,
         )
         for name, rest in (
-            ("bfloat16", " fourier cannot run in bfloat16; models that\nare not in the table were not run."),
+            ("bfloat16", " fourier cannot run in\nbfloat16."),
             ("autocast", " Models that are not in the table were not run."),
         )
     ),
