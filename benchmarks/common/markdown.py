@@ -49,7 +49,8 @@ INTRODUCTION = """\
 
 <!-- Written by `python -m benchmarks --markdown > docs/results.md` from benchmarks/results. Do not edit. -->
 
-No figure here was measured on a GPU so far. All measurements are from a CPU: float32, C++ kernels of Inductor, fixed shapes.
+No figure here was measured on a GPU so far. All measurements are from a CPU: C++ code of Inductor, fixed shapes,
+float32 where nothing else is said.
 Peaks are exact: they count every call of the allocator in the second training step (forward and backward, no optimizer).
 Each section names the command that prints it; `--json` writes what is stored in `benchmarks/results/`.
 Sizes are MiB unless a unit is given."""
@@ -334,7 +335,8 @@ them" is min/torch's with the gradients' bytes taken off both. "worst error" com
             f"The same in {name}",
             f"promise_{name}_cpu.json",
             f"python -m benchmarks.promise --dtype {name} --only remat --empty-kernels --json "
-            f"benchmarks/results/promise_{name}_cpu.json",
+            f"benchmarks/results/"
+            f"promise_{name}_cpu.json",
             f"""\
 Measured peaks as above, with {name}; torch's own settings were not run. The emitted code allocates, and the libraries that it
 calls run, as in training; the kernels that Inductor emits, which allocate nothing, are left out.{rest}""",
