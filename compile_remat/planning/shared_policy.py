@@ -42,6 +42,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         step_bytes = request.others_plain_bytes + step_peak_bytes(calls, [plain])
         effective = replace(effective, plain_bytes=max(effective.plain_bytes, step_bytes))
     limit_bytes = bytes_of(effective)
+    most_bytes = 0 if request.calls else _most_bytes(planner, plain)
     found: list[tuple[int, ChosenPlan]] = []
     for planned, lapsed in planners(planner):
         menu = plan_options(planned)
@@ -49,10 +50,9 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         if request.calls:
             best = menu[allocate(calls, [menu], None if is_fraction else left_bytes).chosen[0]]
         elif is_fraction:
-            most_bytes = _most_bytes(planner, plain)
             best = _first_option_of_fraction(menu, plain, most_bytes, effective, request, planner.options.same_peak)
         else:
-            best = _first_option(menu, _most_bytes(planner, plain), left_bytes, planner.options.same_peak)
+            best = _first_option(menu, most_bytes, left_bytes, planner.options.same_peak)
         plan = keyed(planned.plan_of(planned.mask_of(best.saved), None), planner)
         peak_bytes = request.others_bytes + step_peak_bytes(calls, [best])
         found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))

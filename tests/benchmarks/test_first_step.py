@@ -42,8 +42,8 @@ def test_ratios_are_to_plain_of_the_same_model(monkeypatch: pytest.MonkeyPatch, 
         assert first_step.main(["--model", "gpt", "--json", str(path)]) == 0
         monkeypatch.setattr(first_step, "run", None)  # rows that are stored are not made again
     stored = json.loads(path.read_text())["rows"]
-    assert [FirstStepRow.of(fields) for fields in stored] == [FirstStepRow.of(fields) for fields in stored]
     rows = [FirstStepRow.of(fields) for fields in stored]
+    assert [asdict(row) for row in rows] == stored
     assert [row.setting for row in rows] == ["plain", "0.5", "min"]
     assert [first_step.ratios(row, rows) for row in rows] == [(None, None), (1.25, 1.05), (1.5, 1.2)]
     assert "0.5, empty caches: median 1.25, worst 1.25" in first_step.summary(rows)

@@ -204,7 +204,8 @@ def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_stil
     assert users.num_graphs >= 4
     monkeypatch.setattr(plan_guard, "move_kernels_up", lambda nodes: nodes)
     with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
-        assert ours * 1.15 < scheduled_bytes()
+        least = 1.15 if torch.__version__.startswith("2.11") else 1.2
+        assert ours * least < scheduled_bytes()
 
 
 def test_the_users_pass_sees_the_kernels_first(monkeypatch: pytest.MonkeyPatch) -> None:
