@@ -44,6 +44,7 @@ class PartitionRecorder(CustomPartitionerFn):
     def __init__(self, partitioner: CustomPartitionerFn) -> None:
         self.partitioner = partitioner
         self.made: list[tuple[fx.GraphModule, fx.GraphModule]] = []
+        self.overwritten: tuple[int, ...] = ()  # saved activations that the backward which is being compiled may overwrite
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -56,9 +57,9 @@ class PartitionRecorder(CustomPartitionerFn):
         """What torch's caches know the partitioner by, and what the backward may overwrite.
 
         The cache of graphs does not ask for the latter, and would hand the early backward's code to one that keeps its graph.
+        Torch's cache of joint graphs asks before there is a backward, and finds the partitioner alone.
         """
-        overwritten = _overwritten()
-        return (self.partitioner.uuid(), *overwritten) if overwritten else self.partitioner.uuid()
+        return (self.partitioner.uuid(), *self.overwritten) if self.overwritten else self.partitioner.uuid()
 
     def __deepcopy__(self, memo: object) -> PartitionRecorder:  # a copied option still records here
         return self
@@ -77,16 +78,23 @@ def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) ->
     """`compiler`, which compiles each backward right behind its forward and hands it out when torch asks for it."""
     early: list[tuple[object, Any]] = []
 
+    def lower(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        recorder.overwritten = _overwritten()
+        try:
+            return compiler(gm, example_inputs, **options)
+        finally:
+            recorder.overwritten = ()
+
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         conditions = _conditions(gm, example_inputs, options)
-        early.append((conditions, compiler(gm, example_inputs, **options)))
+        early.append((conditions, lower(gm, example_inputs, **options)))
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         if options.get("is_backward"):
             conditions = _conditions(gm, example_inputs, options) if early else None
             known = [compiled for then, compiled in early if then == conditions]
             early.clear()
-            return known[0] if known else compiler(gm, example_inputs, **options)
+            return known[0] if known else lower(gm, example_inputs, **options)
         backward = recorder.backward_of(gm)
         compiled = compiler(gm, example_inputs, **options)
         context = TracingContext.try_get()
@@ -156,7 +164,7 @@ def _conditions(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapp
     return str(gm.graph), strides, list(options.get("static_input_idxs") or []), _overwritten()
 
 
-def _overwritten() -> list[int]:
+def _overwritten() -> tuple[int, ...]:
     """Positions of the saved activations that the backward which is being compiled may overwrite."""
     context = TracingContext.try_get()
-    return list(getattr(context and context.fw_metadata, "bw_donated_idxs", None) or [])
+    return tuple(getattr(context and context.fw_metadata, "bw_donated_idxs", None) or ())
