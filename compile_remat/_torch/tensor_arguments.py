@@ -1,6 +1,7 @@
 """What Dynamo says of a graph and its arguments, and contexts in which the graph can be compiled or run a second time.
 
-Imports nothing of ours.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
+Private names of torch, 2.11 to 2.15: ``torch._dynamo.symbolic_convert.TensorifyState`` and a shape environment's
+`backed_var_to_val`.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensor
+
+from compile_remat._torch.version import private_name
+
+tensorify_state = private_name("torch._dynamo.symbolic_convert", "TensorifyState")
 
 
 def argument_sources(module: fx.GraphModule) -> list[str]:
@@ -76,6 +81,25 @@ def traced_inputs(module: fx.GraphModule) -> list[Any] | None:
     found = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
     is_light = all(v is not None and (isinstance(v, FakeTensor) or not isinstance(v, torch.Tensor)) for v in found)
     return found if is_light else None
+
+
+@contextmanager
+def scalars_as_numbers(inputs: Sequence[Any]) -> Iterator[None]:
+    """Let a compilation outside of Dynamo take a scalar tensor's value for a number where a pass of torch wants Dynamo to.
+
+    Torch makes a symbol of the value of a tensor without dimensions.  Where no code can be made with it, the first compilation
+    of the graph has Dynamo begin anew; what comes out of torch's cache has not been through that pass.  Whether the number is
+    guarded by what Dynamo checks, `guards_of` tells.
+    """
+    mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
+    symbols = {} if mode is None or mode.shape_env is None else mode.shape_env.backed_var_to_val
+    known = tensorify_state.force_specializations
+    added = {str(symbol) for symbol, value in symbols.items() if value.is_Float} - known
+    known |= added
+    try:
+        yield
+    finally:
+        known -= added
 
 
 def guards_of(inputs: Sequence[Any]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compile_remat._torch.ambient import Ambient, compiling_as_dynamo_does
-from compile_remat._torch.tensor_arguments import guards_of, traced_inputs
+from compile_remat._torch.tensor_arguments import guards_of, scalars_as_numbers, traced_inputs
 from compile_remat.compilation.driver import Compilation
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import Report, record, recording
@@ -36,6 +36,7 @@ class Recompiler:
         guards = guards_of(self.compilation.example_inputs)
         with compiling_as_dynamo_does(), ExitStack() as stack:
             self.ambient.enter(stack)
+            stack.enter_context(scalars_as_numbers(self.compilation.example_inputs))
             reports = stack.enter_context(recording())
             try:
                 compiled, own = self.compilation.run(partitioner, is_trial=True)

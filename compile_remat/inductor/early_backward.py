@@ -44,7 +44,8 @@ class PartitionRecorder(CustomPartitionerFn):
     def __init__(self, partitioner: CustomPartitionerFn) -> None:
         self.partitioner = partitioner
         self.made: list[tuple[fx.GraphModule, fx.GraphModule]] = []
-        self.overwritten: tuple[int, ...] = ()  # saved activations that the backward which is being compiled may overwrite
+        # Positions of saved activations that the backward which is being compiled may overwrite.
+        self.overwritten: tuple[int, ...] = ()
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any

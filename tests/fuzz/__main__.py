@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -15,9 +16,13 @@ from pathlib import Path
 import torch
 
 from tests.fuzz.campaign import Result, run, use_one_thread
+from tests.fuzz.compiled import LEAST_BYTES
 from tests.fuzz.kinds import GROUPS
 
-CHUNK = {"graph, eager": 50, "dynamo, eager": 25, "dynamo, inductor": 5}
+WORST = 12
+"""Programs whose peaks are predicted worst that the summary shows."""
+
+CHUNK = {"graph, eager": 50, "dynamo, eager": 25, "dynamo, inductor": 10}
 
 
 def main() -> int:
@@ -93,9 +98,29 @@ def summary(total: Result) -> str:
     for name, group in groups.items():
         counts = Counter({kind: total.kinds[kind] for kind in group})
         lines.append(f"  {name} {sum(counts.values())}: {_counts(counts)}")
+    lines += promises(total)
     lines.append(f"{len(total.failures)} failures")
     lines += [f"  {error}" for error in total.failures]
     return "\n".join(lines)
+
+
+def promises(total: Result) -> list[str]:
+    """What programs that Inductor compiled were promised, and how near the predicted peaks were."""
+    if not total.outcomes:
+        return []
+    lines = [f"{len(total.outcomes)} budgets: {_counts(Counter(outcome.budget for outcome, _ in total.outcomes))}"]
+    errors = [(outcome.error, outcome, literal) for outcome, literal in total.outcomes if outcome.error is not None]
+    errors.sort(key=lambda row: -abs(row[0]))
+    if errors:
+        sizes = [abs(error) for error, _, _ in errors]
+        lines.append(
+            f"{len(errors)} peaks of {LEAST_BYTES >> 10} KiB and more, predicted against measured: "
+            f"median {statistics.median(sizes):.2%}, 90 % within {sorted(sizes)[int(0.9 * len(sizes))]:.1%}, "
+            f"below by up to {max(0.0, -min(error for error, _, _ in errors)):.1%}, "
+            f"above by up to {max(0.0, max(error for error, _, _ in errors)):.1%}; the worst:"
+        )
+        lines += [f"  {error:+.1%} {outcome} {literal}" for error, outcome, literal in errors[:WORST]]
+    return lines
 
 
 def _counts(counter: Counter[str]) -> str:

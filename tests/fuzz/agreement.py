@@ -26,7 +26,7 @@ def assert_same(actual: Observed, expected: Observed, tolerance: float, where: s
         )
 
 
-def assert_promise_holds(budget: float | str) -> None:
+def assert_promise_holds(budget: float | str | int) -> None:
     """Each graph has a report, and no predicted peak exceeds what was asked, or the lowest where a fraction asks for less."""
     reports = compile_remat.reports()
     assert reports, "no graph was planned"

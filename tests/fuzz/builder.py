@@ -19,11 +19,40 @@ from tests.fuzz.program import Leaf, Op
 
 T = TypeVar("T")
 
-LARGEST = 160
-"""Elements of a tensor that may still grow."""
-
 TOO_LARGE = 20.0
 """Values beyond this are squashed."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large tensors are drawn.
+
+    Attributes:
+        shapes: Those of the first input.
+        largest: Elements of a tensor that may still grow.
+        widths: Output features of linear layers, beside the input's.
+        rows: Batch sizes of integer inputs.
+        image, signal: Shapes of the inputs of convolutions in two dimensions and in one.
+    """
+
+    shapes: tuple[tuple[int, ...], ...] = ((2, 3), (2, 3, 4), (4,), (2, 2, 4, 4), (2, 2, 3, 2), (3, 3))
+    largest: int = 160
+    widths: tuple[int, ...] = (2, 3, 4, 5)
+    rows: tuple[int, int] = (2, 3)
+    image: tuple[int, ...] = (2, 2, 4, 4)
+    signal: tuple[int, ...] = (2, 3, 5)
+
+
+SMALL = Sizes()
+LARGE = Sizes(
+    shapes=((96, 48), (12, 40, 32), (3000,), (8, 6, 20, 20), (6, 8, 24, 16), (64, 64)),
+    largest=50_000,
+    widths=(16, 24, 40, 64),
+    rows=(16, 24),
+    image=(8, 4, 20, 20),
+    signal=(12, 16, 40),
+)
+"""Large enough that a step's peak is what its activations are, not what torch itself allocates while it compiles."""
 
 OVERLAPPING = frozenset({"unfold", "as_strided", "expand"})
 
@@ -51,6 +80,7 @@ class Builder:
     draw: Callable[[st.SearchStrategy[Any]], Any]
     dtype: str
     with_checkpoints: bool
+    sizes: Sizes = SMALL
     leaves: list[Leaf] = field(default_factory=list)
     body: list[Op] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
 import traceback
@@ -15,10 +16,11 @@ from hypothesis import HealthCheck, Phase
 from torch._inductor import config as inductor_config
 
 from tests.fuzz.check import check
+from tests.fuzz.compiled import Outcome
 from tests.fuzz.models import trials
 from tests.fuzz.trial import Trial
 
-SHRINK_TRIALS = {"eager": 80, "inductor": 8}
+SHRINK_TRIALS = 80
 """After so many tries to make a failure shorter, the shortest so far is it."""
 
 CHEAP_KERNELS = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
@@ -33,12 +35,14 @@ class Result:
         ran: Trials by entry and compiler.
         kinds: Instructions by kind.
         plans: Plans by budget; forced ones under `forced`.
+        outcomes: What each program that Inductor compiled was promised and took, with its literal.
         failures: The shortest failing trial as a literal, by the first line of its error.
     """
 
     ran: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     plans: Counter[str] = field(default_factory=Counter)
+    outcomes: list[tuple[Outcome, str]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
     def add(self, other: Result) -> None:
@@ -46,6 +50,7 @@ class Result:
         self.ran += other.ran
         self.kinds += other.kinds
         self.plans += other.plans
+        self.outcomes += other.outcomes
         for error, literal in other.failures.items():
             self.keep(error, literal)
 
@@ -59,10 +64,16 @@ class Result:
         self.kinds.update(trial.program.kinds)
         self.plans.update(map(str, trial.budgets))
         self.plans["forced"] += len(trial.masks)
+        if trial.losses == 2:
+            self.ran["of which with two losses"] += 1
 
 
 def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
-    """So many trials; the same ones for the same seed.  After a failure it is shrunk, and the rest is left out."""
+    """So many trials; the same ones for the same seed.
+
+    After a failure it is shrunk, and the rest is left out; Inductor's failures stay as they are, and the rest runs.
+    """
+    gc.freeze()  # what was imported; torch collects garbage with every compilation
     result, attempts, known = Result(), itertools.count(), dict[str, Exception]()
 
     @hypothesis.seed(seed)
@@ -78,16 +89,19 @@ def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
         literal = repr(trial)
         if literal in known:
             raise known[literal]
-        if not result.failures:
+        if not result.failures or compiler == "inductor":
             result.count(trial)
-        elif next(attempts) >= SHRINK_TRIALS[compiler]:
+        elif next(attempts) >= SHRINK_TRIALS:
             return
         try:
-            check(trial)
+            outcomes = check(trial)
         except Exception as error:
             known[literal] = error
             result.keep(first_line(error), literal)
+            if compiler == "inductor":
+                return  # to make it shorter takes minutes
             raise
+        result.outcomes += [(outcome, literal) for outcome in outcomes]
 
     with warnings.catch_warnings(), inductor_config.patch(CHEAP_KERNELS):
         warnings.simplefilter("ignore", FutureWarning)  # torch's, when a joint graph is copied

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.builder import LARGEST, Builder, pointer, void
+from tests.fuzz.builder import Builder, pointer, void
 from tests.fuzz.kinds import ALONG, BINARY, IN_PLACE, IN_PLACE_BINARY, RANDOM_KINDS, REDUCTIONS, UNARY, VIEWS
 
 
 def unary(b: Builder) -> None:
     kind = b.choose(list(UNARY))
     if kind in ("fft", "fft_product", "as_complex"):
-        x = b.pick(lambda t: t.dim() > 0 and t.dtype in (torch.float32, torch.float64) and t.numel() <= LARGEST)
+        x = b.pick(lambda t: t.dim() > 0 and t.dtype in (torch.float32, torch.float64) and t.numel() <= b.sizes.largest)
     elif kind == "by_size":
         x = b.pick(lambda t: t.dim() > 0)
     else:
@@ -47,7 +47,7 @@ def in_place(b: Builder) -> None:
 def binary(b: Builder) -> None:
     x = b.pick()
     assert x is not None
-    other = b.pick(lambda t: _broadcast_numel(t, b[x]) <= LARGEST)
+    other = b.pick(lambda t: _broadcast_numel(t, b[x]) <= b.sizes.largest)
     b.emit(b.choose(list(BINARY)), [x, other or x])
 
 
@@ -60,7 +60,7 @@ def reduction(b: Builder) -> None:
 
 
 def along(b: Builder) -> None:
-    x = b.pick(lambda t: t.dim() > 0 and 0 < t.numel() <= LARGEST)
+    x = b.pick(lambda t: t.dim() > 0 and 0 < t.numel() <= b.sizes.largest)
     if x is None:
         return unary(b)
     return void(b.emit(b.choose(list(ALONG)), [x], [b.choose(range(-1, b[x].dim() - 1))]))
@@ -83,7 +83,7 @@ def shapes(b: Builder) -> None:
     x = b.pick(
         lambda t: (
             least <= t.dim() <= 4 - (kind in ("expand", "unsqueeze", "unfold"))
-            and 0 < t.numel() <= (LARGEST // 2 if grows else 10**6)
+            and 0 < t.numel() <= (b.sizes.largest // 2 if grows else 10**6)
             and (kind != "unfold" or t.shape[-1] > 1)
         )
     )
@@ -113,7 +113,7 @@ def shapes(b: Builder) -> None:
 
 
 def joined(b: Builder) -> None:
-    x = b.pick(lambda t: t.numel() <= LARGEST)
+    x = b.pick(lambda t: t.numel() <= b.sizes.largest)
     if x is None:
         return unary(b)
     others = [b.pick(lambda t: t.shape == b[x].shape) or x for _ in range(b.choose((1, 2)))]
@@ -124,7 +124,7 @@ def joined(b: Builder) -> None:
 
 def parts(b: Builder) -> None:
     kind = b.choose(("chunk", "split", "unbind", "topk"))
-    x = b.pick(lambda t: t.dim() > 0 and 2 <= t.shape[-1] <= 6)
+    x = b.pick(lambda t: t.dim() > 0 and 2 <= t.shape[-1] <= (6 if kind == "unbind" else 64))
     if x is None:
         return unary(b)
     size = b[x].shape[-1]
@@ -138,13 +138,13 @@ def indexing(b: Builder) -> None:
     if b.chance(3):
         x = b.pick()
         assert x is not None
-        rows, width = 5, b.choose((2, 3, 4))
-        ids = b.input((2, 3), "int64", rows)
+        rows, width = 5, b.choose(b.sizes.widths[:3])
+        ids = b.input(b.sizes.rows, "int64", rows)
         kind = b.choose(("embedding", "embedding_bag", "one_hot"))
         if kind == "one_hot":
             return void(b.emit(kind, [ids, x], [rows]))
         return void(b.emit(kind, [ids, b.leaf("parameter", (rows, width))]))
-    x = b.pick(lambda t: 1 <= t.dim() <= 3 and 0 < t.numel() <= LARGEST)
+    x = b.pick(lambda t: 1 <= t.dim() <= 3 and 0 < t.numel() <= b.sizes.largest)
     if x is None:
         return unary(b)
     rows = b[x].shape[0]
@@ -170,7 +170,9 @@ def casting(b: Builder) -> None:
 def random_numbers(b: Builder) -> None:
     kind = b.choose([k for k in RANDOM_KINDS if k != "sdpa_dropout"])
     least = {"feature_dropout": 2, "randint_rows": 1, "multinomial_rows": 1, "gumbel": 1}.get(kind, 0)
-    x = b.pick(lambda t: least <= t.dim() <= (2 if kind == "feature_dropout" else 4) and 0 < t.numel() <= LARGEST)
+    x = b.pick(
+        lambda t: least <= t.dim() <= (2 if kind == "feature_dropout" else 4) and 0 < t.numel() <= b.sizes.largest
+    )
     b.emit(*((kind, [x]) if x else ("dropout", [b.pick()])))
 
 

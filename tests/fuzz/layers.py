@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.fuzz.builder import LARGEST, Builder, void
+from tests.fuzz.builder import Builder, void
 from tests.fuzz.instructions import shapes, unary
 
 
@@ -14,14 +14,14 @@ def linear(b: Builder) -> None:
         return unary(b)
     width = b[x].shape[-1]
     kind = b.choose(("linear", "linear_bias", "matmul", "einsum_mix", "bilinear"))
-    size = width if kind == "bilinear" else b.choose((width, 2, 3, 4, 5))
+    size = width if kind == "bilinear" else b.choose((width, *b.sizes.widths))
     if kind == "linear_bias":
         return void(b.emit(kind, [x, b.weight((size, width), x), b.weight((size,), x)]))
     return void(b.emit(kind, [x, b.weight((size, width) if kind == "linear" else (width, size), x)]))
 
 
 def products(b: Builder) -> None:
-    x = b.pick(lambda t: t.dim() >= 2 and t.numel() <= LARGEST and t.numel() > 0)
+    x = b.pick(lambda t: t.dim() >= 2 and t.numel() <= b.sizes.largest and t.numel() > 0)
     if x is None:
         return unary(b)
     if b.chance(3):
@@ -42,7 +42,7 @@ def products(b: Builder) -> None:
 
 
 def attention(b: Builder) -> None:
-    x = b.pick(lambda t: t.dim() in (3, 4) and 0 < t.numel() <= LARGEST and t.shape[-1] > 1)
+    x = b.pick(lambda t: t.dim() in (3, 4) and 0 < t.numel() <= b.sizes.largest and t.shape[-1] > 1)
     if x is None:
         return shapes(b)
     like = b[x]
@@ -63,9 +63,9 @@ def convolution(b: Builder) -> None:
     kind = b.choose((kind, "upsample", "bilinear_upsample")) if b.chance(4) else kind
     dim = 3 if kind == "conv1d" else 4
     grows = kind in ("conv_transpose", "upsample", "bilinear_upsample")
-    x = b.pick(lambda t: t.dim() == dim and 0 < t.numel() <= (40 if grows else LARGEST))
+    x = b.pick(lambda t: t.dim() == dim and 0 < t.numel() <= (b.sizes.largest // 4 if grows else b.sizes.largest))
     if x is None:
-        shape = (2, 3, 5) if dim == 3 else (2, 2, 4, 4)
+        shape = b.sizes.signal if dim == 3 else b.sizes.image
         x = b.input(shape, role="differentiable" if b.chance(2) else "input")
     channels, out = b[x].shape[1], b.choose((2, 3, b[x].shape[1]))
     if kind == "conv1d":

@@ -10,10 +10,10 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from tests.correctness.harness import weighted_sum
-from tests.fuzz.builder import Builder, pointer
+from tests.fuzz.builder import LARGE, SMALL, Builder, Sizes, pointer
 from tests.fuzz.program import Program
 from tests.fuzz.regions import INSTRUCTIONS
-from tests.fuzz.trial import Trial
+from tests.fuzz.trial import BYTES, Trial
 
 REFUSED = (
     "modified by an inplace operation",
@@ -27,22 +27,30 @@ reentrant checkpoint whose body reads another value with a gradient, or has none
 
 BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 
+INDUCTOR_BUDGETS = ("min", 0.5, "min", 0.5, BYTES, BYTES, "max", 0.8, 0.3)
+"""Few programs are compiled, so most of them under what changes the most."""
+
 MAX_OPS = 14
 
 
 @st.composite
-def programs(draw: Callable[[st.SearchStrategy[Any]], Any], with_checkpoints: bool = True) -> Program:
+def programs(
+    draw: Callable[[st.SearchStrategy[Any]], Any], with_checkpoints: bool = True, sizes: Sizes = SMALL
+) -> Program:
     """Programs; without `with_checkpoints` none has a checkpoint, which only Dynamo can trace.
 
     At least one output depends on a parameter or a differentiable input.
     """
     torch.manual_seed(0)
     dtype = (["float64"] * 10 + ["float32"] * 2 + ["bfloat16"])[draw(st.integers(0, 12))]
-    b = Builder(draw, dtype, with_checkpoints)
-    shape = b.choose(((2, 3), (2, 3, 4), (4,), (2, 2, 4, 4), (2, 2, 3, 2), (3, 3)))
+    b = Builder(draw, dtype, with_checkpoints, sizes)
+    shape = b.choose(sizes.shapes)
     b.input(shape, role="input" if b.chance(3) else "differentiable")
     b.emit("mul", [b.registers[0].name, b.weight(shape[-1:], b.registers[0].name)])
-    for _ in range(draw(st.integers(1, MAX_OPS))):
+    count = draw(st.integers(1, MAX_OPS))
+    if sizes is LARGE:
+        count = max(count, draw(st.integers(1, MAX_OPS)))
+    for _ in range(count):
         b.choose(INSTRUCTIONS)(b)
     outputs = _outputs(b)
     program = Program(tuple(b.leaves), tuple(b.body), outputs)
@@ -72,7 +80,7 @@ def _outputs(b: Builder) -> tuple[str, ...]:
     given = {pointer(b[leaf.name]) for leaf in b.leaves}  # their views are made anew outside of the graph
     trained = [name for name in allowed if b[name].requires_grad and pointer(b[name]) not in given]
     if trained:
-        differentiable = b.choose(trained)
+        differentiable = b.choose(trained[:2] if b.sizes is LARGE else trained)
     else:
         differentiable = b.emit("mul", [b.pick() or "", b.leaf("parameter", (1,))])[0]
     outputs = [differentiable]
@@ -87,8 +95,19 @@ def _outputs(b: Builder) -> tuple[str, ...]:
 @st.composite
 def trials(draw: Callable[[st.SearchStrategy[Any]], Any], entry: str, compiler: str = "eager") -> Trial:
     """A program with the budgets and forced plans that it is run under; those through Dynamo are few, as each compiles."""
+    if compiler == "inductor":
+        return _compiled_trial(draw)
     program = draw(programs(with_checkpoints=entry == "dynamo"))
     many = entry == "graph"
     budgets = draw(st.lists(st.sampled_from(BUDGETS), min_size=1, max_size=3 if many else 1, unique=True))
     masks = draw(st.lists(st.integers(0, 999), min_size=1, max_size=3 if many else 1, unique=True))
     return Trial(program, entry, tuple(budgets), tuple(masks), draw(st.integers(0, 4)) == 4, compiler)
+
+
+def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
+    """One that Inductor compiles: mostly large, under one budget, a few under a forced plan too."""
+    program = draw(programs(sizes=LARGE if draw(st.integers(0, 3)) else SMALL))
+    budget = draw(st.sampled_from(INDUCTOR_BUDGETS))
+    masks = (draw(st.integers(0, 999)),) if draw(st.integers(0, 3)) == 3 else ()
+    is_dynamic, losses = draw(st.integers(0, 4)) == 4, 1 + (draw(st.integers(0, 3)) == 3)
+    return Trial(program, "dynamo", (budget,), masks, is_dynamic, "inductor", losses)

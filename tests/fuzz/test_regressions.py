@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz.check import check
+from tests.fuzz.compiled import check_compiled
 from tests.fuzz.program import Leaf, Op, Program
 from tests.fuzz.trial import Trial
 
@@ -103,3 +104,32 @@ REGRESSIONS = {
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_regression(name: str) -> None:
     check(REGRESSIONS[name])
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_a_plan_for_graphs_out_of_the_cache_is_compiled_though_torch_made_a_symbol_of_a_scalar() -> None:
+    """Only what was compiled has been through the pass that asks Dynamo to take the scalar buffer's value for a number."""
+    program = Program(
+        (
+            Leaf("i0", "input", (12, 40, 32)),
+            Leaf("f1", "frozen", (32,)),
+            Leaf("p2", "parameter", (32, 32)),
+            Leaf("p3", "parameter", (32, 32)),
+            Leaf("b4", "buffer", ()),
+        ),
+        (
+            Op("v0", "mul", ("i0", "f1")),
+            Op("v1", "linear", ("v0", "p2")),
+            Op("v2", "linear", ("v0", "p3")),
+            Op("v3", "linear", ("v1", "p2")),
+            Op("v4", "tanh", ("v3",)),
+            Op("v5", "sdpa", ("v1", "v2", "v4"), (True,)),
+            Op("v6, v7", "split", ("i0",), (-1,)),
+            Op("v11", "loop", ("c8", "v2"), (3,), (Op("v10", "buffer_copy_", ("v5", "b4")),)),
+            Op("v13", "graph_break", ("v6",)),
+            Op("v15", "add_number_", ("v11",)),
+            Op("v19", "autocast", ("c16", "v3"), (), (Op("v17", "leaky_relu", ("v5",)), Op("v18", "sin", ("v4",)))),
+        ),
+        ("v19",),
+    )
+    check_compiled(Trial(program, "dynamo", (0.5,), compiler="inductor"), 0.5, lambda seen, where: None)

@@ -9,6 +9,9 @@ from tests.fuzz.program import Program
 TOLERANCES = {"float64": 1e-8, "float32": 1e-3, "bfloat16": 5e-2}
 """Largest difference from another way to compute the same, as a part of the largest element."""
 
+BYTES = "bytes"
+"""A budget between the lowest peak and the fastest plan's, in bytes, which are worked out when the trial is run."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -16,10 +19,11 @@ class Trial:
 
     Attributes:
         entry: `graph` or `dynamo`.
-        budgets: Values of `memory_budget`.
+        budgets: Values of `memory_budget`, and `BYTES`.
         masks: Seeds of the plans that are forced.
         dynamic: Whether sizes are symbols.
         compiler: `eager`, or with `dynamo` also `inductor`.
+        losses: 2 where the first output and the others have a backward each.
     """
 
     program: Program
@@ -28,6 +32,7 @@ class Trial:
     masks: tuple[int, ...] = (0,)
     dynamic: bool = False
     compiler: str = "eager"
+    losses: int = 1
 
     @property
     def tolerance(self) -> float:

@@ -1,0 +1,84 @@
+"""The training steps of a trial: what they compute, and the peak of each.
+
+A step allocates what the program does and nothing else: gradients of the outputs are made before it, and the outputs live until
+its end, as the memory model takes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compile_remat.device.measure import peak_bytes
+from tests.correctness.harness import Wrap
+from tests.fuzz.trial import Trial
+
+STEPS = 2
+
+
+@dataclass
+class Trained:
+    """What steps of SGD gave.
+
+    Attributes:
+        seen: Outputs and gradients of each step, and the state at the end, by name.
+        peak_bytes: The most that each step held at once beyond what there was before; empty where nobody asked.
+    """
+
+    seen: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: list[int] = field(default_factory=list)
+
+
+def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
+    """Steps of SGD on the trial's program; with two losses each has a backward of its own, the first keeps the graph."""
+    module, inputs = trial.program.module()
+    gradients, call, result = _gradients(trial), wrap(module), Trained()
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad] or [torch.zeros(1)], lr=1e-3)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        outputs: list[torch.Tensor] = []
+
+        def run(outputs: list[torch.Tensor] = outputs) -> None:
+            outputs += call(*inputs)
+            _backward(outputs, gradients, trial.losses)
+
+        if is_measured:
+            result.peak_bytes.append(peak_bytes(run, "cpu").peak_bytes)
+        else:
+            run()
+        for k, output in enumerate(outputs):
+            result.seen[f"step {step} output {k}"] = _kept(output)
+        for name, parameter in module.named_parameters():
+            result.seen[f"step {step} gradient of {name}"] = _kept(parameter.grad)
+        for k, tensor in enumerate(inputs):
+            if tensor.requires_grad:
+                result.seen[f"step {step} gradient of input {k}"] = _kept(tensor.grad)
+                tensor.grad = None
+        optimizer.step()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        result.seen[f"final {name}"] = _kept(tensor)
+    return result
+
+
+def _backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], losses: int) -> None:
+    roots = [(output, gradient) for output, gradient in zip(outputs, gradients, strict=True) if output.requires_grad]
+    parts = [roots[:1], roots[1:]] if losses == 2 and len(roots) > 1 else [roots]
+    for part in parts:
+        torch.autograd.backward(*zip(*part, strict=True), retain_graph=part is not parts[-1])
+
+
+def _gradients(trial: Trial) -> list[torch.Tensor]:
+    """For each output a gradient of its shape and layout, with different elements."""
+    program, gradients = trial.program, []
+    for output in program.function()(*program.tensors()):
+        gradient = torch.empty_like(output, requires_grad=False)
+        gradient.copy_(torch.linspace(0.5, 1.5, max(1, output.numel()))[: output.numel()].reshape(output.shape))
+        gradients.append(gradient)
+    return gradients
+
+
+def _kept(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.detach().clone()
