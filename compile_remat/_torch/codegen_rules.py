@@ -43,6 +43,11 @@ SCATTER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, t
 """The types that Inductor is asked about for `InductorRules.unfused_scatter_dtypes`."""
 
 
+def write_where_it_stands(node: torch.fx.Node) -> None:
+    """Have Inductor write a value to memory where its node stands; else it does so where something first needs it in memory."""
+    node.meta["inductor_realize_to_strides"] = True  # read by GraphLowering.run_node in 2.11 to 2.15
+
+
 @dataclass(frozen=True)
 class InductorRules:
     """When Inductor writes a value of a fused kernel to memory, and how it lays tensors out, on one type of device.

@@ -6,7 +6,7 @@ The fusion guard and the order of kernels both work on it.  Buffers and nodes ar
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -141,7 +141,7 @@ def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mappin
     """In-place reuse: bytes that the kernel writes over what its nodes read in place, which is of one size and not read later."""
     left, total = set(freed), 0
     for place, access in enumerate(kernel.accesses):
-        last = access.places.difference(*(later.reads for later in kernel.accesses[place + 1 :]))
+        last = access.places.difference(*_reads_beside(kernel.accesses, place))
         for name in sorted(access.writes):
             found = next((old for old in sorted(last & left) if nbytes.get(old, 0) == nbytes.get(name, 0)), None)
             if found is not None:
@@ -151,3 +151,19 @@ def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mappin
                 else:
                     left.add(name)  # a value inside the kernel: what is made of it may take the same place
     return total
+
+
+def _reads_beside(accesses: Sequence[Access], place: int) -> Iterator[frozenset[str]]:
+    """What the nodes of a kernel read that one of them does not need: over that Inductor does not let it write.
+
+    Of two nodes that read a buffer neither may be written over it, unless the second one waits for the first
+    (``SchedulerNode.decide_inplace_update``).
+    """
+    needed = set(accesses[place].reads)
+    for earlier in reversed(accesses[:place]):
+        if earlier.writes & needed:
+            needed |= earlier.reads
+        else:
+            yield earlier.reads
+    for later in accesses[place + 1 :]:
+        yield later.reads

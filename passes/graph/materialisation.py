@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -185,14 +186,20 @@ def mark_written_constants(graph: DraftGraph) -> None:
 
 
 def drop_inner_buffers(graph: DraftGraph) -> None:
-    """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`."""
+    """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`.
+
+    What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.
+    """
     depths = _depths(graph.by_node.values())
-    of_readers = _depths_of_readers(depths)
+    reading = _reading_kernels(depths)
     for draft, depth in depths.items():
         if draft.concatenates or draft.becomes_addmm:
             draft.is_materialised = True
         elif draft.is_materialised:
-            draft.is_materialised = any(other != depth for other in of_readers[draft])
+            kernels = reading[draft]
+            is_for_one = len(kernels) == 1 and all(k.in_backward and k.depth != NEVER_FUSED for k in kernels)
+            is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
+            draft.is_materialised = not is_own
             draft.is_inner = not draft.is_materialised
 
 
@@ -217,25 +224,32 @@ def _is_second(draft: Draft, reduced: Mapping[Draft, int]) -> bool:
     return draft.kernel == REDUCTION and _elements_reduced(draft) < reduced[draft]
 
 
-def _depths_of_readers(of: Mapping[Draft, int]) -> dict[Draft, set[int]]:
-    """Depths of the kernels that read each node, NEVER_FUSED for unfused ones.
+class _Kernel(NamedTuple):
+    """A kernel that reads a node."""
+
+    depth: int
+    in_backward: bool
+
+
+def _reading_kernels(of: Mapping[Draft, int]) -> dict[Draft, set[_Kernel]]:
+    """The kernels that read each node, by their depths, NEVER_FUSED for unfused ones.
 
     A reader that stays in registers is part of its own readers' kernels, which may run much later: the state of a
     recurrent cell is read through two products by the next step's kernel.
     """
-    depths: dict[Draft, set[int]] = {draft: set() for draft in of}
-    for draft in reversed(depths):
-        found = depths[draft]
+    kernels: dict[Draft, set[_Kernel]] = {draft: set() for draft in of}
+    for draft in reversed(kernels):
+        found = kernels[draft]
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
         if draft.kernel == EXTERN or draft.becomes_addmm:
-            here = {NEVER_FUSED}
-        elif is_in_registers and found and NEVER_FUSED not in found:
+            here = {_Kernel(NEVER_FUSED, draft.in_backward)}
+        elif is_in_registers and found and all(kernel.depth != NEVER_FUSED for kernel in found):
             here = found
         else:
-            here = {of[draft]}
+            here = {_Kernel(of[draft], draft.in_backward)}
         for source in draft.sources:
-            depths[source] |= here
-    return depths
+            kernels[source] |= here
+    return kernels
 
 
 def _elements_reduced(draft: Draft) -> int:

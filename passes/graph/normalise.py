@@ -8,6 +8,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
+from compile_remat.passes.graph.rewrites.sibling_gradients import make_sibling_gradients_together
 from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 
 
@@ -27,10 +28,11 @@ def as_in_torch(
 
 
 def rewritten(joint: joint_graph.Joint) -> joint_graph.Joint:
-    """The same graph, in place: constants for what is read for its size, weights' gradients before inputs' gradients."""
+    """The same graph, in place: constants for what is read for its size, weights' gradients before inputs' gradients, siblings together."""
     if joint.has_backward:
         joint.info.unclaimed_nodes.update(replace_shape_only_inputs(joint.module))
         move_weight_gradients_up(joint.module, joint.info.tangents_closure)
+        make_sibling_gradients_together(joint.module, joint.info.tangents_closure)
     return joint
 
 

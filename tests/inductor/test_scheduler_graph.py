@@ -48,6 +48,16 @@ def test_the_peak_of_a_sequence() -> None:
     assert reused_bytes(kernels[3], {"d2"}, {"b4", "c4"}, graph.nbytes) == 0  # not Inductor's own
 
 
+def test_what_two_nodes_of_a_kernel_read_is_written_over_by_neither() -> None:
+    """Inductor asks each node of a kernel before any has run.  A node that waits for the other one may."""
+    graph = graph_of(("a4 b4", "c4", False), ("a4", "d4", False))
+    both = Kernel.of(graph.nodes)
+    assert reused_bytes(both, both.writes, {"a4", "b4"}, graph.nbytes) == 4  # c over b, d over nothing
+    graph = graph_of(("a4 b4", "c4", False), ("a4 c4", "d4", False))
+    both = Kernel.of(graph.nodes)
+    assert reused_bytes(both, both.writes, {"a4", "b4"}, graph.nbytes) == 8
+
+
 def bytecodes(run: Callable[[Scheduler], int], count: int) -> tuple[int, int]:
     """How many bytecodes of Python a pass over `count` nodes takes, and what it changed."""
     scheduler, executed = Scheduler(count), 0

@@ -1,0 +1,165 @@
+"""Gradients that come from one gradient, made side by side.
+
+For `y = silu(g) * u` autograd makes the gradient of `u`, multiplies it with two matrices, and only then makes that of `g`.  During
+those products the gradient of `y`, `g` and `u` are alive beside the gradient of `u`: four tensors of the hidden size.  Here the
+gradient of `g` is made first: its kernel writes over `u`, that of the gradient of `u` over the gradient of `y`, and the products find
+two tensors alive.
+
+The later gradient's chain of elementwise operators moves to where the earlier one is made.  It moves only where gradients that
+nothing else reads die with it and are at least as large as its result: in no place that it moves over is more alive than before.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect, insort
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import fx
+
+from compile_remat._torch.codegen_rules import write_where_it_stands
+from compile_remat._torch.sizes import hint_shape, hint_strides, storage_nbytes
+from compile_remat.cost_models import OpKind, describe
+
+MOVABLE = frozenset({OpKind.POINTWISE, OpKind.VIEW, OpKind.CONSTANT, OpKind.SYMBOL})
+LIBRARY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION, OpKind.OTHER})
+
+Kinds = Mapping[fx.Node, OpKind]
+
+
+def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection[fx.Node]) -> int:
+    """Move the elementwise operators of a gradient to before its sibling, in front of the products that stood between.
+
+    Args:
+        module: A joint graph; its nodes are moved in place.
+        backward: Its nodes that depend on a tangent.
+
+    Returns:
+        How many gradients were moved.
+    """
+    kinds = {node: describe(node).kind for node in module.graph.nodes if node.op == "call_function"}
+    library = [node for node in module.graph.nodes if node in backward and kinds.get(node) in LIBRARY]
+    gradients = [node for node in module.graph.nodes if node in backward and _is_gradient(node, kinds)]
+    moved = 0
+    for node in list(gradients):
+        last_product = bisect(library, node) - 1
+        latest = _latest_source(node, kinds)
+        begin = bisect(gradients, latest) if latest is not None else 0
+        end = bisect(gradients, library[last_product]) if last_product >= 0 else 0
+        siblings = (g for g in gradients[begin:end] if _frees_as_much(node, g, kinds, backward))
+        sibling = next(siblings, None)
+        if sibling is not None:
+            gradients.remove(node)
+            for part in _chain(node, sibling, kinds):
+                sibling.prepend(part)
+            insort(gradients, node)
+            write_where_it_stands(node)
+            write_where_it_stands(sibling)
+            moved += 1
+    if moved:
+        module.recompile()
+    return moved
+
+
+def _is_gradient(node: fx.Node, kinds: Kinds) -> bool:
+    """Whether a node is an elementwise operator whose result, as it lies in memory, a matrix product reads."""
+    if kinds.get(node) is not OpKind.POINTWISE or not any(kinds.get(r) is OpKind.MATMUL for r in _readers(node, kinds)):
+        return False
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and _is_contiguous(value)
+
+
+def _is_contiguous(value: torch.Tensor) -> bool:
+    """Whether the elements lie in order; adds no guard."""
+    expected = 1
+    for size, stride in zip(reversed(hint_shape(value)), reversed(hint_strides(value)), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _latest_source(node: fx.Node, kinds: Kinds) -> fx.Node | None:
+    """The latest node in the graph that a node's elementwise operators wait for."""
+    pending = sorted(node.all_input_nodes)
+    while pending:
+        latest = pending.pop()
+        if kinds.get(latest) not in MOVABLE:
+            return latest
+        for source in latest.all_input_nodes:
+            if source not in pending:
+                insort(pending, source)
+    return None
+
+
+def _chain(end: fx.Node, place: fx.Node, kinds: Kinds) -> list[fx.Node]:
+    """The elementwise operators behind a place that make `end`, in the graph's order."""
+    found, pending = {end}, [end]
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in found and source > place and kinds.get(source) in MOVABLE:
+                found.add(source)
+                pending.append(source)
+    return sorted(found)
+
+
+def _frees_as_much(node: fx.Node, sibling: fx.Node, kinds: Kinds, backward: Collection[fx.Node]) -> bool:
+    """Whether no more is alive behind the sibling than before, when the node is made in front of it."""
+    freed = [
+        source
+        for source in _sources_in_memory(node, kinds)
+        if source in backward
+        and source.op == "call_function"  # a tangent is the caller's
+        and all(reader is node or reader <= sibling for reader in _readers_in_memory(source, kinds))
+    ]
+    return _nbytes(freed) >= _nbytes([node])
+
+
+def _sources_in_memory(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
+    """What the kernel of a gradient reads, through what stays in its registers."""
+    found, seen, pending = set[fx.Node](), {node}, [node]
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source in seen:
+                continue
+            seen.add(source)
+            if _stays_in_registers(source, kinds):
+                pending.append(source)
+            else:
+                found.add(source)
+    return found
+
+
+def _readers_in_memory(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
+    """The nodes whose kernels read a node, through what stays in their registers."""
+    found, seen, pending = set[fx.Node](), {node}, [node]
+    while pending:
+        for reader in pending.pop().users:
+            if reader in seen:
+                continue
+            seen.add(reader)
+            if _stays_in_registers(reader, kinds):
+                pending.append(reader)
+            else:
+                found.add(reader)
+    return found
+
+
+def _stays_in_registers(node: fx.Node, kinds: Kinds) -> bool:
+    return kinds.get(node) in MOVABLE and not _is_gradient(node, kinds)
+
+
+def _nbytes(nodes: Sequence[fx.Node]) -> int:
+    return sum(storage_nbytes(node.meta.get("val")) for node in nodes)
+
+
+def _readers(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
+    """What reads a node, itself or a view of it."""
+    found, pending = set[fx.Node](), [node]
+    while pending:
+        for reader in pending.pop().users:
+            if kinds.get(reader) is OpKind.VIEW:
+                pending.append(reader)
+            else:
+                found.add(reader)
+    return found
