@@ -28,7 +28,7 @@ def as_in_torch(
 
 
 def rewritten(joint: joint_graph.Joint) -> joint_graph.Joint:
-    """The same graph, in place: constants for what is read for its size, weights' gradients before inputs' gradients, siblings together."""
+    """The same graph, in place, with the rewrites; see the modules in `rewrites`."""
     if joint.has_backward:
         joint.info.unclaimed_nodes.update(replace_shape_only_inputs(joint.module))
         move_weight_gradients_up(joint.module, joint.info.tangents_closure)
