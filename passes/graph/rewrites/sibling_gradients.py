@@ -2,8 +2,8 @@
 
 For `y = silu(g) * u` autograd makes the gradient of `u`, multiplies it with two matrices, and only then makes that of `g`.  During
 those products the gradient of `y`, `g` and `u` are alive beside the gradient of `u`: four tensors of the hidden size.  Here the
-gradient of `g` is made first: its kernel writes over `u`, that of the gradient of `u` over the gradient of `y`.  The products find two
-tensors alive.
+gradient of `g` is made first: its kernel writes over `u`, that of the gradient of `u` over the gradient of `y`.  The products find
+two tensors alive.
 
 The later gradient's chain of elementwise operators moves to where the earlier one is made.  It moves only where gradients that
 nothing else reads die with it and are at least as large as its result: in no place that it moves over is more alive than before.

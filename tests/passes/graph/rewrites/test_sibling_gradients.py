@@ -98,12 +98,6 @@ def larger(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (torch.tanh(x @ gate).sum(1, keepdim=True) * (x @ up).sum(1, keepdim=True)).expand(64, 16) @ down
 
 
-def read_later(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """The common gradient stays for a sum that runs behind all products."""
-    bias = torch.tanh(x.sum())
-    return (torch.tanh(x @ gate) * (x @ up) + bias) @ down
-
-
 @pytest.mark.parametrize("function", [of_a_tangent, larger])
 def test_what_would_free_nothing_stays(function: Callable[..., Tensor]) -> None:
     assert rewritten(function, *INPUTS).result == 0
@@ -159,7 +153,7 @@ class Gated(nn.Module):
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_the_lowest_peak_of_a_gated_block_is_that_of_the_code() -> None:
-    """Four tensors of the hidden size, with the weights' gradients; with the order of autograd it was a tensor of the width more."""
+    """Four tensors of the hidden size, with the weights' gradients; in autograd's order more."""
     x = torch.randn(1024, 32)
     torch.compile(nn.Sequential(Gated(), Gated()), backend=remat, options={"memory_budget": "min"})(x).sum().backward()
     (report,) = compile_remat.reports()
