@@ -131,6 +131,8 @@ def _leave_inside(kernels: Iterable[Kernel], loops: Mapping[Kernel, Kernel]) -> 
                         readers[read].append(reader)
                     reader.reads |= kernel.reads
                 if not kernel.writes:
+                    for read in kernel.reads:
+                        readers[read].remove(kernel)
                     kernel.reads.clear()
 
 

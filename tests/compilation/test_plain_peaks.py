@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.common.code_only import plain_peak_bytes, without_compiler
-from compile_remat.api import look
+from compile_remat.api import explain, look
 from compile_remat.runtime.process_state import clear_process_state
 
 TOLERANCE = 0.03
@@ -117,3 +117,13 @@ def test_plain_saves_what_a_pooling_reads() -> None:
     seen = look(Pooled(), (torch.randn(4, 16, 32, 32),), memory_budget=0.99)[0]
     assert seen.report.plain is not None
     assert "convolution" in seen.report.plain.saved and "convolution" not in seen.plan.saved
+
+
+def test_what_stays_inside_two_kernels_may_be_read_by_the_earlier_one() -> None:
+    """The gradient of the `tanh` reads the softmax's difference, which is computed behind it; neither has a buffer."""
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(F.leaky_relu(x, 0.1)), torch.tanh(F.log_softmax(x, -1))
+
+    report = explain(step, torch.randn(64, 40, requires_grad=True), memory_budget=0.5)
+    assert report.plain is not None and report.plain.peak_bytes > 0

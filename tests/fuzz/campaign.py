@@ -64,8 +64,7 @@ class Result:
         self.kinds.update(trial.program.kinds)
         self.plans.update(map(str, trial.budgets))
         self.plans["forced"] += len(trial.masks)
-        if trial.losses == 2:
-            self.ran["of which with two losses"] += 1
+        self.plans["two losses"] += trial.losses == 2
 
 
 def run(entry: str, compiler: str, examples: int, seed: int) -> Result:

@@ -21,7 +21,7 @@ from compile_remat.backend import remat
 from compile_remat.errors import PlannerWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, compile_with_partitioner
 from compile_remat.runtime.process_state import clear_process_state
-from tests.correctness.harness import A_FRACTION_IS_MISSED, Case, Observed, observe, reference_wrap
+from tests.correctness.harness import A_FRACTION_IS_MISSED, Case, observe
 from tests.fuzz.agreement import assert_promise_holds, assert_same
 from tests.fuzz.compiled import Compare, Outcome, check_compiled
 from tests.fuzz.joint import check_graph
@@ -39,6 +39,8 @@ def check(trial: Trial) -> list[Outcome]:
     try:
         return check_dynamo(trial)
     except RuntimeError as error:
+        if trial.losses == 2 and "compiled with non-empty donated buffers" in str(error):
+            return []  # with symbolic sizes torch compiles the backward before it knows that the graph is kept
         if not any(text in str(error) for text in REFUSED) or not _torch_refuses(trial):
             raise
         return []
@@ -48,7 +50,7 @@ def _torch_refuses(trial: Trial) -> bool:
     """Whether the graphs fail without us: a graph's backward reads all that it saved, eager mode's what the loss needs."""
     case = Case("fuzz", lambda wrap: train(trial, wrap).seen, reference="compiled")
     try:
-        observe(case, functools.partial(_compiled, "eager", Unplanned()))
+        observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
     except RuntimeError as error:
         return any(text in str(error) for text in REFUSED)
     return False
@@ -85,27 +87,18 @@ def _check_eager(case: Case, budget: float | str, compare: Compare) -> None:
 def _comparison(trial: Trial) -> Compare:
     """With eager mode's numbers; where it would draw or round others, with those of torch when it recomputes nothing.
 
-    Torch's usual partition is no reference: it reads a buffer again that the forward has changed since (torch 2.13).  But where
-    Inductor makes wrong code of the graphs that recompute nothing (torch 2.13, symbolic sizes), it is asked as well.
+    Torch's usual partition is no reference: it reads a buffer again that the forward has changed since (torch 2.13).  Nor is code
+    that writes over saved activations: torch's default partition saves two views of one tensor, and one may be overwritten before
+    the other is read (torch 2.13).
     """
     plain = replace(trial, program=trial.program.without_checkpoints())
     case = Case("fuzz", lambda wrap: train(plain, wrap).seen, reference="compiled")
     if trial.follows_eager_mode:
         expected = observe(case, lambda function: function)
-        return lambda actual, where: assert_same(actual, expected, trial.tolerance, where)
-    expected = observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
-
-    def compare(actual: Observed, where: str) -> None:
-        try:
-            assert_same(actual, expected, trial.tolerance, where)
-        except AssertionError as error:
-            usual = observe(case, reference_wrap("compiled", trial.compiler))
-            try:
-                assert_same(actual, usual, trial.tolerance, where)
-            except AssertionError:
-                raise error from None
-
-    return compare
+    else:
+        with torch._functorch.config.patch(donated_buffer=False):
+            expected = observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
+    return lambda actual, where: assert_same(actual, expected, trial.tolerance, where)
 
 
 def _compiled(compiler: str, partitioner: CustomPartitionerFn, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -35,6 +35,9 @@ LEAST_BYTES = 64 << 10
 RANDOM_STATE_BYTES = 24 << 10
 """What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
 
+TIGHTENED = "as Inductor's code for the budget needed more"
+"""What is said of a budget that is kept by a plan for less."""
+
 Compare = Callable[[Observed, str], None]
 """Raises an AssertionError, which begins with the text, where the numbers are not the expected ones."""
 
@@ -105,19 +108,20 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
             lambda function: torch.compile(function, backend=remat, options=options),  # type: ignore[arg-type]
             is_measured=is_measured,
         )
-    texts = [str(warning.message) for warning in said]
+    texts = [text for text in (str(warning.message) for warning in said) if TIGHTENED not in text]
     unknown = [text for text in texts if not any(part in text for part in MISSED)]
     assert not unknown, f"{where}: {unknown[0]}"
+    assert compile_remat.reports(), f"{where}: no graph was planned"
     assert_promise_holds(setting)
     limit_bytes = _limit_bytes(setting)
     budget = "none" if limit_bytes is None else "missed" if texts else "kept"
-    outcome = _outcome(budget, trained)
+    outcome, spare_bytes = _outcome(budget, trained), RANDOM_STATE_BYTES + trained.copied_bytes
     if budget == "kept":
         for step, peak in enumerate(trained.peak_bytes):
-            assert peak <= limit_bytes + RANDOM_STATE_BYTES, f"{where}: step {step} took {peak} of {limit_bytes} bytes"
+            assert peak <= limit_bytes + spare_bytes, f"{where}: step {step} took {peak} of {limit_bytes} bytes"
     if outcome.emitted_bytes is not None and outcome.later_bytes is not None:
         excess = outcome.later_bytes - outcome.emitted_bytes
-        assert excess <= RANDOM_STATE_BYTES, f"{where}: {excess} bytes more than the dry run said: {outcome}"
+        assert excess <= spare_bytes, f"{where}: {excess} bytes more than the dry run said: {outcome}"
     seen = {**trained.seen, "random state": torch.get_rng_state()}
     torch.compiler.reset()
     return outcome, seen

@@ -6,6 +6,7 @@ its end, as the memory model takes it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,10 +27,13 @@ class Trained:
     Attributes:
         seen: Outputs and gradients of each step, and the state at the end, by name.
         peak_bytes: The most that each step held at once beyond what there was before; empty where nobody asked.
+        copied_bytes: Gradients of outputs that torch copies or adds outside of compiled code: those of views with gaps, and of
+            outputs that share memory.
     """
 
     seen: dict[str, Any] = field(default_factory=dict)
     peak_bytes: list[int] = field(default_factory=list)
+    copied_bytes: int = 0
 
 
 def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
@@ -49,13 +53,18 @@ def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
             result.peak_bytes.append(peak_bytes(run, "cpu").peak_bytes)
         else:
             run()
+        result.copied_bytes = _copied_bytes(outputs)
         for k, output in enumerate(outputs):
             result.seen[f"step {step} output {k}"] = _kept(output)
         for name, parameter in module.named_parameters():
-            result.seen[f"step {step} gradient of {name}"] = _kept(parameter.grad)
+            gradient = parameter.grad
+            if gradient is None and "graph_break" in trial.program.kinds:  # a graph has gradients of all that it reads
+                gradient = torch.zeros_like(parameter)
+            result.seen[f"step {step} gradient of {name}"] = _kept(gradient)
         for k, tensor in enumerate(inputs):
             if tensor.requires_grad:
-                result.seen[f"step {step} gradient of input {k}"] = _kept(tensor.grad)
+                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                result.seen[f"step {step} gradient of input {k}"] = _kept(gradient)
                 tensor.grad = None
         optimizer.step()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -78,6 +87,12 @@ def _gradients(trial: Trial) -> list[torch.Tensor]:
         gradient.copy_(torch.linspace(0.5, 1.5, max(1, output.numel()))[: output.numel()].reshape(output.shape))
         gradients.append(gradient)
     return gradients
+
+
+def _copied_bytes(outputs: Sequence[torch.Tensor]) -> int:
+    addresses = Counter(output.untyped_storage().data_ptr() for output in outputs)
+    shared = [output for output in outputs if addresses[output.untyped_storage().data_ptr()] > 1]
+    return sum(output.nbytes for output in [*shared, *(output for output in outputs if not output.is_contiguous())])
 
 
 def _kept(tensor: torch.Tensor | None) -> torch.Tensor | None:
