@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import compile_remat
 import compile_remat.cost_models
 import compile_remat.passes
+from compile_remat.backend import remat
+from compile_remat.runtime.process_state import clear_process_state
 from tests.compile_caches import linked
 from tests.processes import run
 
@@ -145,3 +148,20 @@ def test_a_lost_or_damaged_side_file_costs_the_report_only(folder: Path, process
         path.write_text("{")
     (found,) = run([JOBS["min"]], {**environ(folder), "TORCHINDUCTOR_CACHE_DIR": str(copy)})
     assert (found["partition_hits"], found["reports"]) == (1, [])
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_a_graph_that_inductor_rewrites_has_the_name_that_it_came_with() -> None:
+    """Inductor takes the `tanh` of each part; out of the cache the graph comes as it was."""
+    weight = torch.randn(8, requires_grad=True)
+    for _ in range(2):
+        torch.compiler.reset()
+        clear_process_state()
+        call = torch.compile(
+            lambda x: torch.tanh(torch.cat((x * weight, x * weight, x), -1)),
+            backend=remat,
+            options={"memory_budget": "max"},
+        )
+        call(torch.randn(4, 8)).sum().backward()
+        (report,) = compile_remat.reports()
+    assert report.from_cache

@@ -97,10 +97,11 @@ class Compilation:
                 folder = self.config.report_dir
                 compiled = compile_checked(self.gm, partitioner, enter, folder)
             elif self._is_final(partitioner):
+                side_file = self._side_file(partitioner)  # Inductor rewrites the graph that names it
                 compiled, partitioner = self._enter(partitioner)
                 if not reports and partitioner.guarded and self.config.compiler == "eager":
                     reports.append(self._unplanned(partitioner, None))
-                self._keep(self._side_file(partitioner), reports)
+                self._keep(None if isinstance(partitioner.request, Resume) else side_file, reports)
             else:
                 compiled = self._enter_within(partitioner)
             if partitioner.guarded:
