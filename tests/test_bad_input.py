@@ -187,6 +187,16 @@ def test_a_plan_that_is_no_text(tmp_path: Path) -> None:
         trained(memory_budget="min", plan_dir=tmp_path)
 
 
+def test_a_plan_that_saves_what_it_computes_a_second_time(tmp_path: Path) -> None:
+    trained(memory_budget="max", plan_dir=tmp_path)
+    (path,) = tmp_path.glob("*.plan.json")
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps({**plan, "again": plan["saved"]}))
+    torch.compiler.reset()
+    with pytest.raises(PlanMismatchError, match="a second time and saves it"):
+        trained(memory_budget="max", plan_dir=tmp_path)
+
+
 def test_a_plan_above_the_budget_is_obeyed_with_a_warning(tmp_path: Path) -> None:
     trained(memory_budget="max", plan_dir=tmp_path)
     torch.compiler.reset()

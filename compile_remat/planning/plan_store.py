@@ -50,7 +50,7 @@ def stored_plan(planner: Planner, plan_dir: str | None, budget_bytes: int | None
         )
     try:
         lenient = planner.on(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
-        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, stored.again)
+        plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, _again_of(stored))
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
     except ValueError as error:
@@ -64,6 +64,13 @@ def stored_plan(planner: Planner, plan_dir: str | None, budget_bytes: int | None
     )
     warn(message)
     return ChosenPlan(plan, message=message)
+
+
+def _again_of(stored: Plan) -> tuple[str, ...]:
+    """What it computes a second time; ValueError where it saves some of that."""
+    if both := sorted(set(stored.again) & set(stored.saved)):
+        raise ValueError(f"it computes {both[0]} a second time and saves it")
+    return stored.again
 
 
 def store_plan(plan: Plan, plan_dir: str | None) -> None:
