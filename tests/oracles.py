@@ -165,7 +165,8 @@ class _Walk:
         return False
 
     def _in_registers(self, event: _Event) -> bool:
-        return self._node(event).kernel == POINTWISE and not self._is_stored(event)
+        is_inside = event in self.slot and self._stays_in_its_kernel(event)
+        return self._node(event).kernel == POINTWISE and (is_inside or not self._is_stored(event))
 
     def _runs_at(self, event: _Event) -> set[int]:
         """The slots at which the event's expression is evaluated: its own, or its readers' if it has no buffer."""
@@ -180,12 +181,14 @@ class _Walk:
         own = [self.slot[event]] if event in self.slot else []
         return max([s for reader in self.readers[event] for s in self._runs_at(reader)] + own)
 
-    def _buffers_read(self, event: _Event) -> set[_Event]:
-        """What the kernel of a stored event reads from memory."""
+    def _buffers_read(self, event: _Event, into: Value | Step) -> set[_Event]:
+        """What the kernel of a stored event, `into`, reads from memory and might write over."""
         found: set[_Event] = set()
         for source in self._sources(event):
             if source in self.slot and self._in_registers(source):
-                found |= self._buffers_read(source)
+                node = self._node(source)
+                is_alike = node.nbytes == into.nbytes and node.is_channels_last == into.is_channels_last
+                found |= self._buffers_read(source, into) if is_alike or not node.is_inner else set()
             else:
                 found.add(source)
         return found
@@ -221,12 +224,12 @@ class _Walk:
                 del alive[other]
 
     def _stays_in_its_kernel(self, event: _Event) -> bool:
-        """Random numbers that nothing reads after the next kernel of its own."""
+        """Random numbers, or what Inductor computes by a node of its own, that nothing reads after the next unfused kernel."""
         node = self._node(event)
         between = self.events[self.slot[event] + 1 : self._last_read(event) + 1]
         is_returned = event.index in self.problem.steps[-1].reads
-        is_drawn = isinstance(node, Value) and node.is_drawn and not is_returned
-        return is_drawn and all(self._node(e).kernel != EXTERN for e in between)
+        may = isinstance(node, Value) and (node.is_drawn or (node.realised and node.is_inner)) and not is_returned
+        return may and all(self._node(e).kernel != EXTERN for e in between)
 
     def _incoming(self, slot: int) -> int:
         """Gradients of outputs that the backward reads too, as long as steps read them."""
@@ -297,7 +300,7 @@ class _Walk:
         node = self._node(event)
         if node.kernel != POINTWISE or not self._has_buffer(event) or self._inside(event) != event:
             return
-        for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
+        for source in sorted(self._buffers_read(event, node), key=lambda e: (e.is_step, e.index)):
             buffer = alive.get(source)
             fits = (
                 buffer and buffer.nbytes == node.nbytes and self._node(source).is_channels_last == node.is_channels_last
@@ -717,7 +720,8 @@ def _with_memory_of_kernels(
         replace(
             v,
             workspace_bytes=workspace(v),
-            is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.5,
+            is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
+            is_inner=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
             is_channels_last=order(),
             copies=v.reads[:1] if v.kernel == EXTERN and rng.random() < 0.1 else (),
             **_ordered(rng, v),

@@ -6,7 +6,7 @@ says and what stands in the second column, and writes what stands in the third o
 | pass | reads | writes |
 |---|---|---|
 | `count_reads` | kernel, sources | expressions, is_drawn, concatenates, becomes_addmm, is_materialised, excess_ops, spared_ops |
-| `mark_channels_last` | kernel, sources, concatenates | is_channels_last |
+| `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |

@@ -6,29 +6,35 @@ from compile_remat._torch import conv_layout, sizes
 from compile_remat.cost_models import OpKind
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.views import is_reshape, is_reshaped, shape
-from compile_remat.passes.problem.problem import ITEM, POINTWISE
+from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE
 
 
 def mark_channels_last(graph: DraftGraph) -> None:
     """A convolution's outputs have their channels innermost, and so has what is computed from such elementwise.
 
-    What is read in another shape as well is made in the order of its dimensions.
+    What is in memory when somebody asks for it in another shape is made in the order of its dimensions; not so what stays in
+    registers: what is computed of that follows what it reads.
     """
     for draft in graph.by_node.values():
         if conv_layout.is_channels_last(draft.node.meta.get("val"), graph.rules):
-            draft.is_channels_last = _is_channels_last(draft)
+            draft.is_channels_last = _is_channels_last(draft, graph)
 
 
-def _is_channels_last(draft: Draft) -> bool:
+def _is_channels_last(draft: Draft, graph: DraftGraph) -> bool:
     if draft.kernel == ITEM:
         return any(s.op.kind is OpKind.CONV for s in draft.sources)
     if draft.op.kind is OpKind.CONV:
         return True
-    if draft.kernel != POINTWISE or is_reshaped(draft.node):
+    if draft.kernel != POINTWISE or (is_reshaped(draft.node) and not _is_in_registers(draft, graph)):
         return False
     if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
         return any(s.is_channels_last and (s.kernel != POINTWISE or s.concatenates) for s in draft.sources)
     return any(s.is_channels_last and shape(s.node) == shape(draft.node) for s in draft.sources)
+
+
+def _is_in_registers(draft: Draft, graph: DraftGraph) -> bool:
+    is_read = any(graph.by_node[u].kernel == EXTERN for u in draft.node.users if u in graph.by_node)
+    return not (draft.is_materialised or draft.concatenates or draft.is_drawn or is_read)
 
 
 def mark_layout_copies(graph: DraftGraph) -> None:

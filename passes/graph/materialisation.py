@@ -14,7 +14,7 @@ from compile_remat._torch.operators import numbers_of
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
-from compile_remat.passes.graph.views import most_users
+from compile_remat.passes.graph.views import most_users, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SCATTER
 
 NEVER_FUSED = -1
@@ -188,7 +188,9 @@ def mark_written_constants(graph: DraftGraph) -> None:
 def drop_inner_buffers(graph: DraftGraph) -> None:
     """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`.
 
-    What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.
+    What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.  With
+    other readers it may be computed again right before those, and all of that by one kernel if it is pointwise and has as many
+    elements.  The plan decides that (`LifetimeModel.may_stay_inside`).
     """
     depths = _depths(graph.by_node.values())
     reading = _reading_kernels(depths)
@@ -197,10 +199,13 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             draft.is_materialised = True
         elif draft.is_materialised:
             kernels = reading[draft]
-            is_for_one = len(kernels) == 1 and all(k.in_backward and k.depth != NEVER_FUSED for k in kernels)
+            is_for_one = len({k.depth for k in kernels}) == 1 and all(
+                k.in_backward and k.depth != NEVER_FUSED for k in kernels
+            )
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
             draft.is_materialised = not is_own
-            draft.is_inner = not draft.is_materialised
+            is_alike = all(k.depth != NEVER_FUSED and k.num_elements == _num_elements(draft) for k in kernels)
+            draft.is_inner = is_own or (is_alike and not draft.in_backward)
 
 
 def _depths(drafts: Iterable[Draft]) -> dict[Draft, int]:
@@ -225,10 +230,11 @@ def _is_second(draft: Draft, reduced: Mapping[Draft, int]) -> bool:
 
 
 class _Kernel(NamedTuple):
-    """A kernel that reads a node."""
+    """A kernel that reads a node; `num_elements` is 0 where it is not pointwise."""
 
     depth: int
     in_backward: bool
+    num_elements: int
 
 
 def _reading_kernels(of: Mapping[Draft, int]) -> dict[Draft, set[_Kernel]]:
@@ -242,14 +248,18 @@ def _reading_kernels(of: Mapping[Draft, int]) -> dict[Draft, set[_Kernel]]:
         found = kernels[draft]
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
         if draft.kernel == EXTERN or draft.becomes_addmm:
-            here = {_Kernel(NEVER_FUSED, draft.in_backward)}
+            here = {_Kernel(NEVER_FUSED, draft.in_backward, 0)}
         elif is_in_registers and found and all(kernel.depth != NEVER_FUSED for kernel in found):
             here = found
         else:
-            here = {_Kernel(of[draft], draft.in_backward)}
+            here = {_Kernel(of[draft], draft.in_backward, _num_elements(draft))}
         for source in draft.sources:
             kernels[source] |= here
     return kernels
+
+
+def _num_elements(draft: Draft) -> int:
+    return math.prod(shape(draft.node)) if draft.kernel == POINTWISE else 0
 
 
 def _elements_reduced(draft: Draft) -> int:

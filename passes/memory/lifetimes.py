@@ -61,7 +61,9 @@ class LifetimeModel:
         step_bytes, step_last, step_in_place: See `step_buffers`.
         step_in_place_sources: Pointwise steps with the values that each may be written over.
         step_parted: For some of them, by number, a step on the way that parts it from these in plans that save too little.
-        drawn: Indices of random numbers, which have a buffer only where an unfused kernel runs before their last reader.
+        drawn: Indices of random numbers.
+        may_stay_inside: Whether a value that is recomputed has a buffer only where an unfused kernel runs before its last reader,
+            [values]: random numbers, and those with `Value.is_inner`.
     """
 
     def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
@@ -74,19 +76,21 @@ class LifetimeModel:
         )
         self._find_stored(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
-        self.overwriting = Overwriting(sources_in_place(values, self.always_stored))
+        self.overwriting = Overwriting(sources_in_place(values, self.always_stored & ~self.may_stay_inside))
         self.step_parted: list[tuple[int, Step]] = []
         self.step_in_place_sources = self._step_sources(values, steps)
         self.overwriting_steps = Overwriting(self.step_in_place_sources)
         self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
-        returned = set(steps[-1].reads) if steps else set()
-        self.drawn = np.flatnonzero([v.is_drawn and k not in returned for k, v in enumerate(values)])
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
 
     def _find_stored(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
         self.last_step = np.full(len(values), -1, dtype=np.int32)
         self.always_stored = np.array([is_always_stored(v) for v in values], dtype=bool)
+        returned = set(steps[-1].reads) if steps else set()
+        is_drawn = np.array([v.is_drawn and k not in returned for k, v in enumerate(values)], dtype=bool)
+        is_inner = [v.realised and v.is_inner and k not in returned for k, v in enumerate(values)]
+        self.drawn, self.may_stay_inside = np.flatnonzero(is_drawn), is_drawn | np.array(is_inner, dtype=bool)
         self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
@@ -100,7 +104,9 @@ class LifetimeModel:
         for v in range(len(values)):
             if any(values[w].in_forward for w in self.extern_readers[v]):
                 self.forward_stored[v] |= values[v].nbytes > 0
-        self.runs_once = self.always_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
+        self.runs_once = (self.always_stored & ~self.may_stay_inside) | np.array(
+            [v.kernel != POINTWISE for v in values], dtype=bool
+        )
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
 
@@ -111,7 +117,7 @@ class LifetimeModel:
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
                 reads, large = register_reads(b, steps, self.step_stored)
-                path = register_path(reads, values, self.always_stored, step)
+                path = register_path(reads, values, self.always_stored & ~self.may_stay_inside, step)
                 sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
                     self.step_parted += [(len(pairs), steps[g]) for g in large]
@@ -124,8 +130,6 @@ class LifetimeModel:
         stored = self._stored(recomputed)
         ends = self._ends(schedule, stored)
         buffers = recomputed & stored
-        if len(self.drawn):
-            self._leave_in_registers(buffers, schedule, ends)
         begins, copied_until = self._joined(buffers, schedule.slots, ends)
         alive = buffers | (schedule.used & self.is_saved_buffer[:, None])
         taken = self._taken(schedule, buffers, alive, ends)
@@ -141,14 +145,17 @@ class LifetimeModel:
         return stored
 
     def _ends(self, schedule: Schedule, stored: Bools) -> NDArray[np.int32]:
-        """The last slot at which each value is read from memory, [values, P]."""
+        """The last slot at which each value is read from memory, [values, P]; takes from `stored` what stays inside a kernel."""
         recomputed, slots, step_slots = schedule.recomputed, schedule.slots, schedule.step_slots
         n, plans = recomputed.shape
+        length, plan = schedule.length, np.arange(plans)
         ends = np.empty((n, plans), dtype=np.int32)
         reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
         in_registers = recomputed & ~stored
         by_step = np.concatenate([step_slots.T, np.full((1, plans), -1, dtype=np.int32)])  # for -1 its last row
         last_step, runs_once = self.last_step.tolist(), self.runs_once.tolist()
+        inside = self.may_stay_inside.tolist()
+        externs = self._externs(schedule) if any(inside) else None
         for v in range(n - 1, -1, -1):
             row, readers = ends[v], self.readers[v]
             if readers:
@@ -157,22 +164,22 @@ class LifetimeModel:
                     np.maximum(row, reach[w], out=row)
             else:
                 row[:] = by_step[last_step[v]]
+            if externs is not None and inside[v]:
+                stored[v] = externs[np.clip(row, 0, length), plan] > externs[np.minimum(slots[v], length), plan]
+                in_registers[v] = recomputed[v] & ~stored[v]
             if not runs_once[v]:
                 np.maximum(row, reach[v], out=reach[v], where=in_registers[v])
         return ends
 
-    def _leave_in_registers(self, buffers: Bools, schedule: Schedule, ends: NDArray[np.int32]) -> None:
-        """Random numbers have no buffer where no unfused kernel runs between them and the last that reads them."""
-        slots, step_slots, length = schedule.slots, schedule.step_slots, schedule.length
-        plans = np.arange(buffers.shape[1])
-        at = np.zeros((len(plans), length + 1), dtype=np.int32)
+    def _externs(self, schedule: Schedule) -> NDArray[np.int32]:
+        """How many unfused kernels run up to each slot, [slots + 1, P]."""
+        slots, step_slots = schedule.slots, schedule.step_slots
+        plans = np.arange(slots.shape[1])
+        at = np.zeros((schedule.length + 1, len(plans)), dtype=np.int32)
         made, of = np.nonzero(schedule.recomputed & self.is_extern[:, None])
-        at[of, slots[made, of]] = 1
-        at[plans[:, None], step_slots[:, self.extern_steps]] = 1
-        externs = np.cumsum(at, axis=1)
-        rows = self.drawn
-        first = externs[plans, np.minimum(slots[rows], length)]
-        buffers[rows] &= externs[plans, np.clip(ends[rows], 0, length)] > first
+        at[slots[made, of], of] = 1
+        at[step_slots[:, self.extern_steps], plans[:, None]] = 1
+        return np.cumsum(at, axis=0, dtype=np.int32)
 
     def _joined(
         self, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]

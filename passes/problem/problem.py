@@ -120,7 +120,8 @@ class Value:
         is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
         is_inner: Whether Inductor computes it by a node of its own although it has no buffer, as all that reads it runs in the same
-            fused kernel.  That kernel writes over what the node reads only where each of the two has the bytes of the other.
+            fused kernel.  That kernel writes over what the node reads only where each of the two has the bytes of the other.  One
+            that is `realised`, too, has a buffer in the forward; computed again, if an unfused kernel runs before its last reader.
         is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
             same fused kernel, with no unfused kernel between.
         position: Place in the forward order in which a node stands right behind what it reads.

@@ -156,7 +156,8 @@ def at_the_begin(simulator: Simulator) -> BudgetPoint:
 def _in_backward(simulator: Simulator, options: SearchOptions) -> list[BudgetPoint]:
     """The points at which steps run, in each window the one with the most bytes that no plan avoids."""
     first, last = _first_step(simulator), _last_step(simulator)
-    is_both = (simulator.saved_nbytes > 0) & simulator.lifetimes.always_stored & (first <= last)
+    model = simulator.lifetimes
+    is_both = (simulator.saved_nbytes > 0) & model.always_stored & ~model.may_stay_inside & (first <= last)
     delta = np.zeros(simulator.num_steps + 1, dtype=np.int64)
     np.add.at(delta, first[is_both], simulator.saved_nbytes[is_both])
     np.add.at(delta, last[is_both] + 1, -simulator.saved_nbytes[is_both])

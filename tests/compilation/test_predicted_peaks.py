@@ -13,6 +13,7 @@ from torch._inductor import config
 import compile_remat
 from benchmarks import models
 from benchmarks.common.code_only import without_compiler
+from compile_remat._torch.version import torch_version
 from compile_remat.backend import remat
 
 TOLERANCE = 0.01
@@ -139,11 +140,33 @@ def test_operators_on_complex_numbers_are_kernels_of_their_own() -> None:
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 
-def test_a_group_norms_gradient_is_read_by_two_kernels_from_memory() -> None:
-    """Pixels are summed up, then channels, before the gradient of the input: in float32 it was believed to stay in registers, and
-    the code needed 14 % more than the plan.  Today the plan is 11 % above the code; which rule takes too much is not known."""
-    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.SiLU()) for _ in range(2)]
-    images = torch.randn(4, 16, 32, 32, dtype=torch.bfloat16, requires_grad=True)
-    (report,) = reports_of(nn.Sequential(*blocks).bfloat16(), [images], "min")
-    assert report.scheduled_peak_bytes is not None and report.predicted_peak_bytes is not None
-    assert report.scheduled_peak_bytes <= report.predicted_peak_bytes <= 1.13 * report.scheduled_peak_bytes
+def block(*behind: nn.Module) -> nn.Module:
+    """Convolution, norm and activation, and what comes behind them."""
+    return nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.SiLU(), *behind)
+
+
+def report_of_blocks(dtype: torch.dtype, *behind: nn.Module) -> compile_remat.Report:
+    """Of the lowest plan of two blocks."""
+    images = torch.randn(4, 16, 32, 32, dtype=dtype, requires_grad=True)
+    (report,) = reports_of(nn.Sequential(block(*behind), block(*behind)).to(dtype), [images], "min")
+    return report
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_group_norm_with_an_activation_has_the_peak_of_its_code(dtype: torch.dtype) -> None:
+    """Pixels are summed up, then channels, before the gradient of the input: that gradient is read from memory, twice.  Believed to
+    stay in registers it gave 14 % too little in bfloat16.  The sigmoid that SiLU's backward computes again, and that two read, is
+    computed by their kernel: believed to lie in memory, it gave 15 % too much in float32."""
+    report = report_of_blocks(dtype)
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.skipif(
+    torch_version() < (2, 13), reason="there Inductor gives two kernels that are not joined yet no other loops"
+)
+def test_a_pooled_group_norms_gradient_is_one_kernel() -> None:
+    """The gradient of the pooling goes over rows and columns, what it is multiplied by over pixels: in two loops, the sigmoid
+    was written to memory between them, 24 % above the plan."""
+    report = report_of_blocks(torch.bfloat16, nn.AvgPool2d(2))
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+    assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 700_000

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch._inductor.codegen.cpp import CppScheduling
 else:
     CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
+ComputedBuffer = private_name("torch._inductor.ir", "ComputedBuffer")
+SchedulerNode = private_name("torch._inductor.scheduler", "SchedulerNode")
 V = private_name("torch._inductor.virtualized", "V")
 
 
@@ -25,6 +27,36 @@ class SeparateKernels(CppScheduling):
         """Whether the kernels so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or bool(V.graph.scheduler.buffer_names_to_free)
+
+    def _can_fuse_nodes_with_compatible_ranges(self, node1: Any, node2: Any) -> bool:
+        """Whether the loops of two pointwise kernels can be made the same; Inductor tries where one of them has a single loop.
+
+        The gradient of a pooling goes over rows and columns, what it is multiplied by over all pixels: in two loops, a sigmoid
+        that two read was written to memory between them.
+        """
+        if super()._can_fuse_nodes_with_compatible_ranges(node1, node2):  # type: ignore[no-untyped-call]
+            return True
+        if not hasattr(self, "_align_compatible_range_nodes"):  # 2.11 and 2.12 have none
+            return False
+        (loops1, reduced1), (loops2, reduced2) = node1.group[1], node2.group[1]
+        fewest = node1 if len(loops1) < len(loops2) else node2
+        sizes = {_sizes(part) for node in (node1, node2) for part in node.get_nodes()}
+        if reduced1 or reduced2 or len(loops1) == len(loops2) or len(sizes) > 1 or None in sizes:
+            return False
+        if type(fewest) is not SchedulerNode:  # Inductor changes the loops of no joined kernel that has fewer
+            return False
+        states = [(part, part.snapshot_loop_state()) for node in (node1, node2) for part in node.get_nodes()]
+        try:
+            is_one_loop: bool = self._align_compatible_range_nodes(node1, node2)  # type: ignore[no-untyped-call]
+            return is_one_loop
+        finally:
+            for part, state in reversed(states):
+                part.restore_loop_state(state)
+
+
+def _sizes(node: Any) -> tuple[Any, ...] | None:
+    """The sizes that a kernel's part goes over; none of a kernel that is not Inductor's own."""
+    return tuple(node.node.data.get_size()) if isinstance(node.node, ComputedBuffer) else None
 
 
 def call_kernels_apart(scheduler: Any) -> None:
