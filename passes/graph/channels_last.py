@@ -54,12 +54,16 @@ def mark_layout_copies(graph: DraftGraph) -> None:
 def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:
     """A pointwise operand in another layout is copied by a kernel that stands before the convolution.
 
-    Then the two lie side by side; when the convolution runs, its outputs lie in the place of one of them.
+    Then the two lie side by side; when the convolution runs, its outputs lie in the place of one of them.  The copy of a gradient
+    that the caller hands over lies beside the outputs: the gradient itself is the caller's.
     """
     value = convolution.node.meta.get("val")
     outputs = value if isinstance(value, list | tuple) else (value,)
     output_bytes = sum(sizes.storage_nbytes(v) for v in outputs)
     for node in convolution.node.all_input_nodes:
+        is_given = node.op == "placeholder" and node in graph.joint.info.tangents_closure
+        if is_given and conv_layout.is_copied(node.meta.get("val"), graph.rules):
+            convolution.copied_bytes = max(convolution.copied_bytes, sizes.storage_nbytes(node.meta.get("val")))
         if not conv_layout.is_channels_last(node.meta.get("val"), graph.rules):
             continue
         for draft in graph.drafts_of(node):

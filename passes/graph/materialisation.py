@@ -190,7 +190,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
 
     What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.  With
     other readers it may be computed again right before those, and all of that by one kernel if it is pointwise and has as many
-    elements.  The plan decides that (`LifetimeModel.may_stay_inside`).
+    elements.  The plan decides that (`Value.is_inner`).
     """
     depths = _depths(graph.by_node.values())
     reading = _reading_kernels(depths)

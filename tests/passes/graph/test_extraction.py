@@ -201,7 +201,7 @@ def test_the_backward_runs_in_the_order_of_the_timeline(function: Callable[..., 
 
 
 def test_golden_of_dropout_and_a_buffer_that_is_overwritten() -> None:
-    """At the lowest peak two tensors are saved: `add`, since it reads the buffer's old numbers, and `mul_3`, the factors of dropout.
+    """At the lowest peak two tensors are saved: `add`, which reads the buffer's numbers, and `mul_3`, the factors of dropout.
     The gradient's kernel computes `exp` and `cos` of `add`.  The buffer's new numbers are written last."""
 
     def function(x: Tensor, buffer: Tensor) -> Tensor:
