@@ -14,6 +14,9 @@ from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RE
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
 """Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
 
+EXTREMES = frozenset(getattr(torch.ops.aten, name).default for name in ("amax", "amin", "max", "min"))
+"""Reductions whose gradient goes to the elements that equal the result."""
+
 
 class Pins:
     """The pins of a joint graph's nodes, read in the graph's order.
@@ -29,6 +32,7 @@ class Pins:
         self._joint, self._rules = joint, rules
         self._overwritten = joint_graph.mutated_inputs(joint)  # and what shares their memory
         self._kernels: dict[fx.Node, tuple[Pin, Tag]] = {}
+        self._compared = _pins_of_comparisons(joint)
 
     def read(self, node: fx.Node, op: Op) -> tuple[Pin, Tag]:
         """FREE, SAVE or RECOMPUTE, and the user's tag behind it; all nodes before this one have been read."""
@@ -49,6 +53,8 @@ class Pins:
             return SAVE, Tag.NONE
         if self._is_drawn_by_kernel(node):
             return SAVE, Tag.NONE
+        if node in self._compared:
+            return self._compared[node], Tag.NONE
         parent = self._kernels[node.all_input_nodes[0]] if op.kind is OpKind.ITEM else None
         tag = Tag(self._joint.user_tags.get(node, ""))
         if parent is not None and (not tag or parent == (SAVE, Tag.NONE)):
@@ -65,6 +71,38 @@ class Pins:
         if node.target is not torch.ops.prims.inductor_random.default or not isinstance(value, torch.Tensor):
             return False
         return self._rules(value.device.type).draws_by_kernel
+
+
+def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
+    """Pins where the backward asks which elements equal their own maximum, in a type that memory rounds to and kernels do not.
+
+    A fused kernel computes bfloat16 in float32 and rounds what it stores.  Elements that it computes again are not rounded and
+    equal no maximum that was: the gradient would be zero, or NaN where it is divided by their number.  So the elements are saved,
+    and what is computed of the comparison alone is computed in the backward, from memory.
+    """
+    found: dict[fx.Node, Pin] = {}
+    for node in joint.module.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
+        operands = [_behind_views(x) for x in node.args if isinstance(x, fx.Node)]
+        extremes = [x for x in operands if x.target in EXTREMES and _behind_views(x.all_input_nodes[0]) in operands]
+        if not extremes or joint.info.is_required_fw(node):
+            continue
+        compared = _behind_views(extremes[0].all_input_nodes[0])
+        if compared.op != "call_function" or compared.meta["val"].dtype not in (torch.bfloat16, torch.float16):
+            continue
+        found[compared] = SAVE
+        pending = [node]
+        while pending:
+            mask = pending.pop()
+            if mask not in found and mask not in joint.info.tangents_closure:
+                found[mask] = RECOMPUTE
+                pending += [user for user in mask.users if user.op == "call_function"]
+    return found
+
+
+def _behind_views(node: fx.Node) -> fx.Node:
+    while node.op == "call_function" and describe(node).kind is OpKind.VIEW:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def may_differ(node: fx.Node, op: Op) -> bool:

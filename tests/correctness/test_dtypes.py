@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.torch_version import TorchVersion
 
+from compile_remat.backend import remat
 from tests.correctness.harness import Case, Observed, Wrap, check, train, weighted_sum
 
 
@@ -140,3 +141,13 @@ CASES = [
 
 def test_dtypes(case: Case, compiler: str, budgets: Sequence[float | str]) -> None:
     check(case, compiler, budgets)
+
+
+def test_a_maximum_in_bfloat16_has_a_gradient_where_its_operand_would_be_computed_again() -> None:
+    """Of each row the equal elements share a gradient of 1; those computed again in float32 would equal no rounded maximum."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 40, dtype=torch.bfloat16, requires_grad=True)
+    call = torch.compile(lambda x: (x * 3 + 0.1).amax(1), backend=remat, options={"memory_budget": "min"})
+    call(x).backward(torch.ones(64, dtype=torch.bfloat16))
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad.float().sum(1), torch.full((64,), 3.0), rtol=0.02, atol=0.0)
