@@ -7,7 +7,7 @@ trying all of them or by HiGHS, the cut is networkx's.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -276,9 +276,8 @@ class _Walk:
         return [e for e in self.events if self._inside(e) == event]
 
     def _copies(self, slot: int) -> int:
-        """Copies of inputs that a step which has not run yet reads."""
-        late = [e for e in self.events[slot:] if e.is_step]
-        return sum(self.problem.steps[e.index].held_bytes for e in late)
+        """Copies of inputs that a step, or a value computed once more, which has not run yet reads."""
+        return sum(self._node(e).held_bytes for e in self.events[slot:])
 
     def _buffer(self, event: _Event) -> _Buffer:
         node = self._node(event)
@@ -320,7 +319,14 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     kept = {v for v in used if not problem.values[v].is_output}
     forward = _Forward(problem.values, problem.steps[-1].reads, frozenset(used))
     copies = sum(step.held_bytes for step in problem.steps)
-    return copies + max(forward.live_bytes(place, kept) for place in range(len(problem.values) + 1))
+    read = {v for step in problem.steps for v in step.reads}
+    places = range(len(problem.values) + 1)
+    return copies + max(forward.live_bytes(p, kept) + _held_at(p, problem, read - set(used)) for p in places)
+
+
+def _held_at(place: int, problem: Problem, again: Set[int]) -> int:
+    """Copies of inputs at a place of the forward: until a value is computed, or to the end for one that is computed again."""
+    return sum(value.held_bytes for v, value in enumerate(problem.values) if place <= v or v in again)
 
 
 class _Forward:
@@ -720,6 +726,7 @@ def _with_memory_of_kernels(
         replace(
             v,
             workspace_bytes=workspace(v),
+            held_bytes=rng.choice([0, 0, 0, 0, 3]) if v.in_forward and v.kernel == POINTWISE else 0,
             is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
             is_inner=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
             is_channels_last=order(),

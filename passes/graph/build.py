@@ -232,6 +232,7 @@ def _values(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: W
             transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
+            held_bytes=draft.copied_input_bytes,
             copies=_indices(draft.copies, index_of),
             parts=_indices(draft.parts, index_of),
             ordered_by=_indices(draft.ordered_by, index_of),

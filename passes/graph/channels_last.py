@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from torch import fx
+
 from compile_remat._torch import conv_layout, sizes
 from compile_remat.cost_models import OpKind
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
-from compile_remat.passes.graph.views import is_reshape, is_reshaped, shape
+from compile_remat.passes.graph.views import CASTS, is_reshape, is_reshaped, shape
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE
 
 
@@ -38,17 +40,29 @@ def _is_in_registers(draft: Draft, graph: DraftGraph) -> bool:
 
 
 def mark_layout_copies(graph: DraftGraph) -> None:
-    """What convolutions read in another layout than their own is copied; the backward gets the forward's copies of inputs."""
+    """What convolutions read in another layout than their own is copied; the backward gets the forward's copies of inputs.
+
+    An input that a cast hands to a convolution is copied as well, before the cast.
+    """
     last: dict[str, tuple[object, Draft]] = {}
     for draft in graph.by_node.values():
         if draft.op.kind is OpKind.CONV:
             _mark_copied_operands(draft, graph)
-            for node in draft.node.all_input_nodes if draft.in_backward else ():
-                if node.op == "placeholder" and node not in graph.joint.info.tangents_closure:
-                    last[node.name] = node.meta.get("val"), draft
-    for value, draft in last.values():
+            for node in draft.node.all_input_nodes:
+                cast = graph.by_node.get(node)
+                if cast is not None and node.target in CASTS:
+                    node, reader = node.all_input_nodes[0], cast
+                else:
+                    reader = draft
+                if _is_input(node, graph) and (reader is cast or draft.in_backward):
+                    last[node.name] = node.meta.get("val"), reader
+    for value, reader in last.values():
         if conv_layout.is_copied(value, graph.rules):
-            draft.copied_input_bytes += sizes.storage_nbytes(value)
+            reader.copied_input_bytes += sizes.storage_nbytes(value)
+
+
+def _is_input(node: fx.Node, graph: DraftGraph) -> bool:
+    return node.op == "placeholder" and node not in graph.joint.info.tangents_closure
 
 
 def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:

@@ -11,6 +11,9 @@ from torch import fx
 from compile_remat._torch import sizes
 from compile_remat.cost_models import OpKind, describe
 
+CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+"""Operators that give the numbers of a tensor in another type."""
+
 
 def most_users(node: fx.Node, among: Collection[fx.Node] | None = None) -> int:
     """How many read the node or one view of it, whichever has most: Inductor asks of each whether it is used again.

@@ -31,6 +31,7 @@ class ForwardLifetimes:
         stops: The place before which such a buffer is freed.
         taken: Whether the kernel at that place writes over it.
         drawn: Random numbers that others may be written with, and whether these wait for the end, [P].
+        copies: For `Forward.held`, whether the backward needs the copies again, [K, P].
     """
 
     saved: Bools
@@ -38,6 +39,7 @@ class ForwardLifetimes:
     stops: Ints
     taken: Bools
     drawn: Sequence[tuple[Source, Bools]]
+    copies: Bools
 
 
 class Forward:
@@ -48,14 +50,22 @@ class Forward:
         readers: The readers of each value.
         drawn: Indices of random numbers, which have a buffer only where another kernel runs before their last reader.
         held_bytes: Copies of inputs that live through the whole forward.
+        last_step: The last step that reads each value, [values]; -1 for none.
 
     Attributes:
+        held: Indices of the values that are computed from copies of inputs.
         order: Values sorted by the place from which saving them costs bytes.
         tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
     """
 
     def __init__(
-        self, values: Sequence[Value], stored: Bools, readers: Sequence[Sequence[int]], drawn: Ints, held_bytes: int
+        self,
+        values: Sequence[Value],
+        stored: Bools,
+        readers: Sequence[Sequence[int]],
+        drawn: Ints,
+        held_bytes: int,
+        last_step: NDArray[np.integer],
     ) -> None:
         n = len(values)
         self.values, self.size = values, n
@@ -74,6 +84,9 @@ class Forward:
         self.epilogue = epilogue_sources(values, stored)
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
+        self.held = np.flatnonzero([v.held_bytes for v in values])
+        self.held_nbytes = np.array([values[v].held_bytes for v in self.held], dtype=np.int64)
+        self.is_needed_again = last_step[self.held] >= 0
         self.fixed = self._fixed_bytes(held_bytes)
         self.tops, self.order = self._lowest()
 
@@ -135,6 +148,7 @@ class Forward:
         """At each place, and at the end: copies, workspaces, outputs of kernels that nothing reads."""
         fixed = np.full(self.size + 1, held_bytes, dtype=np.int64)
         for v, value in enumerate(self.values):
+            fixed[: v + 1] += value.held_bytes
             if value.in_forward:
                 fixed[v] += value.transient_bytes + value.workspace_bytes
             if self.begin[v] != v and self.values[self.begin[v]].in_forward and not self.stored[v]:
@@ -177,7 +191,8 @@ class Forward:
                 stops[u, over] = never
                 covered[last] |= over
         drawn = [(source, waits) for source, waits in zip(epilogue, held, strict=True) if source.drawn_with]
-        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn)
+        copies = self.is_needed_again[:, None] & ~used[self.held]
+        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn, copies)
 
     def _is_held(self, source: Source, used: Bools) -> Bools:
         """Whether what is computed behind the forward waits with a buffer that is not saved, [P]."""
@@ -234,6 +249,9 @@ class Forward:
         bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
         grid = (saved[bare] & ~has_buffer[bare]) * self.saved_nbytes[bare][:, None]
         index.append((np.broadcast_to(self.begin[bare][:, None], grid.shape) + rows).ravel())
+        weight.append(grid.ravel())
+        grid = lifetimes.copies * self.held_nbytes[:, None]
+        index.append((np.broadcast_to(self.held[:, None] + 1, grid.shape) + rows).ravel())
         weight.append(grid.ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]

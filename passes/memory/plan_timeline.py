@@ -96,6 +96,8 @@ def _values_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer
             found.append(_buffer(value, "output"))
         elif value.nbytes and batch.used[v, 0] and slot <= end:
             found.append(_buffer(value, "saved"))
+        if value.held_bytes and batch.recomputed[v, 0] and slot <= batch.slots[v, 0]:
+            found.append(replace(_buffer(value, "copies of inputs"), nbytes=value.held_bytes))
         if batch.buffers[v, 0] and begin <= slot <= end:
             found.append(_buffer(value, "recomputed"))
     return found

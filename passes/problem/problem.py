@@ -129,6 +129,8 @@ class Value:
             stands, at which the partition computes it at the latest; -1 where there is none.
         transient_bytes: Bytes that live only while its kernel runs: outputs that nothing reads.
         workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
+        held_bytes: Bytes of copies of inputs that the forward makes at its start and that this value is computed from: they
+            live until then, in the backward as well where it is computed once more.
         is_channels_last: Whether its buffer has the channels innermost, as convolutions have it: nothing of another order is
             written over it.
         may_differ: Whether a second run may give other numbers: then it has one only where a tag asks for it, and never a third.
@@ -159,6 +161,7 @@ class Value:
     late_step: int = -1
     transient_bytes: int = 0
     workspace_bytes: int = 0
+    held_bytes: int = 0
     is_channels_last: bool = False
     copies: tuple[int, ...] = ()
     ordered_by: tuple[int, ...] = ()

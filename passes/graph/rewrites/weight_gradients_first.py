@@ -14,12 +14,12 @@ import torch
 from torch import fx
 
 from compile_remat.cost_models import OpKind, describe
+from compile_remat.passes.graph.views import CASTS
 
 aten = torch.ops.aten
 
 PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 
-CASTS = frozenset({aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 SUMS = frozenset({aten.add.Tensor})
 
 
