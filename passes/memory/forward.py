@@ -85,7 +85,7 @@ class Forward:
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
         self.held = np.flatnonzero([v.held_bytes for v in values])
-        self.held_nbytes = np.array([values[v].held_bytes for v in self.held], dtype=np.int64)
+        self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
         self.is_needed_again = last_step[self.held] >= 0
         self.fixed = self._fixed_bytes(held_bytes)
         self.tops, self.order = self._lowest()

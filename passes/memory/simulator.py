@@ -123,8 +123,6 @@ class Simulator:
         self.forward = Forward(
             values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes, lifetimes.last_step
         )
-        self.held = np.flatnonzero([v.held_bytes for v in values])
-        self.held_nbytes = np.array([values[v].held_bytes for v in self.held], dtype=np.int64)
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
 
@@ -202,8 +200,9 @@ class Simulator:
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
         live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
-        for v, nbytes in zip(self.held, self.held_nbytes, strict=True):
-            live += (schedule.recomputed[v][:, None] & (np.arange(length) <= schedule.slots[v][:, None])) * nbytes
+        for v in self.forward.held.tolist():
+            is_held = schedule.recomputed[v][:, None] & (np.arange(length) <= schedule.slots[v][:, None])
+            live += is_held * self.problem.values[v].held_bytes
         for v, end in self.incoming:
             live += (schedule.used[v][:, None] & (np.arange(length) <= step_slots[:, end][:, None])) * self.nbytes[v]
         self._add_transients(live, schedule)
