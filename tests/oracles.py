@@ -355,9 +355,8 @@ class _Forward:
     def _last_place(self, v: int) -> int:
         if self.values[v].is_output:
             return self.size
-        behind = self._readers_behind(v)
-        if v not in self.saved and self.saved & set(behind):
-            return behind[-1]
+        if self._waits(v, set(self.saved)):
+            return self._readers_behind(v)[-1]
         return max([v, *(w if self._is_kernel(w) else self._last_place(w) for w in self.readers[v])])
 
     def _first_place(self, v: int) -> int:
@@ -410,10 +409,25 @@ class _Forward:
 
     def _read_behind(self, v: int, kept: set[int]) -> int:
         """Up to where saved values that are no part of the forward keep the buffer; -1 where none does."""
-        readers = self._readers_behind(v)
-        if not kept & set(readers):
+        if not self._waits(v, kept):
             return -1
-        return self.size if self._taken_by(v) in kept else readers[-1]
+        return self.size if self._taken_by(v) in kept else self._readers_behind(v)[-1]
+
+    def _waits(self, v: int, kept: set[int]) -> bool:
+        """Whether a buffer stays for what is computed behind the forward; what is made of random numbers alone is not, if small."""
+        readers = set(self._readers_behind(v)) & kept
+        with_it = {w for w in readers if self._is_of_draw(w, v)}
+        is_large = sum(self.values[w].nbytes for w in with_it) > self.values[v].nbytes
+        return v not in kept and (readers > with_it or (bool(with_it) and is_large))
+
+    def _is_of_draw(self, w: int, v: int) -> bool:
+        """Whether a value behind the forward is computed of random numbers alone."""
+        return self.values[v].is_drawn and self._sources_behind(w) == {v}
+
+    def _written_at(self, w: int, kept: set[int]) -> int:
+        """Where a saved value is written: with the random numbers that it is computed of, if these wait for nothing else."""
+        draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_draw(w, v)]
+        return draws[0] if draws and not self._waits(draws[0], kept) else self._first_place(w)
 
     def _taken_by(self, v: int) -> int:
         """The value that is written over the buffer behind the forward, or -1."""
@@ -430,7 +444,7 @@ class _Forward:
         if self.values[w].in_forward:
             return False
         sources = (self._sources_behind(w) & self.buffers) - kept
-        return any(self._taken_by(v) == w for v in sources if self._readers_behind(v))
+        return any(self._taken_by(v) == w and self._waits(v, kept) for v in sources)
 
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
@@ -438,7 +452,7 @@ class _Forward:
         live = self.values[place].transient_bytes + self.values[place].workspace_bytes if runs else 0
         for v in range(self.size):
             first = self._first_place(v)
-            by_plan = v in kept and place >= first
+            by_plan = v in kept and place >= self._written_at(v, kept)
             by_itself = v in self.buffers and first <= place <= self._last_place(v) and self.overwritten.get(v) != place
             by_plan = by_plan and not self._takes_over(v, kept)
             is_read_behind = v in self.buffers - kept and first <= place <= self._read_behind(v, kept)
