@@ -164,8 +164,8 @@ def report_of_blocks(dtype: torch.dtype, *behind: nn.Module) -> compile_remat.Re
 def test_a_group_norm_with_an_activation_has_the_peak_of_its_code(dtype: torch.dtype) -> None:
     """Pixels are summed up, then channels, before the gradient of the input: that gradient is read from memory, twice.  Believed to
     stay in registers it gave 14 % too little in bfloat16.  The sigmoid that SiLU's backward computes again, and that two read, is
-    computed by their kernel: believed to lie in memory, it gave 15 % too much in float32.  In bfloat16 the first is still believed of
-    a plan whose code keeps that gradient in registers (with two threads: 11 % too much)."""
+    computed by their kernel: believed to lie in memory, it gave 15 % too much in float32.  In bfloat16 some plans
+    still count that gradient where their code has it in registers (with two threads: 11 % too much)."""
     report = report_of_blocks(dtype)
     assert report.predicted_peak_bytes and report.scheduled_peak_bytes
     too_much = 0.13 if dtype is torch.bfloat16 else TOLERANCE
