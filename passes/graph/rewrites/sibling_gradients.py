@@ -19,7 +19,7 @@ from torch import fx
 
 from compile_remat._torch.codegen_rules import write_where_it_stands
 from compile_remat._torch.sizes import hint_shape, hint_strides, storage_nbytes
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import OpKind, op_kind
 
 MOVABLE = frozenset({OpKind.POINTWISE, OpKind.VIEW, OpKind.CONSTANT, OpKind.SYMBOL})
 LIBRARY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION, OpKind.OTHER})
@@ -37,7 +37,7 @@ def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection
     Returns:
         How many gradients were moved.
     """
-    kinds = {node: describe(node).kind for node in module.graph.nodes if node.op == "call_function"}
+    kinds = {node: op_kind(node) for node in module.graph.nodes if node.op == "call_function"}
     library = [node for node in module.graph.nodes if node in backward and kinds.get(node) in LIBRARY]
     gradients = [node for node in module.graph.nodes if node in backward and _is_gradient(node, kinds)]
     moved = 0
