@@ -12,7 +12,8 @@ nothing else reads die with it and are at least as large as its result: in no pl
 from __future__ import annotations
 
 from bisect import bisect, insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from torch import fx
@@ -46,8 +47,7 @@ def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection
         latest = _latest_source(node, kinds)
         begin = bisect(gradients, latest) if latest is not None else 0
         end = bisect(gradients, library[last_product]) if last_product >= 0 else 0
-        siblings = (g for g in gradients[begin:end] if _frees_as_much(node, g, kinds, backward))
-        sibling = next(siblings, None)
+        sibling = _earliest_sibling(node, gradients[begin:end], kinds, backward) if begin < end else None
         if sibling is not None:
             gradients.remove(node)
             for part in _chain(node, sibling, kinds):
@@ -103,45 +103,31 @@ def _chain(end: fx.Node, place: fx.Node, kinds: Kinds) -> list[fx.Node]:
     return sorted(found)
 
 
-def _frees_as_much(node: fx.Node, sibling: fx.Node, kinds: Kinds, backward: Collection[fx.Node]) -> bool:
-    """Whether no more is alive behind the sibling than before, when the node is made in front of it."""
-    freed = [
-        source
-        for source in _sources_in_memory(node, kinds)
-        if source in backward
-        and source.op == "call_function"  # a tangent is the caller's
-        and all(reader is node or reader <= sibling for reader in _readers_in_memory(source, kinds))
-    ]
-    return _nbytes(freed) >= _nbytes([node])
+def _earliest_sibling(
+    node: fx.Node, gradients: Sequence[fx.Node], kinds: Kinds, backward: Collection[fx.Node]
+) -> fx.Node | None:
+    """The first of some gradients behind which no more is alive than before, when the node is made in front of it."""
+    freed = []  # what the node reads, and the last that reads it beside the node
+    for source in _in_memory(node, attrgetter("all_input_nodes"), kinds):
+        if source in backward and source.op == "call_function":  # a tangent is the caller's
+            others = _in_memory(source, attrgetter("users"), kinds) - {node}
+            freed.append((max(others, default=source), _nbytes(source)))
+    wanted = _nbytes(node)
+    return next((g for g in gradients if sum(n for last, n in freed if last <= g) >= wanted), None)
 
 
-def _sources_in_memory(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
-    """What the kernel of a gradient reads, through what stays in its registers."""
+def _in_memory(node: fx.Node, neighbours: Callable[[fx.Node], Iterable[fx.Node]], kinds: Kinds) -> set[fx.Node]:
+    """What a gradient's kernel reads, or which kernels read it, through what stays in registers."""
     found, seen, pending = set[fx.Node](), {node}, [node]
     while pending:
-        for source in pending.pop().all_input_nodes:
-            if source in seen:
+        for other in neighbours(pending.pop()):
+            if other in seen:
                 continue
-            seen.add(source)
-            if _stays_in_registers(source, kinds):
-                pending.append(source)
+            seen.add(other)
+            if _stays_in_registers(other, kinds):
+                pending.append(other)
             else:
-                found.add(source)
-    return found
-
-
-def _readers_in_memory(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
-    """The nodes whose kernels read a node, through what stays in their registers."""
-    found, seen, pending = set[fx.Node](), {node}, [node]
-    while pending:
-        for reader in pending.pop().users:
-            if reader in seen:
-                continue
-            seen.add(reader)
-            if _stays_in_registers(reader, kinds):
-                pending.append(reader)
-            else:
-                found.add(reader)
+                found.add(other)
     return found
 
 
@@ -149,8 +135,8 @@ def _stays_in_registers(node: fx.Node, kinds: Kinds) -> bool:
     return kinds.get(node) in MOVABLE and not _is_gradient(node, kinds)
 
 
-def _nbytes(nodes: Sequence[fx.Node]) -> int:
-    return sum(storage_nbytes(node.meta.get("val")) for node in nodes)
+def _nbytes(node: fx.Node) -> int:
+    return storage_nbytes(node.meta.get("val"))
 
 
 def _readers(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
