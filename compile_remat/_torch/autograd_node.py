@@ -69,6 +69,11 @@ def keeps_its_graph() -> bool:
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
+def runs_in_backward() -> bool:
+    """Whether autograd is running a backward in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def written_inputs(num_inputs: int) -> frozenset[int] | None:
     """Positions of the inputs that the graph just compiled writes into; None where they cannot be told apart."""
     from torch._guards import TracingContext

@@ -63,7 +63,7 @@ class CallInFlight:
 
     Attributes:
         state: See `runtime.states`.
-        thread: The thread of the forward.
+        thread: The thread of the forward, or of the step that a forward inside a backward belongs to.
         running: The code that this call runs; other threads may run other plans of the region at the same moment.
         saved_bytes: What the plan of this call keeps from the forward for the backward, outputs included.
         notes: What each hook remembers of the call while it is in flight.

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdRef
 
+from compile_remat._torch.autograd_node import runs_in_backward
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
@@ -46,16 +47,20 @@ CHANGES = 6
 """Plans that joint allocations give to one region, at most: where the steps of a program keep changing, a region would otherwise be
 compiled for each of them.  Then it is frozen, and so are the plans of its peers."""
 
+Step = dict[CallInFlight, tuple[WeakIdRef, ...]]
+"""Calls in the order of their forwards, each with its parameters."""
+
 _BUDGETS: dict[tuple[str, str], SharedBudget] = {}
 """By device and budget, as the user gave it."""
 
 
 class SharedBudget(Hook):
-    """The regions that share one budget on one device, and the calls of the step that runs.
+    """The regions that share one budget on one device, and the calls of the steps that run.
 
     Compiling another plan happens inside a forward and under the lock, inside of which Dynamo's is taken; what reads only
-    (`calls_in_flight`, `in_flight_bytes`) takes no lock, because Dynamo calls it while it holds its own.  Threads that train at the
-    same time have one step together, as far as their calls overlap.
+    (`calls_in_flight`, `in_flight_bytes`) takes no lock, because Dynamo calls it while it holds its own.  Of threads that train at
+    the same time, each has steps of its own, and the budget holds for each step: which calls of two threads overlap differs from
+    one step to the next, so no plan can be made for them together.
 
     Args:
         budget: In bytes, a fraction of what plain torch.compile takes for the step, or `min`.
@@ -70,15 +75,15 @@ class SharedBudget(Hook):
         self.budget = budget
         self.source, self.device = source, device
         self.reread: Callable[[], MemoryBudget] | None = None
-        self._step: dict[CallInFlight, tuple[WeakIdRef, ...]] = {}  # its calls in order, each with its parameters
+        self._calls: Step = {}  # of all threads
         self._allocated: object = None  # the step that plans were last chosen for
         self._has_warned_of_threads = False
         self._lock = threading.RLock()
 
     @property
     def calls_in_flight(self) -> list[CallInFlight]:
-        """The calls of this step whose backward has not ended."""
-        return [call for call in self._step if call.is_in_flight]
+        """The calls of this thread's step whose backward has not ended."""
+        return [call for call in self._step_of(self._thread()) if call.is_in_flight]
 
     @property
     def in_flight_bytes(self) -> int:
@@ -98,8 +103,9 @@ class SharedBudget(Hook):
 
     @property
     def expects_peers(self) -> bool:
-        """Whether calls are in flight, or the last step had several, of regions that are still there."""
-        return bool(self.calls_in_flight) or (len(self._step) > 1 and all(call.region for call in self._step))
+        """Whether calls are in flight, or a thread's last step had several, of regions that are still there."""
+        steps = map(self._step_of, self._threads())
+        return bool(self.calls_in_flight) or any(len(step) > 1 and all(call.region for call in step) for step in steps)
 
     def option_beside_others(
         self, calls: int = 0, gradient_bytes: int = 0, *, more_follow: bool = False
@@ -125,6 +131,25 @@ class SharedBudget(Hook):
             others_plain_bytes=found.others_plain_bytes - own_bytes,
         )
 
+    # -- threads ------------------------------------------------------------------------------------------------------
+
+    def _thread(self) -> int:
+        """The thread whose step a forward belongs to that begins now.
+
+        On a device with a thread of its own for backwards, a forward inside a backward (`torch.utils.checkpoint`) belongs to the
+        step of the call in flight that began last.
+        """
+        thread = threading.get_ident()
+        if runs_in_backward() and not any(call.thread == thread for call in self._calls):
+            return next((call.thread for call in reversed(self._calls) if call.is_in_flight), thread)
+        return thread
+
+    def _threads(self) -> list[int]:
+        return list(dict.fromkeys(call.thread for call in self._calls))
+
+    def _step_of(self, thread: int) -> Step:
+        return {call: leaves for call, leaves in self._calls.items() if call.thread == thread}
+
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
@@ -136,31 +161,18 @@ class SharedBudget(Hook):
         region = call.region
         assert region is not None
         with self._lock:
+            call.thread = self._thread()
             if self.calls_in_flight:
-                self._drop_ended_step(call.thread)
                 self._beside_others(region)
             else:
-                self._end_step(region)
-                self._step = {}
+                self._end_steps(region)
             if region.state is PlanState.REPLAN_EXCLUSIVE:
                 self._replan(region, Fit())
             elif region.state is PlanState.REPLAN_SHARED:
                 self._replan(region, self.option_beside_others())
             call.running = region.running
             leaves = (a for a in args if isinstance(a, torch.Tensor) and a.requires_grad and a.is_leaf)
-            self._step = {**self._step, call: tuple(WeakIdRef(a) for a in leaves)}
-
-    def _drop_ended_step(self, thread: int) -> None:
-        """Forget the last step of a thread that begins another one while other threads are in theirs; and warn once."""
-        flying = self.calls_in_flight
-        if any(call.thread == thread for call in flying):
-            return
-        self._step = {call: leaves for call, leaves in self._step.items() if call.thread != thread}
-        if not self._has_warned_of_threads:
-            self._has_warned_of_threads = True
-            warn(
-                "several threads train under one memory_budget: it holds for their steps in turn, not at the same moment"
-            )
+            self._calls = {**self._calls, call: tuple(WeakIdRef(a) for a in leaves)}
 
     def _beside_others(self, region: CompiledRegion) -> None:
         if region.state is PlanState.REPLAN_EXCLUSIVE:
@@ -179,42 +191,53 @@ class SharedBudget(Hook):
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
-    def _end_step(self, following: CompiledRegion) -> None:
-        """A forward begins with no call in flight; `following` is its region."""
-        if all(call.state is not CallState.DONE for call in self._step):
+    def _end_steps(self, following: CompiledRegion) -> None:
+        """A step begins, with a forward of `following`: end the thread's last one, and all of them where no call is in flight."""
+        ended = self._threads()
+        if any(call.is_in_flight for call in self._calls):
+            ended = [self._thread()]
+            if not self._has_warned_of_threads:
+                self._has_warned_of_threads = True
+                warn("several threads train under one memory_budget: it holds for the step of each, not for their sum")
+        for thread in ended:
+            self._end_step(self._step_of(thread), following)
+        self._calls = {call: leaves for call, leaves in self._calls.items() if call.thread not in ended}
+
+    def _end_step(self, step: Step, following: CompiledRegion) -> None:
+        if all(call.state is not CallState.DONE for call in step):
             return  # nothing was trained
         reread, self.reread = self.reread, None
         if reread is not None:
-            self._lower_budget(reread(), following)
-        regions = list(dict.fromkeys(call.region for call in self._step))
+            self._lower_budget(reread(), step, following)
+        regions = list(dict.fromkeys(call.region for call in step))
         present = [region for region in regions if region is not None]
         if len(present) < len(regions) or any(region.state is PlanState.FROZEN for region in present):
             return
         for region in present:
-            if len(self._step) > 1 and region.state in (PlanState.EXCLUSIVE, PlanState.EXPECTING):
+            if len(step) > 1 and region.state in (PlanState.EXCLUSIVE, PlanState.EXPECTING):
                 region.move(PlanEvent.PEERS_SEEN)
-            elif len(self._step) == 1 and region.state is PlanState.EXPECTING:
+            elif len(step) == 1 and region.state is PlanState.EXPECTING:
                 region.move(PlanEvent.NO_PEER_SEEN)
-        if len(self._step) > 1 and all(region.menu for region in present):
-            self._allocate(present)
+        if len(step) > 1 and all(region.menu for region in present):
+            self._allocate(present, step)
 
-    def _lower_budget(self, found: MemoryBudget, following: CompiledRegion) -> None:
+    def _lower_budget(self, found: MemoryBudget, step: Step, following: CompiledRegion) -> None:
         """The optimizer has its state, and `auto` was read again: a plan that no longer fits is replaced."""
         if found.kind != "bytes" or int(found.value or 0) >= int(self.budget.value or 0):
             return
-        if len(self._step) > 1 or following.state is not PlanState.EXCLUSIVE:
+        if len(step) > 1 or following.state is not PlanState.EXCLUSIVE:
             self.budget = found  # the next joint allocation has it
         elif following.running.plan.peak_bytes > int(found.value or 0):
             self.budget = found
             following.move(PlanEvent.BUDGET_FELL)
 
-    def _allocate(self, regions: Sequence[CompiledRegion]) -> None:
+    def _allocate(self, regions: Sequence[CompiledRegion], step: Step) -> None:
         """Choose a plan for each region and compile them; once more while their code needs more than was predicted.
 
         Raises:
             SharedBudgetError: The regions of the step cannot stay inside the budget.
         """
-        calls = self._calls(regions)
+        calls = _region_calls(regions, step)
         key = [weakref.ref(region) for region in regions], [region.menu for region in regions], calls, self.budget
         if key == self._allocated:
             return
@@ -238,18 +261,6 @@ class SharedBudget(Hook):
             region.num_changes += 1
             if region.num_changes >= CHANGES:
                 region.move(PlanEvent.CHANGED_OFTEN)
-
-    def _calls(self, regions: Sequence[CompiledRegion]) -> list[RegionCall]:
-        """The calls of the step.  A parameter's gradient exists once, from the backward that runs first: that of the last call."""
-        counted = set[WeakIdRef]()
-        calls = []
-        for call, parameters in reversed(self._step.items()):
-            assert call.region is not None
-            new = set(parameters) - counted
-            counted |= new
-            gradient_bytes = sum(leaf.nbytes for ref in new if (leaf := ref()) is not None)
-            calls.append(RegionCall(regions.index(call.region), gradient_bytes))
-        return calls[::-1]
 
     def _choose(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> tuple[Allocation, int | None]:
         limit_bytes = self._limit_bytes(regions, calls)
@@ -295,6 +306,19 @@ def budget_of(
 def clear_budgets() -> None:
     """Regions that are compiled from now on share nothing with those of before."""
     _BUDGETS.clear()
+
+
+def _region_calls(regions: Sequence[CompiledRegion], step: Step) -> list[RegionCall]:
+    """The calls of the step.  A parameter's gradient exists once, from the backward that runs first: that of the last call."""
+    counted = set[WeakIdRef]()
+    calls = []
+    for call, parameters in reversed(step.items()):
+        assert call.region is not None
+        new = set(parameters) - counted
+        counted |= new
+        gradient_bytes = sum(leaf.nbytes for ref in new if (leaf := ref()) is not None)
+        calls.append(RegionCall(regions.index(call.region), gradient_bytes))
+    return calls[::-1]
 
 
 def _corrected_menu(region: CompiledRegion, *, known_only: bool) -> list[PlanOption]:

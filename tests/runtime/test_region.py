@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -394,7 +397,7 @@ def test_threads_have_calls_of_their_own() -> None:
                 x = leaf()
                 (y,) = region(x)
                 at_once.wait(10)
-                assert len(budget.calls_in_flight) == 4
+                assert len(budget.calls_in_flight) == 1
                 at_once.wait(10)
                 y.sum().backward()
                 assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
@@ -408,7 +411,7 @@ def test_threads_have_calls_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert failures == [] and budget.calls_in_flight == []
-    assert region.state is PlanState.SHARED  # the four calls of a step are peers
+    assert region.state is PlanState.EXCLUSIVE  # each thread's step has one call
 
 
 def test_without_gradients_a_region_is_its_compiled_code() -> None:
@@ -459,3 +462,47 @@ def test_after_running_out_of_memory_no_larger_option_is_on_the_menu() -> None:
         step(region, region)
     step(region, region)
     assert region.state is PlanState.SHARED and region.menu == MENU[1:] and region.running.plan.saved == ("small",)
+
+
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(10)
+
+
+def test_calls_of_two_threads_that_overlap_are_not_one_step() -> None:
+    """Together they need 40 + 60 bytes of 90; each thread's step has one call, whatever else runs at the same moment."""
+    budget = shared(90)
+    first, second = region_of(budget, with_menu=True), region_of(budget, with_menu=True)
+    for k in range(3):
+        (y,) = first(leaf())
+        with nullcontext() if k else pytest.warns(PlannerWarning, match="several threads"):
+            in_another_thread(lambda: step(second))
+        y.sum().backward()
+    assert first.running.plan.saved == second.running.plan.saved == ("large",)
+
+
+def test_a_forward_inside_a_backward_of_another_thread_belongs_to_its_step() -> None:
+    """What `torch.utils.checkpoint` does on a device, whose backwards run in a thread of their own."""
+    budget = shared()
+    region, seen = region_of(budget), list[int]()
+
+    class Checkpointed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            with torch.enable_grad():
+                (y,) = region(leaf())
+                seen.append(len(budget.calls_in_flight))
+                y.sum().backward()
+            return gradients[0]
+
+    (kept,) = region(leaf())
+    loss = Checkpointed.apply(leaf()).sum()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlannerWarning)
+        in_another_thread(loss.backward)
+    assert seen == [2]
+    del kept
