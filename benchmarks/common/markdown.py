@@ -20,6 +20,7 @@ from benchmarks import (
     guard,
     max_speed,
     plain,
+    planning_time,
     predicted_time,
     promise,
     published,
@@ -264,6 +265,14 @@ def _first_step_summary(rows: Rows) -> str:
     return first_step.summary([first_step.FirstStepRow.of(fields) for fields in rows])
 
 
+def _planning_time(rows: Rows) -> list[Table]:
+    return [planning_time.table([planning_time.PlanningTimeRow(**fields) for fields in rows])]
+
+
+def _planning_time_summary(rows: Rows) -> str:
+    return planning_time.summary([planning_time.PlanningTimeRow(**fields) for fields in rows])
+
+
 def _workspaces(rows: Rows) -> list[Table]:
     return [workspaces.table([workspaces.WorkspaceRow(**fields) for fields in rows])]
 
@@ -482,6 +491,16 @@ Where the extra
 time is a few per cent of the step, its relative error is large and its error as a share of the step ("of step") is small.""",
         _predicted,
         _predicted_summary,
+    ),
+    Section(
+        "Planning time beside torch's partitioner",
+        "planning_time_cpu.json",
+        "python -m benchmarks.planning_time --json benchmarks/results/planning_time_cpu.json",
+        """\
+CPU seconds between the joint graph and two modules, on one graph in one run: torch's partitioner at its budget 0.5, ours at 0.5
+(with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.""",
+        _planning_time,
+        _planning_time_summary,
     ),
     Section(
         "Planning time against the size of the graph",

@@ -18,7 +18,7 @@ import numpy as np
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes import Bools, Plan, Planner, Problem
 
 TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
@@ -144,5 +144,5 @@ def _inside(problem: Problem, layers: Sequence[str | None], chosen: set[str]) ->
 
 def _kind(node: fx.Node) -> OpKind:
     """Its own kind; an item has that of the node that it is a part of."""
-    kind = describe(node).kind
-    return describe(node.all_input_nodes[0]).kind if kind is OpKind.ITEM else kind
+    kind = op_kind(node)
+    return op_kind(node.all_input_nodes[0]) if kind is OpKind.ITEM else kind

@@ -28,7 +28,7 @@ from torch import fx
 from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import inner_graphs, tree_leaves
-from compile_remat.cost_models import CostModel, OpKind, describe
+from compile_remat.cost_models import CostModel, OpKind, describe, op_kind
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.materialisation import (
     count_reads,
@@ -290,5 +290,5 @@ def _unread_bytes(node: fx.Node) -> int:
     value = node.meta.get("val")
     if not isinstance(value, list | tuple):
         return 0
-    read = {u.args[1] for u in node.users if describe(u).kind is OpKind.ITEM}
+    read = {u.args[1] for u in node.users if op_kind(u) is OpKind.ITEM}
     return sum(sizes.storage_nbytes(v) for i, v in enumerate(value) if i not in read)

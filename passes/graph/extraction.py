@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan
@@ -76,7 +76,7 @@ def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[
 
 def _stands_for_another(node: fx.Node) -> bool:
     """Whether the node is no value of its own: a view, a part of one, a size."""
-    kind = describe(node).kind
+    kind = op_kind(node)
     return kind in (OpKind.VIEW, OpKind.SYMBOL) or (
         kind is OpKind.ITEM and _stands_for_another(node.all_input_nodes[0])
     )

@@ -8,7 +8,7 @@ from torch import fx
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import is_mutable, namespace_of
-from compile_remat.cost_models import Op, OpKind, describe
+from compile_remat.cost_models import Op, OpKind, describe, op_kind
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
@@ -100,7 +100,7 @@ def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
 
 
 def _behind_views(node: fx.Node) -> fx.Node:
-    while node.op == "call_function" and describe(node).kind is OpKind.VIEW:
+    while node.op == "call_function" and op_kind(node) is OpKind.VIEW:
         node = node.all_input_nodes[0]
     return node
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import OpKind, op_kind
 
 
 def symints_to_save(joint: joint_graph.Joint) -> list[fx.Node]:
@@ -19,6 +19,6 @@ def symints_to_save(joint: joint_graph.Joint) -> list[fx.Node]:
         if joint.info.is_required_fw(node) or node in given:
             known.add(node)
         elif node.all_input_nodes and known.issuperset(node.all_input_nodes):
-            if describe(node).kind in (OpKind.SYMBOL, OpKind.VIEW):
+            if op_kind(node) in (OpKind.SYMBOL, OpKind.VIEW):
                 known.add(node)
     return [n for n in joint.module.graph.nodes if joint_graph.is_saveable_symbol(n) and n in known - given]

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import sizes
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import OpKind, op_kind
 
 CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 """Operators that give the numbers of a tensor in another type."""
@@ -43,4 +43,4 @@ def shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
-    return [u for u in node.users if u.op == "call_function" and describe(u).kind is OpKind.VIEW]
+    return [u for u in node.users if u.op == "call_function" and op_kind(u) is OpKind.VIEW]

@@ -9,7 +9,19 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything
-from benchmarks import gap, guard, max_speed, models, predicted_time, promise, scale, table_a, together, workspaces
+from benchmarks import (
+    gap,
+    guard,
+    max_speed,
+    models,
+    planning_time,
+    predicted_time,
+    promise,
+    scale,
+    table_a,
+    together,
+    workspaces,
+)
 from benchmarks.common import harness, synthetic
 from benchmarks.common.timing import RatioInterval
 from benchmarks.common.verdicts import MIB, Row, judge
@@ -404,6 +416,16 @@ def test_synthetic_layers_are_what_a_planner_expects(problem: Problem) -> None:
     fastest, lowest = planner.fastest(), planner.lowest()
     assert lowest.peak_bytes < 0.8 * fastest.peak_bytes
     assert planner.within((lowest.peak_bytes + fastest.peak_bytes) // 2).status in (Status.FEASIBLE, Status.OPTIMAL)
+
+
+def test_planning_time_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "planning_time.json"
+    assert planning_time.main(["--toy", "--model", "gpt", "--repeats", "1", "--points", "3", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["points"] == 3 and all(
+        row[name] > 0 for name in ("torch_s", "half_s", "min_s", "search_s", "frontier_s")
+    )
+    assert "0.5 over torch: median" in capsys.readouterr().out
 
 
 def test_scale_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

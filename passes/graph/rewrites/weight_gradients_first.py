@@ -13,7 +13,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from compile_remat.cost_models import OpKind, describe
+from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.views import CASTS
 
 aten = torch.ops.aten
@@ -57,7 +57,7 @@ def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Nod
 
 def _root(node: fx.Node) -> fx.Node:
     """What a node is a view of, itself if of nothing."""
-    while node.op == "call_function" and describe(node).kind is OpKind.VIEW and node.all_input_nodes:
+    while node.op == "call_function" and op_kind(node) is OpKind.VIEW and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
@@ -81,7 +81,7 @@ def _only_to_outputs(product: fx.Node) -> set[fx.Node] | None:
             if user.op == "output" or user in found:
                 continue
             is_known = user.target in CASTS or user.target in SUMS
-            if not is_known and (user.op != "call_function" or describe(user).kind is not OpKind.VIEW):
+            if not is_known and (user.op != "call_function" or op_kind(user) is not OpKind.VIEW):
                 return None
             found.add(user)
             stack.append(user)
@@ -110,7 +110,7 @@ def _with_sources(node: fx.Node, place: fx.Node, group: set[fx.Node]) -> set[fx.
                 continue
             if source is place or source.op != "call_function":
                 return None
-            if describe(source).kind not in (OpKind.VIEW, OpKind.SYMBOL):
+            if op_kind(source) not in (OpKind.VIEW, OpKind.SYMBOL):
                 return None
             found.add(source)
             stack.append(source)

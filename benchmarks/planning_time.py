@@ -1,0 +1,184 @@
+"""CPU time of planning, between the joint graph and two modules, beside torch's own partitioner on the same graph.
+
+    python -m benchmarks.planning_time [--model gpt] [--repeats 5] [--points 20] [--toy] [--json OUT]
+
+Each model is traced once.  On copies of its joint graph torch's partitioner (`activation_memory_budget` 0.5), ours at 0.5 and ours
+at `min` take turns; the figures are the lowest CPU seconds of each over the repeats, so a busy machine changes them little.  Ours
+at 0.5 is with the plain peak that the fraction is of.  What kernels of libraries take beside their outputs is measured once on a
+machine and kept on disk: the first turn, which may measure, does not count.
+
+`frontier` is the time of that many plans together (`compile_remat.pareto`), as a multiple of one search at half of the fastest
+plan's peak on the same problem.
+"""
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from benchmarks import models
+from benchmarks.common import harness
+from benchmarks.common.torch_budget import torch_activation_budget
+from compile_remat._torch import joint_graph
+from compile_remat._torch.isolated_trace import trace_isolated
+from compile_remat.config import RematConfig
+from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.passes import Planner, Problem, frontier
+from compile_remat.planning.joint_planning import plan_joint
+from compile_remat.planning.joint_split import split
+from compile_remat.planning.request import Fit
+from compile_remat.planning.settings import settings_for
+
+TORCH_BUDGET = 0.5
+SETTINGS = (0.5, "min")
+TITLES = ("model", "values", "torch", "0.5", "ratio", "min", "ratio", "one search", "frontier", "ratio")
+
+
+@dataclass(frozen=True)
+class PlanningTimeRow:
+    """CPU seconds of one model's joint graph.
+
+    Attributes:
+        num_values: Values of its problem.
+        torch_s: Torch's partitioner at its budget 0.5.
+        half_s: Ours at 0.5.
+        min_s: Ours at `min`.
+        search_s: One search on the problem, at half of the fastest plan's peak, or the lowest where that is higher.
+        frontier_s: `points` plans on the problem.
+    """
+
+    model: str
+    num_values: int
+    torch_s: float
+    half_s: float
+    min_s: float
+    search_s: float
+    frontier_s: float
+    points: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--model", action="append", choices=list(models.CASES), help="may be repeated; default all")
+    parser.add_argument("--repeats", type=int, default=5, help="turns that count")
+    parser.add_argument("--points", type=int, default=20, help="plans of the frontier")
+    arguments = parser.parse_args(argv)
+    head = harness.header(arguments.device)
+    harness.print_header(head)
+    rows = []
+    for name in arguments.model or list(models.CASES):
+        harness.progress(name)
+        rows.append(row_of(name, arguments))
+        harness.write_json(arguments.json, head, rows)
+    print(harness.ascii_table(*table(rows)), end="\n\n")
+    print(summary(rows))
+    return 0
+
+
+def row_of(name: str, arguments: argparse.Namespace) -> PlanningTimeRow:
+    """Trace one model and plan it."""
+    case = models.build(name, device=arguments.device, scale=harness.scale_of(arguments), seed=arguments.seed)
+    rows: list[PlanningTimeRow] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        def see(joint: fx.GraphModule, keywords: dict[str, Any]) -> None:
+            with warnings.catch_warnings():  # a fraction below the floor
+                warnings.simplefilter("ignore")
+                rows.append(_timed(name, joint, keywords, example_inputs, arguments))
+
+        look_at_joint_graph(gm, example_inputs, see, {})
+        return gm.forward
+
+    trace_isolated(case.module, backend, case.inputs)
+    (row,) = rows
+    return row
+
+
+def _timed(
+    name: str,
+    joint: fx.GraphModule,
+    keywords: dict[str, Any],
+    example_inputs: Sequence[Any],
+    arguments: argparse.Namespace,
+) -> PlanningTimeRow:
+    at_half, at_min = (settings_for(RematConfig.resolve({"memory_budget": each}), example_inputs) for each in SETTINGS)
+
+    def by_torch(given: fx.GraphModule) -> None:
+        with torch_activation_budget(TORCH_BUDGET):
+            joint_graph.torch_partition(given, None, **keywords)
+
+    makers: list[Callable[[fx.GraphModule], Any]] = [
+        by_torch,
+        lambda given: split(given, None, at_half, Fit(), **keywords),
+        lambda given: split(given, None, at_min, Fit(), **keywords),
+    ]
+    taken: list[list[float]] = [[] for _ in makers]
+    for turn in range(arguments.repeats + 1):
+        for make, seconds in zip(makers, taken, strict=True):
+            given = copy.deepcopy(joint)
+            start = time.process_time()
+            make(given)
+            if turn:
+                seconds.append(time.process_time() - start)
+    planned = plan_joint(copy.deepcopy(joint), at_min, Fit(), **keywords)
+    assert planned is not None
+    problem = planned.problem
+    search_s = min(_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
+    frontier_s = _seconds(lambda: frontier(Planner(problem), arguments.points))
+    torch_s, half_s, min_s = map(min, taken)
+    return PlanningTimeRow(name, len(problem.values), torch_s, half_s, min_s, search_s, frontier_s, arguments.points)
+
+
+def _search(problem: Problem) -> None:
+    planner = Planner(problem)
+    planner.within(planner.fastest().peak_bytes // 2)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def table(rows: Sequence[PlanningTimeRow]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles, and a line for each model."""
+    return TITLES, [_cells(row) for row in rows]
+
+
+def _cells(row: PlanningTimeRow) -> list[str]:
+    return [
+        row.model,
+        str(row.num_values),
+        f"{row.torch_s:.2f} s",
+        f"{row.half_s:.2f} s",
+        f"{row.half_s / row.torch_s:.2f}",
+        f"{row.min_s:.2f} s",
+        f"{row.min_s / row.torch_s:.2f}",
+        f"{row.search_s:.2f} s",
+        f"{row.points} in {row.frontier_s:.1f} s",
+        f"{row.frontier_s / row.search_s:.1f}",
+    ]
+
+
+def summary(rows: Sequence[PlanningTimeRow]) -> str:
+    """Median and worst ratios."""
+    ratios = {
+        "0.5 over torch": [row.half_s / row.torch_s for row in rows],
+        "min over torch": [row.min_s / row.torch_s for row in rows],
+        "frontier over one search": [row.frontier_s / row.search_s for row in rows],
+    }
+    return "\n".join(
+        f"{name}: median {statistics.median(values):.2f}, worst {max(values):.2f}" for name, values in ratios.items()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
