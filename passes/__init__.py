@@ -14,6 +14,8 @@ from compile_remat.passes.graph.normalise import prepared as prepared
 from compile_remat.passes.graph.normalise import rewritten as rewritten
 from compile_remat.passes.graph.origins import origin_of as origin_of
 from compile_remat.passes.graph.origins import plain_path as plain_path
+from compile_remat.passes.graph.outputs import changeable_outputs as changeable_outputs
+from compile_remat.passes.graph.outputs import left_alone as left_alone
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
@@ -70,9 +72,11 @@ __all__ = [
     "as_joint",
     "backward_calls",
     "build_problem",
+    "changeable_outputs",
     "extract",
     "frontier",
     "keep_matmuls_in_place",
+    "left_alone",
     "limit_seconds",
     "merged",
     "must_be_saved",

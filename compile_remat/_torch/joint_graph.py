@@ -74,6 +74,7 @@ class Joint:
             `prefer_save`, `must_recompute` or `prefer_recompute`.
         handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
             does, whatever their own tag says.
+        left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
     """
 
     module: fx.GraphModule
@@ -85,6 +86,7 @@ class Joint:
     has_recomputable_rng_ops: bool
     user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
     handed_on: frozenset[fx.Node] = frozenset()
+    left_alone: frozenset[fx.Node] = frozenset()
 
     @property
     def has_backward(self) -> bool:

@@ -19,6 +19,8 @@ from compile_remat.passes import (
     Status,
     as_in_torch,
     build_problem,
+    changeable_outputs,
+    left_alone,
     plain_option,
     rewritten,
     with_whole_forward,
@@ -100,7 +102,11 @@ def plan_joint(
     request_now = interrupted_by(request)
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
-    reference = joint_graph.plain_choice(joint) if needs_plain or effective.budget.kind == "max" else ()
+    # A graph with its backward inside returns after that.
+    changeable = frozenset() if is_inner else changeable_outputs(joint)
+    is_max = effective.budget.kind == "max"
+    reference = joint_graph.plain_choice(joint) if needs_plain or is_max or changeable else ()
+    joint = replace(joint, left_alone=left_alone(changeable, reference))
     plain = (
         plain_option(priced_problem(joint, settings, reference)[0], in_groups=settings.is_for_cpu)
         if needs_plain
@@ -138,7 +144,7 @@ def priced_problem(
     """The planning problem of a joint graph on the settings' device, and the cost model that priced it.
 
     Args:
-        reference: Nodes that torch's own chooser saves; empty where neither `max` nor a fraction asks for it.
+        reference: Nodes that torch's own chooser saves; empty where nothing asks for it.
     """
     cost = settings.cost(joint.module.graph)
     return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace), cost

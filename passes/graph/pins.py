@@ -8,7 +8,8 @@ from torch import fx
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import is_mutable, namespace_of
-from compile_remat.cost_models import Op, OpKind, describe, op_kind
+from compile_remat.cost_models import Op, OpKind, describe
+from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
@@ -24,8 +25,8 @@ class Pins:
     What the truth demands comes before any tag: an operator that reads an input which the forward overwrites, or writes into
     one, is saved, and so are numbers that Inductor would draw otherwise in another kernel.  A random or custom operator is saved
     too, unless it is tagged to be recomputed: torch replays the random state of tagged ones, and of a custom one the user knows
-    more than we do.  The rest is as its tag says.  Parts of a node with several outputs share its pin.  A view has none: it
-    stands for what it aliases.
+    more than we do.  The rest is as its tag says, but for outputs that are left alone: never saved unless one of these demands it.
+    Parts of a node with several outputs share its pin.  A view has none: it stands for what it aliases.
     """
 
     def __init__(self, joint: joint_graph.Joint, rules: RulesOf = inductor_rules) -> None:
@@ -43,7 +44,10 @@ class Pins:
             if reads_overwritten:
                 self._overwritten.add(node)
             return FREE, Tag.NONE
-        pin = self._kernels[node] = self._of_kernel(node, op, reads_overwritten)
+        pin = self._of_kernel(node, op, reads_overwritten)
+        if node in self._joint.left_alone and pin[0] is not SAVE:
+            pin = RECOMPUTE, Tag.NONE
+        self._kernels[node] = pin
         if reads_overwritten and (op.kind is OpKind.ITEM or joint_graph.may_take_over(node, self._overwritten)):
             self._overwritten.add(node)
         return pin
@@ -82,11 +86,11 @@ def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
     """
     found: dict[fx.Node, Pin] = {}
     for node in joint.module.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
-        operands = [_behind_views(x) for x in node.args if isinstance(x, fx.Node)]
-        extremes = [x for x in operands if x.target in EXTREMES and _behind_views(x.all_input_nodes[0]) in operands]
+        operands = [root_of(x) for x in node.args if isinstance(x, fx.Node)]
+        extremes = [x for x in operands if x.target in EXTREMES and root_of(x.all_input_nodes[0]) in operands]
         if not extremes or joint.info.is_required_fw(node):
             continue
-        compared = _behind_views(extremes[0].all_input_nodes[0])
+        compared = root_of(extremes[0].all_input_nodes[0])
         if compared.op != "call_function" or compared.meta["val"].dtype not in (torch.bfloat16, torch.float16):
             continue
         found[compared] = SAVE
@@ -97,12 +101,6 @@ def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
                 found[mask] = RECOMPUTE
                 pending += [user for user in mask.users if user.op == "call_function"]
     return found
-
-
-def _behind_views(node: fx.Node) -> fx.Node:
-    while node.op == "call_function" and op_kind(node) is OpKind.VIEW:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def may_differ(node: fx.Node, op: Op) -> bool:

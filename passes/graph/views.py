@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import fx
@@ -13,6 +13,29 @@ from compile_remat.cost_models import OpKind, op_kind
 
 CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 """Operators that give the numbers of a tensor in another type."""
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """What a node is a view of, itself if of nothing."""
+    while node.op == "call_function" and node.all_input_nodes and op_kind(node) is OpKind.VIEW:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def readers_of(node: fx.Node, kind_of: Callable[[fx.Node], OpKind | None] = op_kind) -> set[fx.Node]:
+    """What reads a node, itself or a view of it.
+
+    Args:
+        kind_of: The kind of a node, where it is known already.
+    """
+    found, pending = set[fx.Node](), [node]
+    while pending:
+        for reader in pending.pop().users:
+            if kind_of(reader) is OpKind.VIEW:
+                pending.append(reader)
+            else:
+                found.add(reader)
+    return found
 
 
 def most_users(node: fx.Node, among: Collection[fx.Node] | None = None) -> int:

@@ -397,6 +397,35 @@ def output_scaled(wrap: Wrap) -> Observed:
     return {"logits": logits, "loss": loss, "x": x.grad, "w": w.grad}
 
 
+def outputs_changed(wrap: Wrap) -> Observed:
+    """Eager mode saves sums of pairs and not what is summed, so that the code behind a graph break may change that."""
+    w, v = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((64, 64), (32, 64)))
+    x, seen = torch.randn(32, 64, dtype=torch.float64), dict[str, Tensor | None]()
+    views: dict[str, Callable[[Tensor], Tensor]] = {
+        "the output": lambda h: h,
+        "a view": lambda h: h.view(-1),
+        "a detached view": lambda h: h.detach()[:, :9],
+    }
+
+    def function(view: Callable[[Tensor], Tensor]) -> Tensor:
+        y = x
+        for _ in range(4):
+            y = torch.sin(y @ w)
+        h = y @ w + x
+        y = torch.cos(torch.sin(h.view(32, 32, 2).sum(-1))) @ v
+        seen_by_user = view(h)
+        torch._dynamo.graph_break()
+        seen_by_user.mul_(2)
+        return y.sum() + seen_by_user.square().sum()
+
+    for name, view in views.items():
+        torch.compiler.reset()
+        wrap(function)(view).backward()
+        seen |= {f"{name}: w": w.grad, f"{name}: v": v.grad}
+        w.grad = v.grad = None
+    return seen
+
+
 IN_PLACE: dict[str, Behaviour] = {f.__name__: f for f in (pointwise, indexed, masked, sliced)}
 BUFFERS: dict[str, Behaviour] = {
     f.__name__: f
@@ -459,6 +488,7 @@ CASES = [
     Case("same tensor twice", same_tensor_twice, compilers=("eager",)),
     Case("another storage", another_storage, compilers=("eager",)),
     Case("output scaled", output_scaled, compilers=("eager",)),
+    Case("outputs changed", outputs_changed, compilers=("eager",)),
     Case("mutation", lambda wrap: observe(SOME, wrap), compilers=("inductor",)),
     Case("in-place operators", lambda wrap: observe(IN_PLACE, wrap), compilers=("inductor",)),
     Case("buffers", lambda wrap: observe(BUFFERS, wrap), compilers=("inductor",)),

@@ -21,6 +21,7 @@ from torch import fx
 from compile_remat._torch.codegen_rules import write_where_it_stands
 from compile_remat._torch.sizes import hint_shape, hint_strides, storage_nbytes
 from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.views import readers_of
 
 MOVABLE = frozenset({OpKind.POINTWISE, OpKind.VIEW, OpKind.CONSTANT, OpKind.SYMBOL})
 LIBRARY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION, OpKind.OTHER})
@@ -63,7 +64,9 @@ def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection
 
 def _is_gradient(node: fx.Node, kinds: Kinds) -> bool:
     """Whether a node is an elementwise operator whose result, as it lies in memory, a matrix product reads."""
-    if kinds.get(node) is not OpKind.POINTWISE or not any(kinds.get(r) is OpKind.MATMUL for r in _readers(node, kinds)):
+    if kinds.get(node) is not OpKind.POINTWISE or not any(
+        kinds.get(r) is OpKind.MATMUL for r in readers_of(node, kinds.get)
+    ):
         return False
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and _is_contiguous(value)
@@ -137,15 +140,3 @@ def _stays_in_registers(node: fx.Node, kinds: Kinds) -> bool:
 
 def _nbytes(node: fx.Node) -> int:
     return storage_nbytes(node.meta.get("val"))
-
-
-def _readers(node: fx.Node, kinds: Kinds) -> set[fx.Node]:
-    """What reads a node, itself or a view of it."""
-    found, pending = set[fx.Node](), [node]
-    while pending:
-        for reader in pending.pop().users:
-            if kinds.get(reader) is OpKind.VIEW:
-                pending.append(reader)
-            else:
-                found.add(reader)
-    return found

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.passes.graph.views import CASTS
+from compile_remat.passes.graph.views import CASTS, root_of
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Nod
     firsts: dict[fx.Node, fx.Node] = {}  # by gradient, the first product of those seen so far that reads it and stays
     moved = 0
     for product in products:
-        gradients = [g for g in map(_root, product.all_input_nodes) if g in backward]
+        gradients = [g for g in map(root_of, product.all_input_nodes) if g in backward]
         ending = _only_to_outputs(product) if _frees_something(product, backward) else None
         places = {firsts[g] for g in gradients if g in firsts} if ending else set()
         for place in sorted(places):
@@ -55,19 +55,12 @@ def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Nod
     return moved
 
 
-def _root(node: fx.Node) -> fx.Node:
-    """What a node is a view of, itself if of nothing."""
-    while node.op == "call_function" and op_kind(node) is OpKind.VIEW and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    return node
-
-
 def _frees_something(product: fx.Node, backward: Collection[fx.Node]) -> bool:
     """Whether the product reads what the forward computed, not just weights and inputs, which stay anyway, or casts of them."""
     for operand in product.all_input_nodes:
-        source = _root(operand)
+        source = root_of(operand)
         while source.target in CASTS:
-            source = _root(source.all_input_nodes[0])
+            source = root_of(source.all_input_nodes[0])
         if source not in backward and source.op == "call_function":
             return True
     return False
