@@ -5,12 +5,14 @@ says and what stands in the second column, and writes what stands in the third o
 
 | pass | reads | writes |
 |---|---|---|
-| `count_reads` | kernel, sources | expressions, is_drawn, concatenates, becomes_addmm, is_materialised, excess_ops, spared_ops |
+| `count_reads` | kernel, sources | expressions, is_drawn, concatenates, becomes_addmm, is_materialised, |
+| | | is_written_again, excess_ops, spared_ops |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
-| `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised | is_materialised, is_inner |
+| `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner |
+| | is_written_again | |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |

@@ -69,7 +69,7 @@ def _count_reads_of(
     forward = backward if draft.in_backward else _joined(draft, [s.expression for s in draft.sources], rules)
     is_reused = most_users(draft.node, run_again) > 1
     is_written_in_backward = is_always or _is_written(backward, is_reused, rules)
-    draft.is_materialised = is_written_in_backward
+    draft.is_materialised = draft.is_written_again = is_written_in_backward
     if not draft.in_backward:
         draft.is_materialised = is_always or _is_written(forward, most_users(draft.node) > 1, rules)
     elif is_written_in_backward and not is_always and not _has_many_reads(backward, is_reused, rules):
@@ -190,7 +190,8 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
 
     What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.  With
     other readers it may be computed again right before those, and all of that by one kernel if it is pointwise and has as many
-    elements.  The plan decides that (`Value.is_inner`).
+    elements.  The plan decides that (`Value.is_inner`).  What only the forward's readers have written is no node of its own in the
+    backward.
     """
     depths = _depths(graph.by_node.values())
     reading = _reading_kernels(depths)
@@ -205,7 +206,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
             draft.is_materialised = not is_own
             is_alike = all(k.depth != NEVER_FUSED and k.num_elements == _num_elements(draft) for k in kernels)
-            draft.is_inner = is_own or (is_alike and not draft.in_backward)
+            draft.is_inner = (is_own and draft.is_written_again) or (is_alike and not draft.in_backward)
 
 
 def _depths(drafts: Iterable[Draft]) -> dict[Draft, int]:
