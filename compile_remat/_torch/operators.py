@@ -33,8 +33,13 @@ def namespace_of(node: fx.Node) -> str | None:
 
 def is_complex(node: fx.Node) -> bool:
     """Whether a node reads or writes complex numbers: then Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
-    values = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    return any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+    return any(_holds_complex(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+
+
+def _holds_complex(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype.is_complex
+    return isinstance(value, list | tuple) and any(map(_holds_complex, value))
 
 
 def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
