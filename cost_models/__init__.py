@@ -10,6 +10,7 @@ from compile_remat.cost_models.device.table import load_device as load_device
 from compile_remat.cost_models.operators.kinds import OpKind as OpKind
 from compile_remat.cost_models.operators.ops import Op as Op
 from compile_remat.cost_models.operators.ops import describe as describe
+from compile_remat.cost_models.operators.ops import is_random as is_random
 from compile_remat.cost_models.operators.ops import op_kind as op_kind
 from compile_remat.cost_models.profile import Profile as Profile
 from compile_remat.cost_models.profile import Times as Times
@@ -50,6 +51,7 @@ __all__ = [
     "describe",
     "detect",
     "device_names",
+    "is_random",
     "load_device",
     "make_cost_model",
     "op_kind",

@@ -23,8 +23,8 @@ from compile_remat.compilation.feedback import (
 )
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.config import RematConfig
+from compile_remat.cost_models import is_random
 from compile_remat.errors import find_error, warn
-from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import calls_regions, inlined_calls
 from compile_remat.inductor.cpp_kernels.building import build, building_postponed
 from compile_remat.inductor.entry import (
@@ -50,10 +50,6 @@ STRICT_OPTIONS = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 too high, seems to allow it: 3 MiB more than planned on a GPT at its floor.  With the second, it sorts kernels anew by such an
 estimate: with blocks that run twice in one graph, the end of one pass came to stand in the other, 28.2 MiB instead of 26.5
 (`python -m benchmarks.promise --model two_passes`, with and without it)."""
-
-ORDERED_OPTIONS = {"reorder_for_peak_memory": False}
-"""Under `fallback_random` numbers come from eager mode's generator in the order of the calls, and torch 2.11 moves these
-calls where that lowers its estimate of the peak; plain torch.compile then draws other numbers than eager mode, too."""
 
 INNER_OPTIONS = {"reorder_for_locality": False}
 """Of a graph that computes gradients itself: for inference, Inductor moves each node down to its first reader, which for a
@@ -145,7 +141,14 @@ class Compilation:
             if self.config.compiler == "eager":
                 return compile_eager(self.gm, self.example_inputs, chosen, **rewrite)
             return compile_with_partitioner(
-                self.gm, self.example_inputs, chosen, options, guarded=guide.guarded, observer=observer, **rewrite
+                self.gm,
+                self.example_inputs,
+                chosen,
+                options,
+                guarded=guide.guarded,
+                observer=observer,
+                is_ordered=draws_in_turn,
+                **rewrite,
             )
 
         return enter
@@ -153,12 +156,10 @@ class Compilation:
     def _options(self, partitioner: RematPartitioner) -> dict[str, Any]:
         # With nested regions Inductor's reuse of buffers is wrong by itself; see `called_regions.calls_regions`.
         strict = partitioner.guarded or calls_regions(self.gm)
-        ordered = self.patches.get("fallback_random", inductor_options.draws_as_eager_mode())
         inner = partitioner.guarded and computes_gradients(self.gm)
         return {
             **(STRICT_OPTIONS if strict else {}),
             **(INNER_OPTIONS if inner else {}),
-            **(ORDERED_OPTIONS if ordered else {}),
             **self.patches,
         }
 
@@ -242,3 +243,11 @@ class Compilation:
             partitioner = replace(partitioner, request=FitBelow(tightened_bytes))
             side_file = self._side_file(partitioner)
         raise AssertionError("the last round returns")
+
+
+def draws_in_turn(graph: fx.GraphModule) -> bool:
+    """Whether several operators take numbers from a generator: their order decides which numbers each gets.
+
+    What Inductor draws itself comes of one draw of seeds; `multinomial`, say, is called, and so is all under `fallback_random`.
+    """
+    return sum(map(is_random, graph.graph.nodes)) > 1

@@ -15,6 +15,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
+from torch._inductor import config as inductor_config
 
 from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
 from compile_remat.inductor.install import PARTITIONER_OPTION
@@ -35,6 +36,7 @@ def compile_with_partitioner(
     *,
     guarded: bool,
     observer: Observer | None = None,
+    is_ordered: Callable[[fx.GraphModule], bool] = lambda graph: False,
     rewrite: GraphRewrite = _as_it_is,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor, `partitioner` choosing what to save.
@@ -45,6 +47,8 @@ def compile_with_partitioner(
         guarded: Keep Inductor's fusions to the plan.
         observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
             the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
+        is_ordered: Whether a graph's kernels have to run in its order.  Otherwise Inductor sorts them anew by its estimate of the
+            peak, and with them draws from a generator.
         rewrite: Called with a graph that is compiled for inference, behind Inductor's passes over joint graphs.
     """
     compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
@@ -54,7 +58,8 @@ def compile_with_partitioner(
     final = compiler
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        return final(rewrite(graph) if kwargs.get("is_inference") else graph, inputs, **kwargs)
+        with inductor_config.patch({"reorder_for_peak_memory": False} if is_ordered(graph) else {}):
+            return final(rewrite(graph) if kwargs.get("is_inference") else graph, inputs, **kwargs)
 
     patches = {**options, PARTITIONER_OPTION: partitioner}
     return _callable(inductor.compile_fx(gm, list(example_inputs), inner_compile=compile_graph, config_patches=patches))

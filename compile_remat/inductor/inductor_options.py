@@ -33,11 +33,6 @@ def mode_options(mode: str | None) -> dict[str, Any]:
     return dict(list_mode_options(mode))
 
 
-def draws_as_eager_mode() -> bool:
-    """Inductor's `fallback_random` as it is set in this process."""
-    return bool(config.fallback_random)
-
-
 def mode_names() -> tuple[str, ...]:
     """The modes that torch.compile knows."""
     return ("default", *sorted(m for m in list_mode_options() if m != "default"))

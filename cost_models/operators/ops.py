@@ -76,6 +76,11 @@ def op_kind(node: fx.Node) -> OpKind:
     return _facts_and_kind(node)[1]
 
 
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws from a random generator; see `Op`."""
+    return node.op == "call_function" and _is_random(node, target_facts(node.target))
+
+
 def describe(node: fx.Node) -> Op:
     """Counts of the node, from the fake values in its ``meta["val"]`` and in those of its inputs."""
     facts, kind = _facts_and_kind(node)

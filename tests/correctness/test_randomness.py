@@ -250,6 +250,31 @@ def test_the_gradient_holds_the_numbers_that_the_output_shows(compiler: str, bud
     assert {b for b in budgets if isinstance(b, str)} <= {report.budget for report in compile_remat.reports()}
 
 
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_a_budget_changes_no_number_that_is_drawn(compiler: str) -> None:
+    """Inductor calls `multinomial`; sorted by their memory, the seeds of what it draws itself would come before that."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        h = torch.sin(x @ w)
+        with torch.no_grad():
+            products = [x @ (w + k) for k in range(5)]
+            rows = torch.multinomial(torch.softmax(products[-1], -1), 4)
+            noise = torch.randn(5, 5)
+            scale = sum(p @ p[:, :4] for p in products)
+        return h.gather(1, rows).sum() * torch.as_tensor(scale).mean(), rows, noise
+
+    drawn = []
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+    for budget in ("max", "min"):
+        torch.compiler.reset()
+        options = {"memory_budget": budget, "compiler": compiler}
+        with without_caches():
+            torch.manual_seed(1)
+            _, *numbers = torch.compile(function, backend=remat, options=options)(x, w)
+        drawn.append([*numbers, torch.get_rng_state()])
+    assert all(map(torch.equal, *drawn))
+
+
 # -- the two graphs ---------------------------------------------------------------------------------------------------
 
 
