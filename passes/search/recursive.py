@@ -14,6 +14,7 @@ segments of any graph.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,6 +28,9 @@ from compile_remat.passes.search.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.segment_dp import Option, SegmentTable
 from compile_remat.passes.search.segments import Segments
+
+KEPT = 16
+"""Plans on problems with copies that are remembered: each holds a simulator."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,7 @@ class Recursion:
         cuts, parts = options.recursive_segment_cuts, options.recursive_parts
         self.segments = Segments(simulator, [level], pinned, cuts, options, parts)
         self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
+        self._known: OrderedDict[tuple[bytes, bytes], Candidate] = OrderedDict()
         self.table = self._with_recursive(self.segments.charging_whole_frontiers())
         self.simulations = self.segments.simulations
 
@@ -164,9 +169,22 @@ class Recursion:
         base = self.simulator.one(saved)
         twice &= base.recomputed[:, 0] & ~kept & self._may_run_again
         self.simulations += 2
-        problem = self.simulator.problem
-        names = [problem.values[v].name for v in np.flatnonzero(twice)]
-        return candidate(problem, saved, names, self.simulator.work), base
+        return self._simulated(saved, twice), base
+
+    def _simulated(self, saved: Bools, twice: Bools) -> Candidate:
+        """The plan that saves and computes twice what these masks say; the last ones asked for are kept: paths come back."""
+        key = saved.tobytes(), twice.tobytes()
+        found = self._known.pop(key, None)
+        if found is None:
+            problem = self.simulator.problem
+            names = [problem.values[v].name for v in np.flatnonzero(twice)]
+            found = candidate(problem, saved, names, self.simulator.work)
+        else:
+            found.simulator.one(found.saved)  # counts as work, as it did at first
+        self._known[key] = found
+        if len(self._known) > KEPT:
+            self._known.popitem(last=False)
+        return found
 
     @cached_property
     def _may_run_again(self) -> Bools:
