@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from torch import fx
 
@@ -17,6 +18,7 @@ from compile_remat.passes import (
     keep_matmuls_in_place,
     merged,
     plain_option,
+    timeline,
     with_whole_forward,
     without_common_subexpressions,
 )
@@ -60,32 +62,54 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
 def _backwards_planned(
     module: fx.GraphModule, settings: Settings, request: Request
 ) -> tuple[fx.GraphModule, Planned | None]:
-    """The graph with each of its backwards under a plan, and the plan of the last one.
+    """The graph with each of its backwards under a plan, and the plan of the last one, with the peak of the whole graph.
 
     The first of several is seen as part of a forward when the last one is planned, and less exactly: its peak comes out too high.
     """
     calls, planned = backward_calls(module), None
-    target_bytes = _target_bytes(module, settings, request) if len(calls) > 1 else None
+    has_several = len(calls) > 1
+    if has_several and settings.budget.kind == "fraction":
+        settings = _with_plain_bytes(settings, module, calls[-1])
+    target_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=settings.plain_bytes)) if has_several else None
+    if target_bytes is not None and not isinstance(request, FitBelow):
+        request = FitBelow(target_bytes)
     for call in calls:
-        found = _planned(module, call, settings, request if target_bytes is None else FitBelow(target_bytes))
+        found = _planned(module, call, settings, request)
         if found is not None:
             inner, planned = found
             forward, backward = extract(planned.joint, planned.plan)
             module = merged(inner, forward, backward, (n.name for n in planned.joint.info.tangents_closure))
-    return module, planned
+    return module, planned if planned is None or not has_several else _with_peak_of(module, planned, settings)
 
 
-def _target_bytes(module: fx.GraphModule, settings: Settings, request: Request) -> int | None:
-    """The bytes for each of several backwards; None for `min`."""
-    if isinstance(request, FitBelow):
-        return request.target_bytes
-    plain_bytes = settings.plain_bytes
-    inner = as_joint(module, backward_calls(module)[-1]) if settings.budget.kind == "fraction" else None
-    if inner is not None:
-        joint = with_whole_forward(as_in_torch(inner.module, num_fwd_outputs=inner.num_fwd_outputs))
-        problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
-        plain_bytes = max(plain_bytes, plain_option(problem, in_groups=settings.is_for_cpu).peak_bytes)
-    return bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
+def _with_plain_bytes(settings: Settings, module: fx.GraphModule, last_call: str) -> Settings:
+    """The settings, a fraction being of what plain torch.compile takes for the whole graph as it was given."""
+    inner = as_joint(module, last_call)
+    if inner is None:
+        return settings
+    joint = _joint(inner)
+    problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
+    plain = plain_option(problem, in_groups=settings.is_for_cpu)
+    return replace(settings, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
+
+
+def _with_peak_of(module: fx.GraphModule, planned: Planned, settings: Settings) -> Planned:
+    """The last plan with the peak of the graph that came of all, where nothing is left to choose."""
+    inner = as_joint(module, None)
+    if inner is None:
+        return planned
+    problem, _ = priced_problem(_joint(inner), settings, ())
+    names = tuple(value.name for value in problem.values if value.is_saveable)
+    seen, report = timeline(problem, replace(planned.plan, saved=names, again=())), planned.report
+    plan = replace(
+        planned.plan, peak_bytes=seen.peak_bytes, forward_peak_bytes=seen.forward_peak_bytes, largest=seen.largest
+    )
+    floor_bytes = None if report.floor_bytes is None else plan.peak_bytes
+    return replace(planned, plan=plan, report=replace(report, plan=plan, floor_bytes=floor_bytes))
+
+
+def _joint(inner: InnerBackward) -> joint_graph.Joint:
+    return with_whole_forward(as_in_torch(inner.module, num_fwd_outputs=inner.num_fwd_outputs))
 
 
 def _planned(

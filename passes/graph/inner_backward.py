@@ -46,17 +46,20 @@ def backward_calls(module: fx.GraphModule) -> list[str]:
     return list(dict.fromkeys(name for node in module.graph.nodes if (name := _gradient_call(node))))
 
 
-def as_joint(module: fx.GraphModule, call: str) -> InnerBackward | None:
+def as_joint(module: fx.GraphModule, call: str | None) -> InnerBackward | None:
     """The graph up to the end of the backward that a call stands for; None where it is not functional.
 
     Behind the last backward nodes may follow that belong to it, so that the joint graph then goes on to the end, or to where inputs
     are overwritten.
+
+    Args:
+        call: None for all backwards as one: what stands behind the first gradient.
     """
     if writes_in_place(module) or joint_graph.has_random_checkpoint(module):
         return None
     nodes = list(module.graph.nodes)
-    own = [k for k, node in enumerate(nodes) if _gradient_call(node) == call]
-    is_last = call == backward_calls(module)[-1]
+    own = [k for k, node in enumerate(nodes) if (found := _gradient_call(node)) and call in (None, found)]
+    is_last = call in (None, backward_calls(module)[-1])
     writes = (k for k, n in enumerate(nodes) if n.op == "output" or n.target is torch.ops.aten.copy_.default)
     stop = next(writes) if is_last else own[-1] + 1
     graph, env, backward = fx.Graph(), dict[fx.Node, fx.Node](), set[fx.Node]()

@@ -132,7 +132,7 @@ def test_random_numbers_are_drawn_once() -> None:
 @pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("function", [functional, accumulated], ids=lambda f: f.__name__)
 def test_the_emitted_code_keeps_the_plan(function: Callable[..., Any]) -> None:
-    """The budget holds.  Where forward and backward meet, their kernels may be fused, which keeps a tensor more than predicted."""
+    """The budget holds, and the predicted peak is that of the code, of two backwards as well."""
 
     def peak(call: Callable[..., Any]) -> int:
         return peak_bytes(lambda: call(weights(), X, Y), "cpu").peak_bytes - weights_bytes
@@ -145,10 +145,9 @@ def test_the_emitted_code_keeps_the_plan(function: Callable[..., Any]) -> None:
         call = compiled(function, budget)
         call(weights(), X, Y)
         (report,) = compile_remat.reports()
-        assert report.plan is not None
-        assert report.plan.is_feasible or function is accumulated  # of several backwards the predicted peak is too high
+        assert report.plan is not None and report.plan.is_feasible
         assert report.scheduled_peak_bytes is not None
-        assert report.scheduled_peak_bytes <= report.plan.peak_bytes + X.nbytes
+        assert report.scheduled_peak_bytes == pytest.approx(report.plan.peak_bytes, rel=0.01)
         assert report.budget_bytes is None or report.scheduled_peak_bytes <= report.budget_bytes
         assert peak(call) <= 1.01 * report.scheduled_peak_bytes + 64
         assert peak(call) <= share * plain_bytes
