@@ -6,7 +6,8 @@ says and what stands in the second column, and writes what stands in the third o
 | pass | reads | writes |
 |---|---|---|
 | `count_reads` | kernel, sources | expressions, is_drawn, concatenates, becomes_addmm, is_materialised, |
-| | | is_written_again, excess_ops, spared_ops |
+| | | is_written_again, is_written_if_reused, excess_ops, spared_ops |
+| `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
@@ -32,6 +33,7 @@ from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import inner_graphs, tree_leaves
 from compile_remat.cost_models import CostModel, OpKind, describe, op_kind
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
+from compile_remat.passes.graph.kept_values import mark_kept_values
 from compile_remat.passes.graph.materialisation import (
     count_reads,
     drop_inner_buffers,
@@ -74,6 +76,7 @@ KERNELS = {
 
 PASSES = (
     count_reads,
+    mark_kept_values,
     mark_channels_last,
     mark_outputs,
     mark_written_constants,

@@ -9,6 +9,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.kept_values import write_kept_values
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan
@@ -43,8 +44,13 @@ def extract(
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
     return joint_graph.extract_modules(
-        joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again))
+        joint, handed, functools.partial(_rewrite, joint=joint, names=frozenset(plan.again))
     )
+
+
+def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:
+    _copy(backward, joint, names)
+    write_kept_values(backward)
 
 
 def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:

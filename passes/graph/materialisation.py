@@ -31,7 +31,7 @@ def count_reads(graph: DraftGraph) -> None:
     """
     joint = graph.joint
     addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
-    run_again = _may_run_in_backward(graph)
+    run_again = may_run_in_backward(graph)
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
             _count_reads_of(draft, graph, addmms, run_again)
@@ -41,7 +41,7 @@ def count_reads(graph: DraftGraph) -> None:
             draft.expression = draft.backward_expression = _load_of(draft)
 
 
-def _may_run_in_backward(graph: DraftGraph) -> frozenset[fx.Node]:
+def may_run_in_backward(graph: DraftGraph) -> frozenset[fx.Node]:
     """All that depends on a tangent, and what that is computed from."""
     found = set[fx.Node]()
     for node in reversed(graph.joint.module.graph.nodes):
@@ -65,13 +65,16 @@ def _count_reads_of(
     is_always = draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in draft.node.users)
     readers = [graph.by_node[u] for u in draft.node.users if u in graph.by_node]
     is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
-    backward = _joined(draft, [s.backward_expression for s in draft.sources], rules)
-    forward = backward if draft.in_backward else _joined(draft, [s.expression for s in draft.sources], rules)
+    backward = joined(draft, [s.backward_expression for s in draft.sources], rules)
+    forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources], rules)
     is_reused = most_users(draft.node, run_again) > 1
-    is_written_in_backward = is_always or _is_written(backward, is_reused, rules)
+    is_written_in_backward = is_always or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
+    draft.is_written_if_reused = is_written_in_backward and not (
+        is_always or is_read or is_written(backward, False, rules)
+    )
     if not draft.in_backward:
-        draft.is_materialised = is_always or _is_written(forward, most_users(draft.node) > 1, rules)
+        draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
     elif is_written_in_backward and not is_always and not _has_many_reads(backward, is_reused, rules):
         draft.excess_ops = _num_ops(backward) - rules.max_ops
         draft.spared_ops = _spared_ops(draft, rules)
@@ -103,7 +106,7 @@ def _load_of(draft: Draft) -> Expression:
     return Expression(reads=frozenset({draft.node.name}))
 
 
-def _joined(draft: Draft, parts: Sequence[Expression], rules: InductorRules) -> Expression:
+def joined(draft: Draft, parts: Sequence[Expression], rules: InductorRules) -> Expression:
     """A draft's expression, made of those of what it reads."""
     return Expression(
         frozenset[str]().union(*(p.reads for p in parts), [name for name, _ in draft.input_reads]),
@@ -124,7 +127,7 @@ def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
     yield from numbers_of(draft.node)
 
 
-def _is_written(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
+def is_written(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
     return _has_many_reads(expression, is_reused, rules) or _is_large(expression, is_reused, rules)
 
 
@@ -172,7 +175,7 @@ def _with_load_of(part: Draft | None, draft: Draft, rules: InductorRules) -> Exp
         new = [source for source in node.sources if source not in seen]
         seen.update(new)
         stack += filter(_is_inlined, new)
-        found.append(_joined(node, [s.backward_expression for s in new if not _is_inlined(s)], rules))
+        found.append(joined(node, [s.backward_expression for s in new if not _is_inlined(s)], rules))
     return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))
 
 

@@ -1,0 +1,51 @@
+"""Values that stay in memory in the backward although a plan leaves them one reader: else that one would be written in their stead.
+
+Inductor writes a value to memory that reads several buffers and that two nodes read.  What one node reads is computed in the kernel
+of that node.  A ResNet's first ReLU reads five buffers, and two nodes of the backward may read it: the pooling, and a comparison.
+Where a plan saves what the pooling gives, the comparison alone does, and the gradient that it is for then reads six buffers:
+Inductor writes that gradient to memory, in float32, twice as large as the ReLU.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from compile_remat._torch.codegen_rules import write_where_it_stands
+from compile_remat.passes.graph.materialisation import is_written, joined, may_run_in_backward
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
+from compile_remat.passes.graph.views import most_users
+from compile_remat.passes.problem.problem import POINTWISE
+
+KEPT = "remat_kept_if_read_once"
+"""In `fx.Node.meta` of the joint graph and of what is extracted of it."""
+
+
+def mark_kept_values(graph: DraftGraph) -> None:
+    """Mark the values that one reader may not compute in its own expression, as it would be written to memory itself then.
+
+    All values that are written for several readers alone are taken to have one at once, so that some are marked without need.
+    """
+    run_again = may_run_in_backward(graph)
+    inlined: dict[Draft, Expression] = {}
+    by_name: dict[str, Draft] = {}
+    for draft in graph.by_node.values():
+        rules, own = graph.rules_of(draft.node), draft.backward_expression
+        inlined[draft] = own
+        if draft.kernel != POINTWISE:
+            continue
+        whole = joined(draft, [inlined[source] for source in draft.sources], rules)
+        if draft.is_written_if_reused and not draft.in_backward:
+            inlined[draft], by_name[draft.node.name] = whole, draft
+        elif draft.node.name not in own.reads:  # computed in its readers' expressions
+            if is_written(whole, most_users(draft.node, run_again) > 1, rules):
+                for name in own.reads & by_name.keys():
+                    by_name[name].node.meta[KEPT] = True
+            else:
+                inlined[draft] = whole
+
+
+def write_kept_values(backward: fx.GraphModule) -> None:
+    """Have Inductor write the marked values to memory that the backward of a plan reads once."""
+    for node in backward.graph.nodes:
+        if node.op == "call_function" and node.meta.get(KEPT) and most_users(node) == 1:
+            write_where_it_stands(node)
