@@ -59,6 +59,8 @@ class InductorRules:
             ``config.realize_reads_threshold``).
         max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
             ``config.realize_opcount_threshold``).
+        unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
+            ``config.unroll_reductions_threshold``).
         extra_ops: Operations of an operator beyond one, its loads and its numbers, by name.
         heavy_ops: A value with several readers whose expression has one of these is materialised
             (``StorageBox.should_realize_on_reuse``), ascending.
@@ -104,6 +106,7 @@ class InductorRules:
     max_pooling_window: int = 25
     scatters: tuple[str, ...] = ()
     unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
+    unrolled_below: int = 8
 
 
 RulesOf = Callable[[str], InductorRules]
@@ -134,6 +137,7 @@ def inductor_rules(device_type: str) -> InductorRules:
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
         scatters=() if is_cpu or torch.are_deterministic_algorithms_enabled() else SCATTERS,
+        unrolled_below=int(config.unroll_reductions_threshold),
         unfused_scatter_dtypes=() if is_cpu else tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )
 

@@ -42,6 +42,16 @@ def _holds_complex(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_holds_complex, value))
 
 
+def reduced_dims(node: fx.Node) -> frozenset[int]:
+    """The dimensions of its first argument that a reduction names; none where it names none, and so goes over all."""
+    if not isinstance(node.target, OpOverload):
+        return frozenset()
+    names = [argument.name for argument in node.target._schema.arguments]
+    dims: Any = (dict(zip(names, node.args, strict=False)) | node.kwargs).get("dim")
+    ndim = node.all_input_nodes[0].meta["val"].dim()
+    return frozenset(d % ndim for d in (dims if isinstance(dims, list | tuple) else [] if dims is None else [dims]))
+
+
 def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a higher-order operator (``cond``, ``scan``, ``while_loop``) is called with; none for other operators."""
     owner = node.graph.owning_module

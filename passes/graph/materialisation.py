@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
-from compile_remat._torch.operators import numbers_of
+from compile_remat._torch.operators import numbers_of, reduced_dims
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
@@ -196,7 +196,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
     elements.  The plan decides that (`Value.is_inner`).  What only the forward's readers have written is no node of its own in the
     backward.
     """
-    depths = _depths(graph.by_node.values())
+    depths = _depths(graph)
     reading = _reading_kernels(depths)
     for draft, depth in depths.items():
         if draft.concatenates or draft.becomes_addmm:
@@ -212,16 +212,19 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             draft.is_inner = (is_own and draft.is_written_again) or (is_alike and not draft.in_backward)
 
 
-def _depths(drafts: Iterable[Draft]) -> dict[Draft, int]:
+def _depths(graph: DraftGraph) -> dict[Draft, int]:
     """`Draft.depth`, where the reduction of a reduction's smaller result counts, too: what reads it is in another kernel.
 
     A group norm's backward sums over pixels, then over the channels of a group.  What reads those sums beside the gradient runs
-    after two kernels, and the gradient is read from memory.
+    after two kernels, and the gradient is read from memory.  So it is with a batch norm's backward: its sums go over other
+    dimensions than the last ones, and what reads them does not run in the same loops.
     """
     depths: dict[Draft, int] = {}
     reduced: dict[Draft, int] = {}  # the most elements that one of the reductions goes over that it is computed from
-    for draft in drafts:
-        after = {s: depths[s] + (s.kernel in (EXTERN, SCATTER) or _is_second(s, reduced)) for s in draft.sources}
+    for draft in graph.by_node.values():
+        after = {
+            s: depths[s] + (s.kernel in (EXTERN, SCATTER) or _ends_kernel(s, reduced, graph)) for s in draft.sources
+        }
         depth = depths[draft] = max(after.values(), default=0)
         below = [reduced[s] for s in draft.sources if after[s] == depths[s] == depth]
         own = _elements_reduced(draft) if draft.kernel == REDUCTION else 0
@@ -229,8 +232,20 @@ def _depths(drafts: Iterable[Draft]) -> dict[Draft, int]:
     return depths
 
 
-def _is_second(draft: Draft, reduced: Mapping[Draft, int]) -> bool:
-    return draft.kernel == REDUCTION and _elements_reduced(draft) < reduced[draft]
+def _ends_kernel(draft: Draft, reduced: Mapping[Draft, int], graph: DraftGraph) -> bool:
+    """Whether what reads a reduction runs in another kernel."""
+    if draft.kernel != REDUCTION:
+        return False
+    return _elements_reduced(draft) < reduced[draft] or _is_over_others(draft.node, graph.rules_of(draft.node))
+
+
+def _is_over_others(node: fx.Node, rules: InductorRules) -> bool:
+    """Whether a reduction goes over other dimensions than the last ones; one over few elements is a pointwise kernel."""
+    sizes, dims = shape(node.all_input_nodes[0]), reduced_dims(node)
+    large = [d for d, size in enumerate(sizes) if size > 1]
+    kept = [d for d in large if d not in dims]
+    is_unrolled = math.prod(sizes[d] for d in large if d in dims) < rules.unrolled_below
+    return bool(dims) and not is_unrolled and kept != large[: len(kept)]
 
 
 class _Kernel(NamedTuple):

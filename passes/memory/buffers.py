@@ -48,24 +48,46 @@ def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, 
     pairs = []
     for w, value in enumerate(values):
         if overwrites(value):
-            path = register_path(value.reads, values, stored, value)
+            path = register_path(own_reads(value), values, stored, value)
             sources = [v for v in path if may_be_written_over(values[v], value) and not values[v].is_output]
             if sources:
                 pairs.append((w, sources))
     return pairs
 
 
-def register_path(reads: Iterable[int], values: Sequence[Value], stored: Bools, by: Value | Step) -> list[int]:
-    """What the kernel of `by` reads, and what those of them read that may stay in registers and do not part it from `by`."""
-    found: set[int] = set()
+OWN = -1
+"""The node of a kernel that writes its result.  Inner values are nodes by their index, inner steps by `_node_of_step`."""
+
+PARTED = (-2, -3)
+"""Stand for nodes that hand on nothing of what they read as memory to write over."""
+
+
+def own_reads(value: Value) -> list[tuple[int, int]]:
+    """What the value reads, each with the node that reads it."""
+    return [(v, OWN) for v in value.reads]
+
+
+def register_path(
+    reads: Iterable[tuple[int, int]], values: Sequence[Value], stored: Bools, by: Value | Step
+) -> list[int]:
+    """What the kernel of `by` reads, and what those of them read that may stay in registers and do not part it from `by`.
+
+    Not among them is what two nodes of the kernel read: Inductor writes over a buffer only where the last of its readers does.
+
+    Args:
+        reads: Values, each with the node of the kernel that reads it.
+    """
+    nodes: dict[int, set[int]] = {}
     stack = list(reads)
     while stack:
-        v = stack.pop()
-        if v not in found:
-            found.add(v)
-            if not stored[v] and values[v].kernel == POINTWISE and not parts_from(values[v], by):
-                stack.extend(values[v].reads)
-    return sorted(found)
+        v, node = stack.pop()
+        found = nodes.setdefault(v, set())
+        if node not in found:
+            found.add(node)
+            if not stored[v] and values[v].kernel == POINTWISE:
+                inside = PARTED if parts_from(values[v], by) else [v if values[v].is_inner else node]
+                stack.extend((r, n) for r in values[v].reads for n in inside)
+    return sorted(v for v, found in nodes.items() if len(found) == 1)
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:
@@ -90,26 +112,34 @@ def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
     return ends
 
 
-def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tuple[list[int], list[int]]:
+def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tuple[list[tuple[int, int]], list[int]]:
     """Values that the kernel of step `b` reads, through steps that stay in registers and do not part it from them.
 
-    With that, the steps on the way that do so in some plans (`Step.excess_ops`).
+    Each comes with the node of the kernel that reads it.  With that, the steps on the way that part it from them in some plans
+    (`Step.excess_ops`).
     """
-    found: list[int] = []
+    found: list[tuple[int, int]] = []
     large: list[int] = []
-    stack, seen = [b], set()
+    stack, seen = [(b, OWN)], set()
     while stack:
-        g = stack.pop()
-        if g in seen:
+        g, node = stack.pop()
+        if (g, node) in seen:
             continue
-        seen.add(g)
+        seen.add((g, node))
         if g != b and parts_from(steps[g], steps[b]):
             if sum(steps[g].spared_ops) < max(1, steps[g].excess_ops):
+                found.extend((v, n) for v in steps[g].reads for n in PARTED)
                 continue
             large.append(g)
-        found.extend(steps[g].reads)
-        stack.extend(x for x in steps[g].gradients if not stored[x] and steps[x].kernel == POINTWISE)
-    return found, large
+        if g != b and steps[g].is_inner and not steps[g].excess_ops:
+            node = _node_of_step(g)
+        found.extend((v, node) for v in steps[g].reads)
+        stack.extend((x, node) for x in steps[g].gradients if not stored[x] and steps[x].kernel == POINTWISE)
+    return found, sorted(set(large))
+
+
+def _node_of_step(g: int) -> int:
+    return min(PARTED) - 1 - g
 
 
 def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, register_path
+from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, own_reads, register_path
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
@@ -137,7 +137,7 @@ class Forward:
         found = []
         for w, value in enumerate(self.values):
             if value.in_forward and value.kernel == POINTWISE and (self.stored[w] or self.may_be_cut[w]):
-                path = register_path(value.reads, self.values, self.stored, value)
+                path = register_path(own_reads(value), self.values, self.stored, value)
                 fits = [v for v in path if self.stored[v] and may_be_written_over(self.values[v], value)]
                 sources = [v for v in fits if self.shortest[v] <= w <= self.longest[v] and not self.values[v].is_output]
                 if sources:

@@ -292,6 +292,15 @@ def test_padded_above(columns: int, padded: int) -> None:
     assert counted == 4 * (23 * padded + columns)
 
 
+def test_unrolled_below() -> None:
+    """A reduction over few elements is no reduction any more; without a GPU Inductor cannot be asked for one's."""
+    limit = inductor_rules("cpu").unrolled_below
+    for rows, is_unrolled in ((limit - 1, True), (limit, False)):
+        (operation,) = lowered(lambda a: a.sum(0), (rows, 64), device="cpu").operations  # type: ignore[attr-defined]
+        assert (operation.get_reduction_type() is None) == is_unrolled
+    assert inductor_rules("cuda").unrolled_below == limit
+
+
 def test_the_users_thresholds_count() -> None:
     with config.patch(realize_reads_threshold=2, realize_acc_reads_threshold=3, realize_opcount_threshold=7):
         for device in DEVICES:

@@ -163,6 +163,38 @@ def test_operators_on_complex_numbers_are_kernels_of_their_own() -> None:
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 
+class Normed(nn.Module):
+    """Three blocks with a batch norm and an activation, and their mean square."""
+
+    def __init__(self, layer: Callable[[], nn.Module], activation: nn.Module, *, is_residual: bool) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(layer(), nn.BatchNorm2d(32), activation) for _ in range(3)]
+        self.blocks, self.is_residual = nn.ModuleList(blocks), is_residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x) if self.is_residual else block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "activation", "is_residual"),
+    [(3, nn.SiLU(), True), (3, nn.ReLU(), True), (1, nn.ReLU(), False)],
+    ids=["silu-residual", "relu-residual", "relu-1x1"],
+)
+def test_a_batch_norm_parts_the_kernel_that_sums_from_the_one_that_reads_the_sums(
+    kernel: int, activation: nn.Module, is_residual: bool
+) -> None:
+    """It sums over all dimensions but the second: no kernel goes over them again in the same loops.  What both read is a buffer.
+    Believed to stay in registers, it was missing: 28 % of the peak with SiLU, 10 with ReLU."""
+    model = Normed(
+        lambda: nn.Conv2d(32, 32, kernel, padding=kernel // 2, bias=False), activation, is_residual=is_residual
+    )
+    images = torch.randn(8, 32, 32, 32, dtype=torch.bfloat16, requires_grad=True)
+    (report,) = reports_of(model.to(torch.bfloat16), [images], "min")
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
 def block(*behind: nn.Module) -> nn.Module:
     """Convolution, norm and activation, and what comes behind them."""
     return nn.Sequential(nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.SiLU(), *behind)
