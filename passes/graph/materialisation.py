@@ -209,7 +209,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
             draft.is_materialised = not is_own
             is_alike = all(k.depth != NEVER_FUSED and k.num_elements == _num_elements(draft) for k in kernels)
-            draft.is_inner = (is_own and draft.is_written_again) or (is_alike and not draft.in_backward)
+            draft.is_inner = draft.is_written_again if is_own else is_alike and not draft.in_backward
 
 
 def _depths(graph: DraftGraph) -> dict[Draft, int]:
