@@ -10,9 +10,9 @@ exit status is 1 where the sets differ or where the prediction is more than 3 % 
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +23,7 @@ from benchmarks import models
 from benchmarks.common import harness
 from benchmarks.common.harness import mib, percent
 from benchmarks.common.row_store import rows_of_file
+from benchmarks.common.timing import with_cpu_seconds
 from benchmarks.table_a import CodeRunner
 from compile_remat._torch import joint_graph
 from compile_remat.api import look
@@ -90,10 +91,8 @@ def row_of(name: str, measured_peak_bytes: int, arguments: argparse.Namespace) -
 
     def both(joint: Any) -> list[fx.Node]:
         for choose in choices:
-            start = time.process_time()
-            nodes = choose(joint)
-            chosen.append((nodes, time.process_time() - start))
-        return nodes
+            chosen.append(with_cpu_seconds(partial(choose, joint)))
+        return chosen[-1][0]
 
     choices = joint_graph.torch_choice, joint_graph.plain_choice
     scale, seed = harness.scale_of(arguments), arguments.seed

@@ -3,7 +3,7 @@
     python -m benchmarks.planning_time [--model gpt] [--repeats 5] [--points 20] [--toy] [--json OUT]
 
 Each model is traced once.  On copies of its joint graph torch's partitioner (`activation_memory_budget` 0.5), ours at 0.5 and ours
-at `min` take turns; the figures are the lowest CPU seconds of each over the repeats, so a busy machine changes them little.  Ours
+at `min` take turns; the figures are the lowest CPU seconds of each over the repeats.  Ours
 at 0.5 is with the plain peak that the fraction is of.  What kernels of libraries take beside their outputs is measured once on a
 machine and kept on disk: the first turn, which may measure, does not count.
 
@@ -15,16 +15,17 @@ import argparse
 import copy
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import fx
 
 from benchmarks import models
 from benchmarks.common import harness
+from benchmarks.common.timing import cpu_seconds
 from benchmarks.common.torch_budget import torch_activation_budget
 from compile_remat._torch import joint_graph
 from compile_remat._torch.isolated_trace import trace_isolated
@@ -124,15 +125,14 @@ def _timed(
     for turn in range(arguments.repeats + 1):
         for make, seconds in zip(makers, taken, strict=True):
             given = copy.deepcopy(joint)
-            start = time.process_time()
-            make(given)
+            taken_s = cpu_seconds(partial(make, given))
             if turn:
-                seconds.append(time.process_time() - start)
+                seconds.append(taken_s)
     planned = plan_joint(copy.deepcopy(joint), at_min, Fit(), **keywords)
     assert planned is not None
     problem = planned.problem
-    search_s = min(_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
-    frontier_s = _seconds(lambda: frontier(Planner(problem), arguments.points))
+    search_s = min(cpu_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
+    frontier_s = cpu_seconds(lambda: frontier(Planner(problem), arguments.points))
     torch_s, half_s, min_s = map(min, taken)
     return PlanningTimeRow(name, len(problem.values), torch_s, half_s, min_s, search_s, frontier_s, arguments.points)
 
@@ -140,12 +140,6 @@ def _timed(
 def _search(problem: Problem) -> None:
     planner = Planner(problem)
     planner.within(planner.fastest().peak_bytes // 2)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def table(rows: Sequence[PlanningTimeRow]) -> tuple[Sequence[str], list[list[str]]]:

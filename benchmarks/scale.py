@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from multiprocessing import get_context
 
 from benchmarks.common import harness, synthetic
 from benchmarks.common.harness import MIB, mib
+from benchmarks.common.timing import cpu_seconds, with_cpu_seconds
 from compile_remat.passes import Planner, Problem, frontier
 
 NODES = (1_000, 2_000, 5_000, 10_000, 20_000)
@@ -99,13 +99,11 @@ def scale_row(kind: str, nodes: int, share: float, points: int, seed: int) -> Sc
     problem = problem_of(kind, nodes, seed)
     before = _resident_bytes()  # the most so far: the fastest plan's search counts as well
     budget_bytes = int(share * Planner(problem).fastest().peak_bytes)
-    start = time.process_time()
-    planner = Planner(problem)
-    plan = planner.within(budget_bytes)
-    planning_s = time.process_time() - start
+    planner, preparing_s = with_cpu_seconds(lambda: Planner(problem))
+    plan, search_s = with_cpu_seconds(lambda: planner.within(budget_bytes))
     host_bytes = _resident_bytes() - before
-    floor_s = _seconds(planner.lowest) if points else 0.0
-    frontier_s = _seconds(lambda: frontier(Planner(problem), points)) if points else 0.0
+    floor_s = cpu_seconds(planner.lowest) if points else 0.0
+    frontier_s = cpu_seconds(lambda: frontier(Planner(problem), points)) if points else 0.0
     extra, bound = (x / max(1, problem.step_time_ns) for x in (plan.extra_time_ns, plan.bound_time_ns))
     return ScaleRow(
         kind,
@@ -114,7 +112,7 @@ def scale_row(kind: str, nodes: int, share: float, points: int, seed: int) -> Sc
         plan.status.name,
         budget_bytes,
         plan.peak_bytes,
-        planning_s,
+        preparing_s + search_s,
         host_bytes,
         extra,
         bound,
@@ -123,12 +121,6 @@ def scale_row(kind: str, nodes: int, share: float, points: int, seed: int) -> Sc
         points,
         frontier_s,
     )
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
 
 
 def _resident_bytes() -> int:

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.common import harness
+from benchmarks.common.timing import with_cpu_seconds
 from compile_remat.inductor.fusion_guard import PlannedOrder
 from compile_remat.inductor.kernel_order import KernelSequence
 
@@ -222,9 +223,8 @@ def measured(what: str, run: Callable[[Scheduler], int], sizes: Sequence[int]) -
         seconds = math.inf
         for _ in range(REPEATS):
             scheduler = Scheduler(size)
-            start = time.process_time()
-            changed = run(scheduler)
-            seconds = min(seconds, time.process_time() - start)
+            changed, taken_s = with_cpu_seconds(partial(run, scheduler))
+            seconds = min(seconds, taken_s)
         growth = (
             math.log(seconds / rows[-1].seconds) / math.log(len(scheduler.nodes) / rows[-1].nodes) if rows else None
         )

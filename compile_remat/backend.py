@@ -120,7 +120,7 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     place = place_of(example_inputs)
     source = source_of(settings.budget, from_auto=settings.from_auto)
     shared = budget_of(place, str(config.memory_budget), settings.budget, source=source, name=settings.device.name)
-    if settings.from_auto and config.optimizer_state.kind != "none" and not shared.calls_in_flight:
+    if settings.from_auto and config.optimizer_state.kind != "none" and shared.is_idle:
         shared.reread = functools.partial(auto_budget, config, place, 0)
     return shared
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from scipy import stats
 from compile_remat.device.measure import synchronize
 
 _RESAMPLES = 2000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,18 @@ class RatioInterval:
 
     def __str__(self) -> str:
         return f"{self.median:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def with_cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
+    """What one call gives, and the CPU seconds of this process that it takes."""
+    start = time.process_time()
+    result = work()
+    return result, time.process_time() - start
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """The CPU seconds alone."""
+    return with_cpu_seconds(work)[1]
 
 
 def step_times_ns(

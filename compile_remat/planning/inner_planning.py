@@ -64,7 +64,7 @@ def _backwards_planned(
 ) -> tuple[fx.GraphModule, Planned | None]:
     """The graph with each of its backwards under a plan, and the plan of the last one, with the peak of the whole graph.
 
-    The first of several is seen as part of a forward when the last one is planned, and less exactly: its peak comes out too high.
+    The first of several is part of a forward where a later one is planned.  Of several, the peak is that of the merged graph.
     """
     calls, planned = backward_calls(module), None
     has_several = len(calls) > 1

@@ -86,6 +86,11 @@ class SharedBudget(Hook):
         return [call for call in self._step_of(self._thread()) if call.is_in_flight]
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no call of any thread is in flight."""
+        return not any(call.is_in_flight for call in self._calls)
+
+    @property
     def in_flight_bytes(self) -> int:
         """What these calls hold."""
         return sum(call.saved_bytes for call in self.calls_in_flight)
@@ -194,7 +199,7 @@ class SharedBudget(Hook):
     def _end_steps(self, following: CompiledRegion) -> None:
         """A step begins, with a forward of `following`: end the thread's last one, and all of them where no call is in flight."""
         ended = self._threads()
-        if any(call.is_in_flight for call in self._calls):
+        if not self.is_idle:
             ended = [self._thread()]
             if not self._has_warned_of_threads:
                 self._has_warned_of_threads = True
@@ -293,12 +298,12 @@ def budget_of(
 
     Args:
         given: The setting as the user gave it.
-        budget: What it stands for now; it takes effect where no call is in flight.
+        budget: What it stands for now; it takes effect where no call of any thread is in flight.
         source: As in `SharedBudget`.
         name: The device's name there.
     """
     shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, source=source, device=name))
-    if not shared.calls_in_flight:
+    if shared.is_idle:
         shared.budget = budget
     return shared
 

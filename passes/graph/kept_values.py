@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from compile_remat._torch.codegen_rules import write_where_it_stands
-from compile_remat.passes.graph.materialisation import is_written, joined, may_run_in_backward
+from compile_remat.passes.graph.materialisation import is_written, joined
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.views import most_users
 from compile_remat.passes.problem.problem import POINTWISE
@@ -25,7 +25,6 @@ def mark_kept_values(graph: DraftGraph) -> None:
 
     All values that are written for several readers alone are taken to have one at once, so that some are marked without need.
     """
-    run_again = may_run_in_backward(graph)
     inlined: dict[Draft, Expression] = {}
     by_name: dict[str, Draft] = {}
     for draft in graph.by_node.values():
@@ -37,7 +36,7 @@ def mark_kept_values(graph: DraftGraph) -> None:
         if draft.is_written_if_reused and not draft.in_backward:
             inlined[draft], by_name[draft.node.name] = whole, draft
         elif draft.node.name not in own.reads:  # computed in its readers' expressions
-            if is_written(whole, most_users(draft.node, run_again) > 1, rules):
+            if is_written(whole, most_users(draft.node, graph.run_again) > 1, rules):
                 for name in own.reads & by_name.keys():
                     by_name[name].node.meta[KEPT] = True
             else:

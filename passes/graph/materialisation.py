@@ -31,7 +31,7 @@ def count_reads(graph: DraftGraph) -> None:
     """
     joint = graph.joint
     addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
-    run_again = may_run_in_backward(graph)
+    run_again = graph.run_again
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
             _count_reads_of(draft, graph, addmms, run_again)
@@ -39,16 +39,6 @@ def count_reads(graph: DraftGraph) -> None:
             draft.expression = draft.backward_expression = Expression(ops=frozenset({draft.node.name}))
         else:
             draft.expression = draft.backward_expression = _load_of(draft)
-
-
-def may_run_in_backward(graph: DraftGraph) -> frozenset[fx.Node]:
-    """All that depends on a tangent, and what that is computed from."""
-    found = set[fx.Node]()
-    for node in reversed(graph.joint.module.graph.nodes):
-        if node.op != "output" and (node in found or node in graph.joint.info.tangents_closure):
-            found.add(node)
-            found.update(node.all_input_nodes)
-    return frozenset(found)
 
 
 def _count_reads_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -109,6 +110,16 @@ class DraftGraph:
     steps: list[Draft] = field(default_factory=list)
     by_node: dict[fx.Node, Draft] = field(default_factory=dict)
     roots: dict[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+
+    @cached_property
+    def run_again(self) -> frozenset[fx.Node]:
+        """All nodes that a backward may run: what depends on a tangent, and what that is computed from."""
+        found = set[fx.Node]()
+        for node in reversed(self.joint.module.graph.nodes):
+            if node.op != "output" and (node in found or node in self.joint.info.tangents_closure):
+                found.add(node)
+                found.update(node.all_input_nodes)
+        return frozenset(found)
 
     def add(self, draft: Draft) -> None:
         """Append a draft to its list."""

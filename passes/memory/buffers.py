@@ -58,8 +58,8 @@ def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, 
 OWN = -1
 """The node of a kernel that writes its result.  Inner values are nodes by their index, inner steps by `_node_of_step`."""
 
-PARTED = (-2, -3)
-"""Stand for nodes that hand on nothing of what they read as memory to write over."""
+BARRED = -2
+"""Stands for nodes that hand on nothing of what they read as memory to write over."""
 
 
 def own_reads(value: Value) -> list[tuple[int, int]]:
@@ -85,9 +85,9 @@ def register_path(
         if node not in found:
             found.add(node)
             if not stored[v] and values[v].kernel == POINTWISE:
-                inside = PARTED if parts_from(values[v], by) else [v if values[v].is_inner else node]
-                stack.extend((r, n) for r in values[v].reads for n in inside)
-    return sorted(v for v, found in nodes.items() if len(found) == 1)
+                inside = BARRED if parts_from(values[v], by) else v if values[v].is_inner else node
+                stack.extend((r, inside) for r in values[v].reads)
+    return sorted(v for v, found in nodes.items() if len(found) == 1 and BARRED not in found)
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:
@@ -128,7 +128,7 @@ def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tup
         seen.add((g, node))
         if g != b and parts_from(steps[g], steps[b]):
             if sum(steps[g].spared_ops) < max(1, steps[g].excess_ops):
-                found.extend((v, n) for v in steps[g].reads for n in PARTED)
+                found.extend((v, BARRED) for v in steps[g].reads)
                 continue
             large.append(g)
         if g != b and steps[g].is_inner and not steps[g].excess_ops:
@@ -139,7 +139,7 @@ def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tup
 
 
 def _node_of_step(g: int) -> int:
-    return min(PARTED) - 1 - g
+    return BARRED - 1 - g
 
 
 def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:
