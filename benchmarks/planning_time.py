@@ -34,6 +34,7 @@ from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Planner, Problem, frontier
 from compile_remat.planning.joint_planning import plan_joint
 from compile_remat.planning.joint_split import split
+from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import settings_for
 
@@ -110,6 +111,7 @@ def _timed(
     example_inputs: Sequence[Any],
     arguments: argparse.Namespace,
 ) -> PlanningTimeRow:
+    forget_plain_peaks()  # a fraction is of the largest peak so far: a small model's plan would be that of any size
     at_half, at_min = (settings_for(RematConfig.resolve({"memory_budget": each}), example_inputs) for each in SETTINGS)
 
     def by_torch(given: fx.GraphModule) -> None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from typing import Any
 
+from compile_remat._util.collector import collector_paused
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import Device, load_device, make_cost_model
 from compile_remat.device.free_memory import blas_bytes
@@ -114,6 +115,7 @@ class Forecast:
         return json.dumps({**data, **figures}, indent=1)
 
 
+@collector_paused()
 def forecast(
     builder: Builder,
     target: Target,
@@ -190,6 +192,7 @@ def forecast(
     )
 
 
+@collector_paused()
 def step_of(builder: Builder, target: Target) -> TracedStep:
     """Trace a step and make it a planning problem."""
     return _step(trace(builder, target.figures()), target)

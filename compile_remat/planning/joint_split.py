@@ -15,6 +15,7 @@ from torch import fx
 from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.input_mutation import writes_in_place
 from compile_remat._torch.version import version_problem
+from compile_remat._util.collector import collector_paused
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
@@ -47,6 +48,7 @@ class PlannerFailed(Exception):
     """The planner broke on a graph; carries the reason to whoever can enter torch again."""
 
 
+@collector_paused()
 def split(
     joint_module: fx.GraphModule,
     joint_inputs: Any,
