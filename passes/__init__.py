@@ -22,6 +22,8 @@ from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
 from compile_remat.passes.memory.simulator import Bools as Bools
+from compile_remat.passes.pictures.plan_pictures import marked as marked
+from compile_remat.passes.pictures.plan_pictures import pictured as pictured
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import Status as Status
 from compile_remat.passes.problem.problem import MUST_RECOMPUTE as MUST_RECOMPUTE
@@ -78,12 +80,14 @@ __all__ = [
     "keep_matmuls_in_place",
     "left_alone",
     "limit_seconds",
+    "marked",
     "merged",
     "must_be_saved",
     "obeyed_tags",
     "obeying",
     "origin_of",
     "peak_bytes_of",
+    "pictured",
     "plain_option",
     "plain_path",
     "plan_options",

@@ -24,6 +24,8 @@ from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, REDUCTION, SCATTER
 
 Groups = Sequence[Sequence[Kernel]]
+Levels = Sequence[tuple[str, int]]
+"""Names of nodes with the live bytes while their kernels run."""
 
 
 def plain_peaks(simulator: Simulator, saved: Bools, *, in_groups: bool) -> tuple[int, int]:
@@ -32,16 +34,23 @@ def plain_peaks(simulator: Simulator, saved: Bools, *, in_groups: bool) -> tuple
     Args:
         in_groups: Whether kernels between two unfused ones are called together: in C++.
     """
-    forward, backward = forward_kernels(simulator, saved), backward_kernels(simulator, saved)
-    forward_bytes = _peak_bytes(forward, in_groups)
-    return forward_bytes, max(forward_bytes, _peak_bytes(backward, in_groups))
+    forward, backward = plain_levels(simulator, saved, in_groups=in_groups)
+    forward_bytes = max(level for _, level in forward)
+    return forward_bytes, max([forward_bytes, *(level for _, level in backward)])
 
 
-def _peak_bytes(graph: KernelGraph, in_groups: bool) -> int:
+def plain_levels(simulator: Simulator, saved: Bools, *, in_groups: bool) -> tuple[Levels, Levels]:
+    """Live bytes of forward and backward, kernel by kernel in the order in which they run, each with its node's name."""
+    graphs = forward_kernels(simulator, saved), backward_kernels(simulator, saved)
+    forward, backward = (_levels(graph, in_groups) for graph in graphs)
+    return forward, backward
+
+
+def _levels(graph: KernelGraph, in_groups: bool) -> Levels:
     groups = _moved_up(_grouped(graph.kernels))
     kernels = [kernel for group in groups for kernel in group]
     if not kernels:
-        return int(graph.other_bytes.max(initial=0))
+        return [("", int(graph.other_bytes.max(initial=0)))]
     loops = _loops(groups)
     _leave_inside(kernels, loops)
     readers = _readers(kernels)
@@ -51,7 +60,7 @@ def _peak_bytes(graph: KernelGraph, in_groups: bool) -> int:
     for buffer, span in spans.items():
         live[span.begin : span.end + 1] += buffer.nbytes
     _keep(spans, _estimate(spans, kernels, loops, readers), live)
-    return int(live.max())
+    return [(kernel.node.name, int(level)) for kernel, level in zip(kernels, live, strict=True)]
 
 
 def _other_bytes(graph: KernelGraph, kernels: Sequence[Kernel]) -> Ints:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate
-from compile_remat.passes.memory.recompute_schedule import NEVER
+from compile_remat.passes.memory.plan_spans import Span, backward_spans
 from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
@@ -36,16 +36,17 @@ class Timeline:
 
 def timeline(problem: Problem, plan: Plan) -> Timeline:
     """Liveness of `plan` on `problem`; ValueError where the plan saves what the problem lacks or what cannot be saved."""
-    found = _candidate_of(problem, plan.saved, plan.again)
+    found = candidate_of(problem, plan.saved, plan.again)
     return timeline_of(found.simulator, found.saved)
 
 
 def peak_bytes_of(problem: Problem, saved: Sequence[str], again: Sequence[str] = ()) -> int:
     """Region peak of the plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
-    return _candidate_of(problem, saved, again).peak_bytes
+    return candidate_of(problem, saved, again).peak_bytes
 
 
-def _candidate_of(problem: Problem, names: Sequence[str], again: Sequence[str]) -> Candidate:
+def candidate_of(problem: Problem, names: Sequence[str], again: Sequence[str]) -> Candidate:
+    """The plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
     index = {v.name: i for i, v in enumerate(problem.values)}
     unknown = [name for name in names if name not in index]
     if unknown:
@@ -81,64 +82,17 @@ def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:
 
 
 def _alive_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
-    return [
-        *_values_at(simulator, batch, slot),
-        *_others_at(simulator, batch, slot),
-        *_steps_at(simulator, batch, slot),
-    ]
+    return [_buffer(span) for span in backward_spans(simulator, batch) if span.begin <= slot <= span.end]
 
 
-def _values_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
-    found = []
-    for v, value in enumerate(simulator.problem.values):
-        begin, end = int(batch.begins[v, 0]), int(batch.ends[v, 0])
-        if value.nbytes and value.is_output:
-            found.append(_buffer(value, "output"))
-        elif value.nbytes and batch.used[v, 0] and slot <= end:
-            found.append(_buffer(value, "saved"))
-        if value.held_bytes and batch.recomputed[v, 0] and slot <= batch.slots[v, 0]:
-            found.append(replace(_buffer(value, "copies of inputs"), nbytes=value.held_bytes))
-        if batch.buffers[v, 0] and begin <= slot <= end:
-            found.append(_buffer(value, "recomputed"))
-    return found
-
-
-def _others_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
-    """What is as large as a value and lives because of it."""
-    found, values = [], simulator.problem.values
-    for v, last in simulator.incoming:
-        if batch.used[v, 0] and slot <= batch.step_slots[0, last]:
-            found.append(_buffer(values[v], "gradient that comes in"))
-    for w, v in simulator.copied:
-        if batch.recomputed[v, 0] and batch.recomputed[w, 0] and batch.slots[v, 0] == slot:
-            found.append(_buffer(values[v], "copies of inputs"))
-    return found
-
-
-def _steps_at(simulator: Simulator, batch: Batch, slot: int) -> list[LiveBuffer]:
-    found = []
-    for b, step in enumerate(simulator.problem.steps):
-        last = int(simulator.lifetimes.step_last[b])
-        end = (
-            int(NEVER)
-            if last >= simulator.num_steps
-            else int(batch.step_slots[0, last] - simulator.lifetimes.step_in_place[b])
-        )
-        if step.held_bytes and slot <= batch.step_slots[0, b]:
-            found.append(replace(_buffer(step, "copies of inputs"), nbytes=step.held_bytes))
-        if simulator.lifetimes.step_bytes[b] and batch.step_slots[0, simulator.step_item_of[b]] <= slot <= end:
-            found.append(_buffer(step, "gradient" if step.is_output else "temporary"))
-    return found
-
-
-def _buffer(node: object, role: str) -> LiveBuffer:
-    origin = node.origin  # type: ignore[attr-defined]
+def _buffer(span: Span) -> LiveBuffer:
+    origin = span.node.origin
     return LiveBuffer(
-        node.name,  # type: ignore[attr-defined]
-        node.nbytes,  # type: ignore[attr-defined]
+        span.node.name,
+        span.nbytes,
         origin.shape,
         origin.dtype,
         origin.module_path,
         origin.source_line,
-        role,
+        span.role,
     )

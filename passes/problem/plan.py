@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from compile_remat._util import json_values
 from compile_remat._util.live_buffer import LiveBuffer
+from compile_remat.pages.figures import PictureSource
 from compile_remat.passes.problem.problem import SCHEMA
 
 
@@ -41,6 +42,7 @@ class Plan:
         bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or where none was given, within the plan's
             own peak; for a plan without `again`, of any other such plan.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
+        pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
     """
 
     problem_key: str
@@ -59,6 +61,7 @@ class Plan:
     output_bytes: int = 0
     simulations: int = 0
     again: tuple[str, ...] = ()
+    pictures: PictureSource | None = field(default=None, compare=False, repr=False)
 
     @property
     def held_bytes(self) -> int:
@@ -102,7 +105,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON that a person can read and diff; `from_json` gives an equal one."""
-        return json.dumps({"schema": SCHEMA, **asdict(self), "status": self.status.name}, indent=1)
+        fields = {name: value for name, value in asdict(self).items() if name != "pictures"}
+        return json.dumps({"schema": SCHEMA, **fields, "status": self.status.name}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:

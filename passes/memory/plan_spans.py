@@ -1,0 +1,101 @@
+"""The buffers of one plan, each with the time that it lives: what the simulator adds up, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from compile_remat.passes.memory.buffers import Bools
+from compile_remat.passes.memory.recompute_schedule import NEVER
+from compile_remat.passes.memory.simulator import Batch, Simulator
+from compile_remat.passes.problem.problem import Step, Value
+
+SAVED, RECOMPUTED, OUTPUT, GRADIENT, TEMPORARY = "saved", "recomputed", "output", "gradient", "temporary"
+COPIES, INCOMING = "copies of inputs", "gradient that comes in"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One buffer of a graph.
+
+    Attributes:
+        node: What is in it.
+        role: Why it is live, as in `LiveBuffer`.
+        begin, end: The first and the last place at which it counts: of the forward a value's index, of the backward a slot.  A
+            buffer that is never freed ends at NEVER.
+    """
+
+    node: Value | Step
+    nbytes: int
+    role: str
+    begin: int
+    end: int
+
+
+def backward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
+    """Buffers in the backward of a batch of one plan.  Workspaces and what a kernel writes for nobody are not among them."""
+    spans = [*_of_values(simulator, batch), *_of_others(simulator, batch), *_of_steps(simulator, batch)]
+    return [span for span in spans if span.nbytes]
+
+
+def _of_values(simulator: Simulator, batch: Batch) -> Iterator[Span]:
+    for v, value in enumerate(simulator.problem.values):
+        end = int(batch.ends[v, 0])
+        if value.is_output:
+            yield Span(value, value.nbytes, OUTPUT, 0, int(NEVER))
+        elif batch.used[v, 0]:
+            yield Span(value, value.nbytes, SAVED, 0, end)
+        if batch.recomputed[v, 0]:
+            yield Span(value, value.held_bytes, COPIES, 0, int(batch.slots[v, 0]))
+        if batch.buffers[v, 0]:
+            yield Span(value, value.nbytes, RECOMPUTED, int(batch.begins[v, 0]), end)
+
+
+def _of_others(simulator: Simulator, batch: Batch) -> Iterator[Span]:
+    """What is as large as a value and lives because of it."""
+    values = simulator.problem.values
+    for v, last in simulator.incoming:
+        if batch.used[v, 0]:
+            yield Span(values[v], values[v].nbytes, INCOMING, 0, int(batch.step_slots[0, last]))
+    for w, v in simulator.copied:
+        if batch.recomputed[v, 0] and batch.recomputed[w, 0]:
+            yield Span(values[v], values[v].nbytes, COPIES, int(batch.slots[v, 0]), int(batch.slots[v, 0]))
+
+
+def _of_steps(simulator: Simulator, batch: Batch) -> Iterator[Span]:
+    model = simulator.lifetimes
+    for b, step in enumerate(simulator.problem.steps):
+        yield Span(step, step.held_bytes, COPIES, 0, int(batch.step_slots[0, b]))
+        if model.step_bytes[b]:
+            last = int(model.step_last[b])
+            is_kept = last >= simulator.num_steps
+            end = int(NEVER) if is_kept else int(batch.step_slots[0, last] - model.step_in_place[b])
+            role = GRADIENT if step.is_output else TEMPORARY
+            yield Span(step, step.nbytes, role, int(batch.step_slots[0, simulator.step_item_of[b]]), end)
+
+
+def forward_spans(simulator: Simulator, used: Bools) -> list[Span]:
+    """Buffers in the forward of the plan that saves the values in `used`, [values], for the backward."""
+    forward, values = simulator.forward, simulator.problem.values
+    if not values:
+        return []
+    found = forward.lifetimes(used[:, None], forward.epilogue)
+    drawn = {v: source.value for source, waits in found.drawn if not waits[0] for v in source.drawn_with}
+    spans: list[Span] = []
+    for v, value in enumerate(values):
+        is_saved = bool(found.saved[v, 0]) and not value.is_output
+        if forward.stored[v] and found.has_buffer[v, 0]:
+            stop = int(found.stops[v, 0])
+            role = OUTPUT if value.is_output else SAVED if stop > forward.size else TEMPORARY
+            end = int(NEVER) if stop > forward.size else stop - 1
+            spans.append(Span(value, value.nbytes, role, int(forward.begin[v]), end))
+        elif forward.stored[v] and forward.is_drawn[v] and is_saved:
+            spans.append(Span(value, value.nbytes, SAVED, int(forward.begin[v]), int(NEVER)))
+        elif not forward.stored[v] and is_saved:
+            spans.append(Span(value, value.nbytes, SAVED, drawn.get(v, forward.begins_if_saved(v)), int(NEVER)))
+    for k in np.flatnonzero(found.copies[:, 0]):
+        value = values[forward.held[k]]
+        spans.append(Span(value, value.held_bytes, COPIES, int(forward.held[k]) + 1, int(NEVER)))
+    return [span for span in spans if span.nbytes]

@@ -1,0 +1,95 @@
+"""What a plan carries so that somebody may look at it later: its problem, and what plain torch.compile would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from compile_remat.pages.figures import FrontierPoint, ModuleRow, StepFigures
+from compile_remat.passes.memory.candidate_plan import Candidate
+from compile_remat.passes.memory.plain_emission import Levels, plain_levels
+from compile_remat.passes.memory.plan_timeline import candidate_of
+from compile_remat.passes.memory.simulator import Simulator
+from compile_remat.passes.pictures.module_rows import module_rows
+from compile_remat.passes.pictures.step_figures import step_figures
+from compile_remat.passes.problem.plan import Plan
+from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
+from compile_remat.passes.search.pareto import frontier
+from compile_remat.passes.search.solver import Planner
+
+PLAIN, FASTEST = "plain torch.compile", "the fastest plan"
+
+
+class PlanPictures:
+    """A `PictureSource` of the plans of one problem.  Nothing is worked out before somebody asks.
+
+    Args:
+        problem: That the plans solve.
+        plain: The problem whose `reference` is what plain torch.compile saves; None where that is not known, and the fastest plan
+            stands in its place.
+        in_groups: As for `plain_option`.
+        work_seconds: The limit of each search for the frontier, as for `Planner`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        plain: Problem | None = None,
+        *,
+        in_groups: bool = True,
+        work_seconds: float | None = None,
+    ) -> None:
+        self.problem, self.plain = problem, plain
+        self.in_groups, self.work_seconds = in_groups, work_seconds
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PlanPictures:
+        """Itself: a plan that is made a dictionary shall not copy a whole problem."""
+        return self
+
+    def step(self, plan: Plan) -> StepFigures:
+        """Live bytes over the step, beside plain torch.compile or the fastest plan."""
+        return step_figures(self._candidate(plan), (self.label, *self._other_levels()))
+
+    @property
+    def label(self) -> str:
+        """What plans are compared with."""
+        return FASTEST if self.plain is None else PLAIN
+
+    def modules(self, plan: Plan) -> tuple[ModuleRow, ...]:
+        """What happens in each module, the largest first."""
+        return module_rows(self._candidate(plan))
+
+    def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
+        """Plans from the fastest to the one of lowest peak, this one among them, from a search for that many budgets."""
+        return marked(frontier(Planner(self.problem, self.work_seconds), points), plan)
+
+    def _candidate(self, plan: Plan) -> Candidate:
+        return candidate_of(self.problem, plan.saved, plan.again)
+
+    def _other_levels(self) -> tuple[Levels, Levels]:
+        if self.plain is None:
+            fastest = step_figures(self._candidate(Planner(self.problem, self.work_seconds).fastest()))
+            levels = list(zip(fastest.columns, fastest.live_bytes, strict=True))
+            return levels[: fastest.num_forward], levels[fastest.num_forward :]
+        problem = obeying(self.plain, LIKE_TORCH)
+        saved = np.zeros(len(problem.values), dtype=bool)
+        saved[list(problem.reference)] = True
+        return plain_levels(Simulator(problem), saved, in_groups=self.in_groups)
+
+
+def pictured(plan: Plan, problem: Problem, plain: Problem | None = None, **options: object) -> Plan:
+    """The plan with what it takes to draw it; the arguments are those of `PlanPictures`."""
+    return replace(plan, pictures=PlanPictures(problem, plain, **options))  # type: ignore[arg-type]
+
+
+def marked(plans: list[Plan], chosen: Plan) -> tuple[FrontierPoint, ...]:
+    """The frontier of `plans` and the chosen one, which stays in it; the others need less time than all that need less memory."""
+    points = [FrontierPoint(p.peak_bytes, p.extra_time_ns) for p in plans]
+    mine = FrontierPoint(chosen.peak_bytes, chosen.extra_time_ns, is_chosen=True)
+    kept: list[FrontierPoint] = []
+    for point in sorted([mine, *points], key=lambda p: (p.extra_time_ns, p.peak_bytes, not p.is_chosen)):
+        if point.is_chosen or not kept or point.peak_bytes < min(p.peak_bytes for p in kept):
+            kept.append(point)
+    return tuple(kept)

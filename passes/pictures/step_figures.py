@@ -1,0 +1,170 @@
+"""Live bytes over a training step, column by column, and the buffers that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from compile_remat.pages.figures import Curve, Kind, StepFigures, Tensor
+from compile_remat.passes.memory.buffers import Ints
+from compile_remat.passes.memory.candidate_plan import Candidate
+from compile_remat.passes.memory.plain_emission import Levels
+from compile_remat.passes.memory.plan_spans import (
+    COPIES,
+    GRADIENT,
+    INCOMING,
+    OUTPUT,
+    RECOMPUTED,
+    SAVED,
+    Span,
+    backward_spans,
+    forward_spans,
+)
+from compile_remat.passes.memory.simulator import Simulator
+from compile_remat.passes.problem.duplication import SUFFIX
+
+FORWARD_END = "end of the forward"
+
+KINDS = {
+    SAVED: Kind.SAVED,
+    RECOMPUTED: Kind.RECOMPUTED,
+    OUTPUT: Kind.OUTPUT,
+    GRADIENT: Kind.GRADIENT,
+    INCOMING: Kind.GRADIENT,
+}
+"""Roles of buffers; all others are temporary."""
+
+
+def step_figures(found: Candidate, other: tuple[str, Levels, Levels] | None = None) -> StepFigures:
+    """The figures of a plan.
+
+    Args:
+        found: The plan, simulated.
+        other: What it is compared with: a label, and the live bytes of forward and backward.
+    """
+    simulator, batch = found.simulator, found.batch
+    used = batch.used[:, 0]
+    forward = simulator.forward
+    live = forward.live(forward.lifetimes(used[:, None], forward.epilogue))[0]
+    spans = forward_spans(simulator, used)
+    places = _shown(simulator, live)
+    of_place = np.searchsorted(places, np.arange(forward.size + 1))  # the column of a place, or the next one
+    last_slot = int(batch.step_slots[0, -1])
+    in_backward = backward_spans(simulator, batch)
+    names = [*(v.name for v in simulator.problem.values), FORWARD_END]
+    columns = [names[place] for place in places] + _backward_names(found)
+    levels = np.concatenate([live[places], batch.live[0, : last_slot + 1]])
+    stops = of_place[[min(s.end + 1, forward.size) for s in spans]] - [s.end < forward.size for s in spans]
+    recomputed = np.flatnonzero(batch.recomputed[:, 0])
+    tensors = _tensors(
+        [(s, int(of_place[s.begin]), int(stop)) for s, stop in zip(spans, stops, strict=True)],
+        [(s, len(places) + s.begin, len(places) + min(s.end, last_slot)) for s in in_backward],
+        frozenset(simulator.problem.values[v].name for v in recomputed),
+    )
+    areas = _areas(levels, tensors)
+    return StepFigures(
+        tuple(columns), len(places), areas, tensors, None if other is None else _curve(other, columns, len(places))
+    )
+
+
+def _shown(simulator: Simulator, live: Ints) -> list[int]:
+    """The places of the forward that have a column: where something runs, or the live bytes change."""
+    values = simulator.problem.values
+    changes = np.flatnonzero(np.diff(live, prepend=0))
+    return sorted({*(v for v, value in enumerate(values) if value.in_forward), *changes.tolist(), len(values)})
+
+
+def _backward_names(found: Candidate) -> list[str]:
+    simulator, batch = found.simulator, found.batch
+    names = [""] * (int(batch.step_slots[0, -1]) + 1)
+    for v in np.flatnonzero(batch.recomputed[:, 0]):
+        names[batch.slots[v, 0]] = simulator.problem.values[v].name
+    for step, slot in zip(simulator.problem.steps, batch.step_slots[0], strict=True):
+        names[slot] = step.name
+    return names
+
+
+def _tensors(
+    forward: Iterable[tuple[Span, int, int]], backward: Iterable[tuple[Span, int, int]], recomputed: frozenset[str]
+) -> tuple[Tensor, ...]:
+    """Buffers with their columns; one that the forward leaves for the backward is one tensor."""
+    forward = list(forward)
+    begins = {(s.node.name, s.role): begin for s, begin, _ in forward if s.role in (SAVED, OUTPUT, COPIES)}
+    made = [_tensor(s, begins.pop((s.node.name, s.role), begin), end, recomputed) for s, begin, end in backward]
+    made += [
+        _tensor(s, begin, end, recomputed)
+        for s, begin, end in forward
+        if s.role not in (SAVED, OUTPUT, COPIES) or (s.node.name, s.role) in begins
+    ]
+    return tuple(sorted((t for t in made if t.begin <= t.end), key=lambda t: (t.begin, -t.nbytes, t.name)))
+
+
+def _tensor(span: Span, begin: int, end: int, recomputed: frozenset[str]) -> Tensor:
+    origin = span.node.origin
+    return Tensor(
+        span.node.name.removesuffix(SUFFIX),
+        span.nbytes,
+        KINDS.get(span.role, Kind.TEMPORARY),
+        begin,
+        end,
+        _fate(span, recomputed),
+        origin.shape,
+        origin.dtype,
+        origin.module_path,
+        origin.source_line,
+    )
+
+
+def _fate(span: Span, recomputed: frozenset[str]) -> str:
+    """What happens to a buffer, for a reader who sees nothing but this."""
+    fates = {
+        SAVED: "saved for the backward",
+        RECOMPUTED: "computed again in the backward",
+        OUTPUT: "output of the forward",
+        GRADIENT: "gradient that the backward returns",
+        INCOMING: "gradient that comes in, as large as this output",
+        COPIES: "copy that a kernel needs of its input",
+    }
+    if span.role == RECOMPUTED and span.node.name.endswith(SUFFIX):
+        return "computed a third time"
+    if span.role in fates:
+        return fates[span.role]
+    return (
+        "freed, and computed again in the backward" if span.node.name in recomputed else "freed after its last reader"
+    )
+
+
+def _areas(levels: Ints, tensors: Sequence[Tensor]) -> dict[Kind, tuple[int, ...]]:
+    """Live bytes by kind; what no tensor accounts for is workspace of kernels, which is temporary."""
+    deltas = {kind: np.zeros(len(levels) + 1, dtype=np.int64) for kind in Kind}
+    for tensor in tensors:
+        deltas[tensor.kind][tensor.begin] += tensor.nbytes
+        deltas[tensor.kind][tensor.end + 1] -= tensor.nbytes
+    areas = {kind: np.cumsum(delta)[:-1] for kind, delta in deltas.items()}
+    areas[Kind.TEMPORARY] = areas[Kind.TEMPORARY] + levels - sum(areas.values())
+    return {kind: tuple(int(nbytes) for nbytes in area) for kind, area in areas.items()}
+
+
+def _curve(other: tuple[str, Levels, Levels], columns: Sequence[str], num_forward: int) -> Curve:
+    label, forward, backward = other
+    return Curve(label, (*aligned(forward, columns[:num_forward]), *aligned(backward, columns[num_forward:])))
+
+
+def aligned(levels: Levels, columns: Sequence[str]) -> list[int]:
+    """Live bytes in the columns of another plan: the most of what runs at a column, and at the others what was live before.
+
+    Nodes are put together by name.  What the other plan does not have, or has earlier, stands where the node before it does.
+    """
+    places: Mapping[str, int] = {name: place for place, name in enumerate(columns)}
+    most: dict[int, int] = {}
+    last: dict[int, int] = {}
+    at = 0
+    for name, level in levels:
+        at = max(at, places.get(name, at))
+        most[at], last[at] = max(most.get(at, 0), level), level
+    found, before = [], levels[0][1] if levels else 0
+    for place in range(len(columns)):
+        found.append(most.get(place, before))
+        before = last.get(place, before)
+    return found

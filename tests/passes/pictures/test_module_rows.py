@@ -1,0 +1,39 @@
+"""Rows of modules add up to the plan's own figures, and equal layers are one row."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_remat.pages.figures import ModuleRow
+from compile_remat.passes.memory.plan_timeline import candidate_of
+from compile_remat.passes.pictures.module_rows import folded, module_rows, ranges
+from compile_remat.passes.problem.problem import Problem
+from tests.oracles import problems
+
+
+def row(path: str, saved_bytes: int = 8) -> ModuleRow:
+    return ModuleRow(path, 1, 1, saved_bytes, 0, 0, 0)
+
+
+def test_equal_layers_are_one_row() -> None:
+    rows = [*(row(f"layers.{k}.mlp.0") for k in (0, 1, 2, 5)), row("layers.3.mlp.0", 9), row("head")]
+    found = {r.path: (r.modules, r.saved_bytes) for r in folded(rows)}
+    assert found == {"layers.0-2,5.mlp.0": (4, 32), "layers.3.mlp.0": (1, 9), "head": (1, 8)}
+
+
+def test_a_number_inside_of_a_name_is_no_layer() -> None:
+    assert len(folded([row("conv1.weight"), row("conv2.weight")])) == 2
+
+
+def test_ranges() -> None:
+    assert ranges([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"
+
+
+@given(problems, st.data())
+def test_rows_add_up_to_the_plan(problem: Problem, data: st.DataObject) -> None:
+    saveable = [v.name for v in problem.values if v.is_saveable]
+    found = candidate_of(problem, data.draw(st.lists(st.sampled_from(saveable), unique=True)) if saveable else [], ())
+    rows = module_rows(found)
+    batch = found.batch
+    assert sum(r.saved_bytes for r in rows) == int(batch.saved_bytes[0])
+    assert sum(r.num_recomputed for r in rows) == int(batch.recomputed.sum())
+    assert sum(r.recompute_time_ns for r in rows) == int(found.simulator.time_ns @ batch.recomputed[:, 0])
