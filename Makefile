@@ -107,10 +107,10 @@ $(VENV)/.torch: constraints.txt
 $(PINS): $(VENV)/.torch
 	@have=$$($(PY) -c 'from importlib.metadata import version; print(version("torch"))') && \
 	sed -E "s/^torch==.*/torch==$$have/" constraints.txt >$@ && \
-	case $$have in $(TESTED)|$(TESTED)+*) ;; *) sed -i.bak -E '/^(networkx|setuptools|sympy)==/d' $@;; esac
+	case $$have in $(TESTED)|$(TESTED)+*) ;; *) sed -i.bak -E '/^(networkx|sympy)==/d' $@;; esac
 
 $(VENV)/.installed: $(PINS) pyproject.toml
-	$(PIP) install --quiet -c $(PINS) 'setuptools>=77'
+	$(PIP) install --quiet -c $(PINS) 'hatchling>=1.27' editables
 	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[cli,plot,test]'
 	@touch $@
 

@@ -1,9 +1,11 @@
 """What pyproject.toml declares is what the folders hold, and what the package exports is what we mean to export."""
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,27 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def test_packages_are_the_folders_that_hold_an_init(pyproject: dict[str, Any]) -> None:
-    found = set()
-    for top, prefix in PREFIXES.items():
-        for init in (ROOT / top).rglob("__init__.py"):
-            found.add(".".join([prefix, *init.parent.relative_to(ROOT / top).parts]))
-    assert sorted(pyproject["tool"]["setuptools"]["packages"]) == sorted(found)
+def test_the_wheel_holds_the_modules_and_their_data_and_building_leaves_nothing(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for top in PREFIXES:
+        shutil.copytree(ROOT / top, tree / top, ignore=shutil.ignore_patterns("__pycache__"))
+    before = _files(tree)
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True)
+    assert _files(tree) == before
+    (wheel,) = (tmp_path / "dist").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    folders = {top: prefix.replace(".", "/") for top, prefix in PREFIXES.items()}
+    assert held == {name.replace(top, folders[top], 1) for name in before if (top := name.split("/")[0]) in folders}
+    assert "compile_remat/py.typed" in held and "compile_remat/cost_models/device/devices.json" in held
 
 
-def test_package_dirs_exist(pyproject: dict[str, Any]) -> None:
-    mapping = pyproject["tool"]["setuptools"]["package-dir"]
-    assert mapping == {prefix: top for top, prefix in PREFIXES.items()}
+def _files(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_public_names() -> None:
