@@ -25,7 +25,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers docs demo test test-full test-cuda-codegen durations test-versions fuzz bench dev lint types wheel-test clean distclean
+.PHONY: help layers docs demo test test-full test-cuda-codegen durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -86,6 +86,17 @@ wheel-test: $(VENV)/.installed  ## build the wheel and run the tests against it 
 	PYTHONPATH=build/wheel $(PY) -P -c 'import compile_remat as c; assert "build/wheel" in c.__file__, c.__file__'
 	PYTHONPATH=build/wheel $(PY) -P -m pytest -o pythonpath= -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT) $(PYTEST_ARGS)
 
+dist: $(VENV)/.dist  ## build sdist and wheel, check them, the workflows and templates, and install the wheel in an empty environment
+	rm -rf build dist
+	$(PY) -m build --no-isolation --outdir dist .
+	$(PY) -m twine check --strict dist/*
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/memory.yml
+	$(VENV)/bin/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(MAKE) --no-print-directory VENV=build/empty build/empty/constraints.txt
+	build/empty/bin/python -m pip --disable-pip-version-check install --quiet -c build/empty/constraints.txt "$$(echo dist/*.whl)[cli]"
+	cd build && empty/bin/compile-remat doctor
+
 docs: $(VENV)/.docs  ## build the manual of docs/ into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict
 
@@ -121,6 +132,10 @@ $(VENV)/.dev: $(VENV)/.installed
 # In a folder of its own: torch for CPUs behaves otherwise where it finds triton.
 $(VENV)/.triton: $(VENV)/.installed
 	$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --quiet --no-deps --target $(VENV)/triton triton==$(TRITON)
+	@touch $@
+
+$(VENV)/.dist: $(VENV)/.installed
+	$(PIP) install --quiet -c $(PINS) --no-build-isolation -e '.[dist]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.installed

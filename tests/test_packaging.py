@@ -49,6 +49,19 @@ def _files(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_one_version_everywhere(pyproject: dict[str, Any]) -> None:
+    version = pyproject["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None and newest[1] == version
+
+
+def test_every_issue_form_asks_for_the_doctors_output() -> None:
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
+    assert [form.stem for form in forms] == ["bug", "memory"]
+    assert all("label: Output of `compile-remat doctor`" in form.read_text(encoding="utf-8") for form in forms)
+
+
 def test_public_names() -> None:
     assert compile_remat.__all__ == sorted(compile_remat.__all__)
     for name in compile_remat.__all__:
