@@ -41,7 +41,8 @@ def test_the_wheel_holds_the_modules_and_their_data_and_building_leaves_nothing(
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     folders = {top: prefix.replace(".", "/") for top, prefix in PREFIXES.items()}
-    assert held == {name.replace(top, folders[top], 1) for name in before if (top := name.split("/")[0]) in folders}
+    modules = [name.split("/", 1) for name in before if "/" in name]
+    assert held == {f"{folders[top]}/{rest}" for top, rest in modules}
     assert "compile_remat/py.typed" in held and "compile_remat/cost_models/device/devices.json" in held
 
 
