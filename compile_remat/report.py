@@ -149,11 +149,12 @@ class Report:
         plan = f"No plan\n  {'status':<15} {without}" if self.plan is None else str(self.plan)
         lines = [f"graph {self.graph_key}, memory_budget {self.budget}", plan]
         peaks = {
-            "lowest reachable peak": self.floor_bytes,
             "plain torch.compile": None if self.plain is None else self.plain.peak_bytes,
             "scheduled peak ": self.scheduled_peak_bytes,
             "reserved peak  ": self.reserved_peak_bytes,
         }
+        if self.floor_bytes is not None:
+            lines.append(f"  lowest reachable peak {floor_text(self.floor_bytes, self.plan)}")
         lines.extend(f"  {name} {format_bytes(nbytes)}" for name, nbytes in peaks.items() if nbytes is not None)
         if self.measured_peak_bytes is not None:
             errors = {"predicted": self.prediction_error, "scheduled": self.schedule_error}
@@ -264,3 +265,12 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
 def latest(graph_key: str) -> Report | None:
     """The report of the plan that a graph runs under now: the last one that was recorded."""
     return next((report for report in reversed(_REPORTS) if report.graph_key == graph_key), None)
+
+
+def floor_text(floor_bytes: int, plan: Plan | None) -> str:
+    """The lowest peak found, with the proven least one and the gap between the two as a part of the latter, where it is known."""
+    least_bytes = 0 if plan is None else plan.least_peak_bytes
+    if not least_bytes:
+        return format_bytes(floor_bytes)
+    gap = floor_bytes / least_bytes - 1
+    return f"{format_bytes(floor_bytes)} (no plan needs less than {format_bytes(least_bytes)}, gap {gap:.1%})"

@@ -9,7 +9,7 @@ from expecttest import assert_expected_inline
 
 import compile_remat
 from compile_remat.passes import LiveBuffer, Plan, PlanOption, Status
-from compile_remat.report import Report, amend, latest, record, recording, write, write_to
+from compile_remat.report import Report, amend, floor_text, latest, record, recording, write, write_to
 
 MIB = 1 << 20
 PLAN = Plan(
@@ -58,6 +58,12 @@ def test_the_text_is_ascii_and_leaves_out_what_is_not_known() -> None:
     assert str(bare).isascii() and str(REPORT).isascii()
     assert "lowest reachable" not in str(bare)
     assert "note" not in str(bare)
+
+
+def test_the_lowest_peak_has_a_bound_and_a_gap() -> None:
+    assert floor_text(6 * MIB, PLAN) == floor_text(6 * MIB, None) == "6.0 MiB"
+    bounded = dataclasses.replace(PLAN, least_peak_bytes=5 * MIB)
+    assert floor_text(6 * MIB, bounded) == "6.0 MiB (no plan needs less than 5.0 MiB, gap 20.0%)"
 
 
 OFFER_FIGURES = {"held_bytes": 3, "forward_peak_bytes": 4, "peak_bytes": 5, "time_ns": 6, "kept_output_bytes": 1}

@@ -70,11 +70,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
 def run_explain(arguments: argparse.Namespace) -> int:
     """Print the plan with the largest tensors at its peak."""
     from compile_remat.forecast.forecasting import forecast
+    from compile_remat.report import floor_text
 
     found = forecast(*_asked(arguments), with_max_batch=False)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
-        print(f"  lowest reachable peak {format_bytes(found.floor_bytes)}")
+        print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
     return 0
 
 
@@ -99,6 +100,8 @@ def run_pareto(arguments: argparse.Namespace) -> int:
 
 def print_forecast(found: Forecast) -> None:
     """The tables."""
+    from compile_remat.report import floor_text
+
     plan, sizes = found.plan, ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     rows = [
         ("parameters", format_bytes(found.parameter_bytes)),
@@ -106,7 +109,7 @@ def print_forecast(found: Forecast) -> None:
         ("inputs", format_bytes(found.input_bytes)),
         ("region peak", format_bytes(plan.peak_bytes)),
         ("  gradients, part of it at the end", format_bytes(found.gradient_bytes)),
-        ("  lowest reachable", format_bytes(found.floor_bytes)),
+        ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
         ("sum", format_bytes(found.total_bytes)),
     ]
     if found.limit_bytes is not None:

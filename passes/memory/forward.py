@@ -55,6 +55,7 @@ class Forward:
     Attributes:
         held: Indices of the values that are computed from copies of inputs.
         order: Values sorted by the place from which saving them costs bytes.
+        first_stop: The first place before which a plan may free a value's buffer.
         tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
     """
 
@@ -102,11 +103,12 @@ class Forward:
             for w in self.readers[stack.pop()]:
                 if w not in seen:
                     seen.add(w)
-                    found += [w] if self._runs_once(w) else []
-                    stack += [] if self._runs_once(w) else [w]
+                    found += [w] if self.runs_once(w) else []
+                    stack += [] if self.runs_once(w) else [w]
         return found
 
-    def _runs_once(self, v: int) -> bool:
+    def runs_once(self, v: int) -> bool:
+        """Whether a value is not computed once more by each kernel that reads it."""
         return bool(self.stored[v]) or self.values[v].kernel != POINTWISE
 
     def _find_ends(self) -> None:
@@ -115,7 +117,7 @@ class Forward:
         longest, shortest = np.arange(n), np.arange(n)
         for v in range(n - 1, -1, -1):
             for w in self.readers[v]:
-                once = self._runs_once(w)
+                once = self.runs_once(w)
                 longest[v] = max(longest[v], w if once else longest[w])
                 shortest[v] = max(shortest[v], w if once or self.may_be_cut[w] else shortest[w])
         is_output = np.array([v.is_output for v in self.values], dtype=bool)
@@ -128,8 +130,8 @@ class Forward:
         """The last place that all plans have in common, and the readers that lead further in some."""
         if self.values[v].is_output:
             return self.size, []
-        is_open = {w: w in varying and not self._runs_once(w) for w in self.readers[v]}
-        fixed = [w if self._runs_once(w) else int(self.longest[w]) for w in self.readers[v] if not is_open[w]]
+        is_open = {w: w in varying and not self.runs_once(w) for w in self.readers[v]}
+        fixed = [w if self.runs_once(w) else int(self.longest[w]) for w in self.readers[v] if not is_open[w]]
         return max([v, *fixed]), [w for w in self.readers[v] if is_open[w]]
 
     def _find_sources(self) -> list[tuple[int, list[int]]]:
@@ -266,7 +268,7 @@ class Forward:
         for w, sources in self.sources:
             for v in sources:
                 may_give[v] |= self.shortest[v] == w
-        stops = self.shortest + 1 - may_give
+        self.first_stop = stops = self.shortest + 1 - may_give
         delta = np.zeros(self.size + 2, dtype=np.int64)
         np.add.at(delta, self.begin[own], self.nbytes[own])
         np.add.at(delta, stops[own], -self.nbytes[own])

@@ -41,6 +41,7 @@ class Plan:
         extra_time_ns: Estimated time beyond the fastest plan of any size: recompute and the traffic of saving.
         bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or where none was given, within the plan's
             own peak; for a plan without `again`, of any other such plan.
+        least_peak_bytes: Proven: no plan has a lower peak, whatever it recomputes and how often.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
         pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
     """
@@ -61,6 +62,7 @@ class Plan:
     output_bytes: int = 0
     simulations: int = 0
     again: tuple[str, ...] = ()
+    least_peak_bytes: int = 0
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -94,6 +96,8 @@ class Plan:
             ("extra time", f"{self.extra_time_ns / 1e6:.2f} ms ({self.extra_time_ns * share:.2f} % of the step)"),
             ("lower bound", f"{self.bound_time_ns / 1e6:.2f} ms, gap {100 * self.gap:.2f} % of the step"),
         ]
+        if self.least_peak_bytes:
+            rows.append(("peak bound", f"{self.least_peak_bytes / mib:.1f} MiB: no plan needs less"))
         lines = [f"  {name:<15} {text}" for name, text in rows]
         lines += ["  largest at the peak:"] if self.largest else []
         for b in self.largest:

@@ -21,6 +21,13 @@ class SearchOptions:
         bound_cuts: Most further cuts to tighten the cuts' lower bound at one budget.
         bound_backward_points, bound_forward_points: Points of the backward and of the forward at which the linear programme
             holds the budget: the worst of each of so many runs of steps or values.
+        uses_moments: Whether that bound is tightened, where it leaves a gap, by moments with all that lives there.
+        moment_rounds, moments_a_round: How often moments are added, and how many each time in the backward and in the forward.
+        moment_excess: A moment is added where the rounded answer exceeds the budget by this factor.
+        moment_distance: Steps or places between moments that are added together.
+        moment_nodes: Larger problems, in values and steps, go without.
+        rounding_starts: Starts that the local search improves, of what the programme's answers suggest.
+        rounding_levels: The parts that a value is saved by in the programme's answer, above which it is saved in a start.
         max_levels: Cuts of the hull whose saved sets are starts of the search.
         close_gap: A plan this close to its lower bound, as a part of the step, is good enough: the search for it ends.
         excess_weight: A peak of twice the budget scores like this many forward passes.
@@ -85,8 +92,16 @@ class SearchOptions:
     bound_cuts: int = 8
     bound_backward_points: int = 48
     bound_forward_points: int = 32
+    uses_moments: bool = True
+    moment_rounds: int = 2
+    moments_a_round: int = 1
+    moment_excess: float = 1.003
+    moment_distance: int = 4
+    moment_nodes: int = 4000
+    rounding_starts: int = 2
+    rounding_levels: tuple[float, ...] = (1e-6, 0.25, 0.4, 0.5, 0.6, 0.75, 1 - 1e-6)
     max_levels: int = 9
-    close_gap: float = 0.015
+    close_gap: float = 0.008
     excess_weight: float = 4.0
     strict_factor: float = 10.0
     rms_weight: float = 0.2

@@ -16,6 +16,7 @@ from compile_remat.passes.memory.simulator import Bools
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import Problem
+from compile_remat.passes.problem.validation import check
 from compile_remat.passes.problem.work_budget import WorkBudget, limit_seconds, units_of
 from compile_remat.passes.search.min_peak import MinimumPeak
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
@@ -39,6 +40,9 @@ class Planner:
         options: What tunes the search.
         archive: Remembers the best of all plans that are tried.
 
+    Raises:
+        ValueError: The problem is empty or cyclic, see `validation.check`.
+
     Attributes:
         ends: What ended any of its searches before it was done, as in `WorkBudget`; planners made by `on` share it.
     """
@@ -51,6 +55,7 @@ class Planner:
         options: SearchOptions = DEFAULT,
         archive: ParetoArchive | None = None,
     ) -> None:
+        check(problem)
         self.problem, self.work_seconds, self.options = problem, work_seconds, options
         nodes = len(problem.values) + len(problem.steps)
         self.work = WorkBudget(units_of(limit_seconds(nodes, work_seconds)), is_over)
@@ -191,6 +196,7 @@ class Planner:
             recompute_time_ns=int(simulator.time_ns @ batch.recomputed[:, 0]),
             extra_time_ns=extra,
             bound_time_ns=bound,
+            least_peak_bytes=self.search.least_peak_bytes,
             largest=seen.largest,
             simulations=self.search.simulations + (self._recursion.simulations if found.again else 0),
         )

@@ -15,9 +15,11 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
+from compile_remat.passes.search.bounds.floor import least_peak_bytes
+from compile_remat.passes.search.bounds.lp_bound import LpBound, at_the_begin
+from compile_remat.passes.search.bounds.moment_bound import MomentBound
 from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.local_search import LocalSearch, search_pool
-from compile_remat.passes.search.lp_bound import LpBound, at_the_begin
 from compile_remat.passes.search.min_cut import Cut, CutSolver, hull, lower_bound_ns, pinned_indices
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
@@ -83,7 +85,7 @@ class Search:
         """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
 
         The cut asks what has to be recomputed for the begin of the backward.  Where that is not close to the plan's own
-        time, all other points are asked as well: there, what is alive may be computed again later, but `once`.
+        time, other points are asked as well, and in small problems, moments.
 
         Args:
             otherwise_ns: The plan's extra time.
@@ -96,10 +98,16 @@ class Search:
         if least_ns is None:
             return otherwise_ns
         bound = max(0, least_ns - self.fastest_time_ns)
-        if not once or otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns:
+        is_close = otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns
+        if once and self.uses_moments and not anchors:
+            if is_close and not self.moments.knows(budget_bytes):
+                return bound
+            return max(bound, self.moments.proof(budget_bytes).least_time_ns - self.fastest_time_ns)
+        if is_close:
             return bound
-        self.work.charge(len(self.lp_points.rows))
-        return max(bound, self.lp_points.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
+        points = self.lp_points if once else self.lp_points_of_all
+        self.work.charge(points.programme.num_entries)
+        return max(bound, points.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
 
     def is_open(self, mask: Bools, budget_bytes: int, anchors: Sequence[int] = ()) -> bool:
         """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
@@ -131,6 +139,8 @@ class Search:
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
         options = self.options
+        if self.uses_moments and self.is_open(mask, budget_bytes):
+            mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_continuation:
             start = self.warm_starts.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
@@ -142,6 +152,16 @@ class Search:
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
             mask = self.faster(mask, lower, budget_bytes)
         return mask
+
+    def from_proof(self, mask: Bools, budget_bytes: int) -> Bools:
+        """The best plan from what the answers of the bound's programme suggest; the one given where they suggest nothing."""
+        starts = self.moments.proof(budget_bytes).starts
+        if not starts:
+            return mask
+        batch = self.simulator.run(np.stack(starts, axis=1))
+        order = np.argsort(self.searcher.score(batch, budget_bytes, self.searcher.weight), kind="stable")
+        found = [self.finish(starts[int(k)], budget_bytes) for k in order[: self.options.rounding_starts]]
+        return min(found, key=lambda m: self.score(m, budget_bytes))
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:
         """Local search to the end; what does not fit yet, once more with more weight on the budget."""
@@ -200,10 +220,31 @@ class Search:
             "continuation", lambda: Continuation(self.searcher, self.levels, self.peak(self.levels[0]))
         )
 
+    @property
+    def uses_moments(self) -> bool:
+        """Whether the problem is small enough for a programme with moments."""
+        size = self.simulator.num_values + self.simulator.num_steps
+        return self.options.uses_moments and size <= self.options.moment_nodes
+
+    @cached_property
+    def moments(self) -> MomentBound:
+        """The bound with all that lives at a few moments."""
+        return MomentBound(self.simulator, self.pinned, self.options)
+
     @cached_property
     def lp_points(self) -> LpBound:
-        """The bound that asks at many moments."""
+        """The bound that asks at many points."""
         return LpBound(self.simulator, self.options)
+
+    @cached_property
+    def lp_points_of_all(self) -> LpBound:
+        """The same for plans that compute values any number of times."""
+        return LpBound(self.simulator, self.options, once=False)
+
+    @cached_property
+    def least_peak_bytes(self) -> int:
+        """No plan has a lower peak."""
+        return least_peak_bytes(self.simulator, self.pinned)
 
 
 def _spread(cuts: list[Cut], most: int) -> list[Cut]:

@@ -1,0 +1,118 @@
+"""A lower bound with all that lives at a few moments: where the plan that the linear programme has in mind needs too much memory.
+
+The programme of the begin of the backward is solved, its answer rounded to a plan, and the plan simulated.  Where that exceeds the
+budget most, in forward and backward, moments are added (`moments`), and the programme is solved again: a cutting-plane method.
+The rounded answers are also starts for the search: they know which values are worth saving for all these moments together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from compile_remat.passes.memory.simulator import Bools, Ints, Simulator
+from compile_remat.passes.search.bounds.lp_bound import at_the_begin
+from compile_remat.passes.search.bounds.moments import Moments
+from compile_remat.passes.search.bounds.programme import Programme, Solution
+from compile_remat.passes.search.options import DEFAULT, SearchOptions
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the programme comes to at one budget.
+
+    Attributes:
+        least_time_ns: No plan of one recomputation of each value is faster.
+        starts: Saved sets that its answer suggests.
+    """
+
+    least_time_ns: int
+    starts: tuple[Bools, ...]
+
+
+class MomentBound:
+    """Bounds of one problem."""
+
+    def __init__(self, simulator: Simulator, pinned: Bools, options: SearchOptions = DEFAULT) -> None:
+        self.simulator, self.pinned, self.options = simulator, pinned, options
+        self._proofs: dict[int, Proof] = {}
+
+    def proof(self, budget_bytes: int) -> Proof:
+        """Worked out once for each budget."""
+        if budget_bytes not in self._proofs:
+            self._proofs[budget_bytes] = self._worked_out(budget_bytes)
+        return self._proofs[budget_bytes]
+
+    def knows(self, budget_bytes: int) -> bool:
+        """Whether that is worked out."""
+        return budget_bytes in self._proofs
+
+    def _worked_out(self, budget_bytes: int) -> Proof:
+        programme = self._programme()
+        backward, forward = set[int](), set[int]()
+        least_ns, starts = 0, dict[bytes, Bools]()
+        for turn in range(self.options.moment_rounds + 1):
+            self.simulator.work.charge(programme.num_entries)
+            solution = programme.solve(budget_bytes)
+            if solution.values is None:
+                break
+            least_ns = max(least_ns, programme.proven_ns(solution.multipliers, budget_bytes))
+            rounded = self._rounded(solution)
+            starts |= {mask.tobytes(): mask for mask in rounded.T}
+            steps, places = self._exceeding(rounded, budget_bytes, backward, forward)
+            if turn == self.options.moment_rounds or not (steps or places):
+                break
+            for b in steps:
+                self._moments.backward(programme, b)
+            for place in places:
+                self._moments.forward(programme, place)
+            backward.update(steps)
+            forward.update(places)
+        return Proof(least_ns, tuple(starts.values()))
+
+    def _programme(self) -> Programme:
+        programme, begin = Programme(self.simulator), at_the_begin(self.simulator)
+        nbytes = self.simulator.saved_nbytes
+        entries = [entry for v in np.flatnonzero(nbytes).tolist() for entry in programme.saved(v, int(nbytes[v]))]
+        programme.point(entries, begin.fixed_bytes)
+        return programme
+
+    def _rounded(self, solution: Solution) -> Bools:
+        """Plans that save what the answer saves by more than these parts, [values, plans]."""
+        assert solution.values is not None
+        n = self.simulator.num_values
+        saved = solution.values[:n] - solution.values[n : 2 * n]
+        levels = np.array(self.options.rounding_levels)
+        return np.asarray(
+            ((saved[:, None] > levels) & self.simulator.is_saveable[:, None]) | self.pinned[:, None], dtype=bool
+        )
+
+    def _exceeding(
+        self, plans: Bools, budget_bytes: int, backward: Collection[int], forward: Collection[int]
+    ) -> tuple[list[int], list[int]]:
+        """New moments, steps and places of the forward, at which the rounded plan needs most above the budget."""
+        simulator = self.simulator
+        batch = simulator.run(plans[:, [plans.shape[1] // 2]])
+        steps = batch.live[0, batch.step_slots[0]]
+        live = simulator.forward.live(simulator.forward.lifetimes(batch.used, simulator.forward.epilogue))[0]
+        most, apart = self.options.moments_a_round, self.options.moment_distance
+        limit = int(budget_bytes * self.options.moment_excess)
+        return _highest(steps, limit, backward, most, apart), _highest(live, limit, forward, most, apart)
+
+    @cached_property
+    def _moments(self) -> Moments:
+        return Moments(self.simulator)
+
+
+def _highest(live: Ints, limit: int, known: Collection[int], most: int, apart: int) -> list[int]:
+    """At most so many places above the limit, the highest first, that lie apart and are not known."""
+    found: list[int] = []
+    for place in np.argsort(-live, kind="stable").tolist():
+        if live[place] <= limit or len(found) == most:
+            break
+        if place not in known and all(abs(place - other) >= apart for other in found):
+            found.append(place)
+    return found

@@ -1,0 +1,183 @@
+"""Moments of the step with all that lives there, as rows of a linear programme.
+
+A point of `lp_bound` counts what is saved.  A moment counts what is recomputed as well.  In the backward that is what a burst of
+recomputations leaves behind for later steps: there, for each value, a variable says whether it is recomputed *later* than the
+moment.  In the forward it is what a saved value would have freed: buffers that later kernels read through values in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from compile_remat.passes.memory.forward_epilogue import Source
+from compile_remat.passes.memory.simulator import Simulator
+from compile_remat.passes.problem.problem import SAVE
+from compile_remat.passes.search.bounds.lp_bound import earliest_anchors, gradient_bytes, last_steps, surely_buffers
+from compile_remat.passes.search.bounds.programme import Entry, Programme
+
+
+class Moments:
+    """The moments of one problem."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        problem, model, schedules = simulator.problem, simulator.lifetimes, simulator.schedules
+        self.has_buffer = (simulator.nbytes > 0) & model.always_stored & ~model.may_stay_inside
+        self.is_buffer = surely_buffers(simulator)
+        self.first = np.minimum(schedules.first_anchor, schedules.late_anchor)
+        self.earliest, self.last = earliest_anchors(simulator), last_steps(simulator)
+        self.gradients = gradient_bytes(simulator)
+        self.is_always_saved = [v.pin == SAVE and v.is_saveable for v in problem.values]
+
+    # -- in the backward ----------------------------------------------------------------------------------------------
+
+    def backward(self, programme: Programme, b: int) -> None:
+        """The rows of the moment at which step `b` runs."""
+        later = self._later(programme, int(self.simulator.schedules.step_anchor[b]))
+        self._runs_with_its_readers(programme, later)
+        fixed, entries = int(self.gradients[b]), list[Entry]()
+        for v in np.flatnonzero(self.simulator.saved_nbytes > 0).tolist():
+            nbytes = int(self.simulator.saved_nbytes[v])
+            absent = self._absent(programme, later, v)
+            if self.last[v] >= b:  # alive unless it is recomputed later
+                fixed += nbytes
+                entries += [] if absent is None else [(absent, -nbytes)]
+            else:
+                awaited = [later[w] for w in self.simulator.readers[v]]
+                entries += self._awaited(programme, awaited, absent, nbytes)
+        entries += self._concatenations(programme, later)
+        programme.point(entries, fixed)
+
+    def _later(self, programme: Programme, anchor: int) -> list[int | None]:
+        """For each value the variable of being recomputed later; None where that cannot be."""
+        later: list[int | None] = []
+        for v, is_saved in enumerate(self.is_always_saved):
+            if is_saved or self.first[v] <= anchor:
+                later.append(None)
+            else:
+                later.append(programme.num_values + v if self.earliest[v] > anchor else programme.variables())
+        return later
+
+    def _runs_with_its_readers(self, programme: Programme, later: Sequence[int | None]) -> None:
+        """A value is recomputed before the moment where one of its readers is, and only there, unless a step reads it there."""
+        n = programme.num_values
+        for v, own in enumerate(later):
+            if own is None or own == n + v:
+                continue
+            programme.at_most([(own, 1), (n + v, -1)])
+            only: list[Entry] = [(n + v, 1), (own, -1)]
+            for w in self.simulator.readers[v]:
+                if later[w] == n + w or self.is_always_saved[w]:
+                    continue
+                reader = later[w]
+                is_later: list[Entry] = [] if reader is None else [(reader, 1)]
+                programme.at_most([(own, 1), (n + w, 1), *((x, -1) for x, _ in is_later)], 1.0)
+                only += [(n + w, -1), *is_later]
+            programme.at_most(only)
+
+    def _absent(self, programme: Programme, later: Sequence[int | None], v: int) -> int | None:
+        """The variable that says that an available value has no buffer at the moment; None where it has one in any case."""
+        if self.is_always_saved[v]:
+            return None
+        return later[v] if self.is_buffer[v] else programme.num_values + v
+
+    def _awaited(
+        self, programme: Programme, readers: Sequence[int | None], absent: int | None, nbytes: int
+    ) -> list[Entry]:
+        """What is there and read by a recomputation to come lives on."""
+        waiting = [reader for reader in readers if reader is not None]
+        if not waiting:
+            return []
+        alive = programme.variables()
+        for reader in waiting:
+            programme.at_most([(reader, 1), (alive, -1), *([] if absent is None else [(absent, -1.0)])])
+        return [(alive, nbytes)]
+
+    def _concatenations(self, programme: Programme, later: Sequence[int | None]) -> list[Entry]:
+        """A concatenation has its buffer from its first part on."""
+        n, entries = programme.num_values, list[Entry]()
+        for w, parts in self.simulator.lifetimes.parts:
+            inside = [v for v in parts if self.has_buffer[v] and not self.is_always_saved[v] and later[v] != n + v]
+            whole = later[w]
+            if not self.has_buffer[w] or whole is None or not inside:
+                continue
+            begun = programme.variables()
+            for v in inside:
+                part = later[v]
+                entries_of = [] if part is None else [(part, -1.0)]
+                programme.at_most([(n + v, 1), *entries_of, (whole, 1), (begun, -1)], 1.0)
+            entries.append((begun, int(self.simulator.nbytes[w])))
+        return entries
+
+    # -- in the forward -----------------------------------------------------------------------------------------------
+
+    def forward(self, programme: Programme, place: int) -> None:
+        """The rows of the moment at which the value at a place of the forward is computed; behind the last one, all are."""
+        forward, n = self.simulator.forward, programme.num_values
+        reach = self._reach(programme, place)
+        fixed, entries = int(forward.fixed[place]), list[Entry]()
+        for v in range(n):
+            nbytes = int(forward.saved_nbytes[v])
+            if not (forward.stored[v] and not forward.is_drawn[v]):
+                entries += programme.saved(v, nbytes) if nbytes and forward.begins_if_saved(v) <= place else []
+            elif forward.begin[v] <= place and forward.nbytes[v]:
+                reasons = self._reasons(programme, v, place, reach)
+                if reasons is None:
+                    fixed += int(forward.nbytes[v])
+                elif reasons:
+                    alive = programme.variables()
+                    for reason in reasons:
+                        programme.at_most([*reason, (alive, -1)])
+                    entries.append((alive, int(forward.nbytes[v])))
+        programme.point(entries, fixed)
+
+    def _reach(self, programme: Programme, place: int) -> dict[int, int]:
+        """Values in registers that a kernel behind the place may read, with variables that say whether one does.
+
+        A saved value is read from memory: what it was computed from is not needed for that.
+        """
+        forward, reach = self.simulator.forward, dict[int, int]()
+        for v, least, open_readers in forward.varying:
+            if v not in self._in_registers or forward.longest[v] <= place:
+                continue
+            reach[v] = programme.variables()
+            cut = programme.saved(v, -1.0) if forward.may_be_cut[v] else []
+            if least > place:
+                programme.at_most([(reach[v], -1), *cut], -1.0)
+            for w in open_readers:
+                if w in reach:
+                    programme.at_most([(reach[w], 1), (reach[v], -1), *cut])
+        return reach
+
+    def _reasons(self, programme: Programme, v: int, place: int, reach: dict[int, int]) -> list[list[Entry]] | None:
+        """Why a buffer of the forward may be alive at a place; None where it is in every plan."""
+        forward = self.simulator.forward
+        if forward.first_stop[v] > place:
+            return None
+        reasons = [programme.saved(v)] if forward.saved_nbytes[v] else []
+        if v in self._varying and forward.longest[v] > place:
+            least, open_readers = self._varying[v]
+            if least > place:
+                return None
+            reasons += [[(reach[w], 1.0)] for w in open_readers if w in reach]
+        source = self._sources.get(v)
+        if source is not None and place < source.readers[-1]:
+            waiting = [w for w in source.readers if w not in source.drawn_with and forward.saved_nbytes[w]]
+            reasons += [programme.saved(w) for w in waiting]
+        return reasons
+
+    @cached_property
+    def _varying(self) -> dict[int, tuple[int, list[int]]]:
+        return {v: (least, open_readers) for v, least, open_readers in self.simulator.forward.varying}
+
+    @cached_property
+    def _in_registers(self) -> frozenset[int]:
+        forward = self.simulator.forward
+        return frozenset(v for v in self._varying if not forward.runs_once(v))
+
+    @cached_property
+    def _sources(self) -> dict[int, Source]:
+        return {source.value: source for source in self.simulator.forward.epilogue}

@@ -1,0 +1,129 @@
+"""A linear programme over what is available and recomputed in the backward, whose answer is trusted only for its multipliers.
+
+Any multipliers prove what they come to over the box of the variables (Neumaier and Shcherbina, Safe bounds in linear and
+mixed-integer linear programming, 2004), which is worked out here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+
+from compile_remat.passes.memory.simulator import Floats, Simulator
+from compile_remat.passes.problem.problem import SAVE
+
+Entry = tuple[int, float]
+"""Number of a variable, and its weight in a row."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What the solver found at one budget.
+
+    Attributes:
+        multipliers: Of the rules in ns, of the points in ns for each byte, [rows]; zeros, which prove nothing, where it found none.
+        values: Of the variables; None where it found nothing.
+    """
+
+    multipliers: Floats
+    values: Floats | None
+
+
+class Programme:
+    """Rows `weights @ variables <= right` that every plan meets, and the cost of the variables, ns.
+
+    Variables lie in [0, 1]: first, for each value, `available` in the backward, then `recomputed` there; what saves the value
+    is the difference of the two.  Others are added by `variables`.
+    """
+
+    def __init__(self, simulator: Simulator) -> None:
+        values = simulator.problem.values
+        self.num_values = n = len(values)
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._weights: list[float] = []
+        self._right: list[float] = []
+        self._is_point: list[bool] = []
+        self.cost = np.concatenate([simulator.save_time_ns, simulator.time_ns - simulator.save_time_ns]).astype(float)
+        self.box = np.zeros((2 * n, 2))
+        self.box[:, 1] = 1.0
+        self.box[sorted({v for s in simulator.problem.steps for v in s.reads}), 0] = 1.0
+        self.box[[n + v for v in range(n) if values[v].pin == SAVE and values[v].is_saveable], 1] = 0.0
+        for w in range(n):
+            for v in values[w].reads:
+                self.at_most([(n + w, 1), (v, -1)])
+        for v in range(n):
+            self.at_most([(n + v, 1), (v, -1)])
+        for v in range(n):
+            if not values[v].is_saveable:  # available only by being recomputed
+                self.at_most([(v, 1), (n + v, -1)])
+
+    def variables(self, count: int = 1) -> int:
+        """Add free variables; the number of the first."""
+        first = len(self.cost)
+        self.cost = np.concatenate([self.cost, np.zeros(count)])
+        self.box = np.concatenate([self.box, np.tile([0.0, 1.0], (count, 1))])
+        return first
+
+    def saved(self, v: int, weight: float = 1.0) -> list[Entry]:
+        """Entries of what saves a value."""
+        return [(v, weight), (self.num_values + v, -weight)]
+
+    def at_most(self, entries: Iterable[Entry], right: float = 0.0) -> None:
+        """Add a rule."""
+        self._add(entries, right, is_point=False)
+
+    def point(self, entries: Iterable[Entry], fixed_bytes: int) -> None:
+        """Add a place of the step: the entries and what is fixed stay within the budget."""
+        self._add(entries, -float(fixed_bytes), is_point=True)
+
+    def _add(self, entries: Iterable[Entry], right: float, *, is_point: bool) -> None:
+        for column, weight in entries:
+            self._rows.append(len(self._right))
+            self._columns.append(column)
+            self._weights.append(weight)
+        self._right.append(right)
+        self._is_point.append(is_point)
+
+    @property
+    def num_entries(self) -> int:
+        """Weights in all rows."""
+        return len(self._weights)
+
+    def solve(self, budget_bytes: int) -> Solution:
+        """The fastest fractional plan within the budget."""
+        unit = max(1.0, float(self.cost.max(initial=0.0)))
+        limits = self._limits(budget_bytes)
+        scales = np.where(self._is_point, max(1.0, float(budget_bytes)), 1.0)
+        matrix = scipy.sparse.diags_array(1.0 / scales) @ self._matrix()
+        found = scipy.optimize.linprog(
+            self.cost / unit, A_ub=matrix, b_ub=limits / scales, bounds=self.box, method="highs-ds"
+        )
+        if found.status != 0:  # below the lowest peak
+            return Solution(np.zeros(len(limits)), None)
+        return Solution(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales, np.asarray(found.x))
+
+    def proven_ns(self, multipliers: Floats, budget_bytes: int) -> int:
+        """What the multipliers prove over the box, rounded up because times are whole; the slack covers floats' arithmetic."""
+        matrix, limits = self._matrix(), self._limits(budget_bytes)
+        reduced = self.cost + matrix.T @ multipliers
+        terms = np.where(reduced > 0, reduced * self.box[:, 0], reduced * self.box[:, 1])
+        charges = multipliers * limits
+        size = np.abs(terms).sum() + np.abs(charges).sum() + np.abs(self.cost).sum()
+        size += (abs(matrix).T @ multipliers).sum()
+        return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
+
+    def binding(self, multipliers: Floats) -> Sequence[int]:
+        """The points, counted from 0 in the order in which they were added, that the multipliers charge for."""
+        return np.flatnonzero(multipliers[np.array(self._is_point, dtype=bool)] > 0).tolist()
+
+    def _limits(self, budget_bytes: int) -> Floats:
+        return np.array(self._right) + np.where(self._is_point, float(budget_bytes), 0.0)
+
+    def _matrix(self) -> scipy.sparse.csr_array:
+        shape = len(self._right), len(self.cost)
+        return scipy.sparse.csr_array((self._weights, (self._rows, self._columns)), shape=shape, dtype=np.float64)
