@@ -29,6 +29,7 @@ from compile_remat.errors import (
     CheckWarning as CheckWarning,
     ConfigError as ConfigError,
     DeviceError as DeviceError,
+    MissingExtraError as MissingExtraError,
     PlanMismatchError as PlanMismatchError,
     PlannerWarning as PlannerWarning,
     RematError as RematError,
@@ -41,7 +42,7 @@ from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
-from compile_remat.passes import Plan, Planner, frontier
+from compile_remat.passes import Plan as Plan, Planner, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.joint_split import partition as partition
@@ -71,7 +72,10 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
                 inline_regions(gm)
             settings = priced(settings, gm, example_inputs, config, options)
             planned = look_at_joint_graph(
-                gm, example_inputs, lambda joint, keywords: plan_joint(joint, settings, Fit(), **keywords), options
+                gm,
+                example_inputs,
+                lambda joint, keywords: plan_joint(joint, settings, Fit(), with_plain=True, **keywords),
+                options,
             )
             if planned is not None:
                 seen.append(replace(planned, report=replace(planned.report, inlined_calls=inlined_calls(gm))))
@@ -141,8 +145,9 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
     work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
-    problem = _first(look(model, inputs, **{**settings, "memory_budget": "max"})).problem
-    return frontier(Planner(problem, work_seconds), points)
+    planned = _first(look(model, inputs, **{**settings, "memory_budget": "max"}))
+    plans = frontier(Planner(planned.problem, work_seconds), points)
+    return [replace(found, pictures=planned.plan.pictures) for found in plans]
 
 
 def _first(seen: Sequence[Planned]) -> Planned:

@@ -32,6 +32,17 @@ class PlanMismatchError(RematError):
     """A plan file that belongs to another graph, or to another version of the format."""
 
 
+class MissingExtraError(RematError, ImportError):
+    """A package that is optional, and needed for what was asked."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(package, extra)
+        self.package, self.extra = package, extra
+
+    def __str__(self) -> str:
+        return f"this needs {self.package}, which is not installed: pip install 'compile-remat[{self.extra}]'"
+
+
 class CheckWarning(UserWarning):
     """A first step could not be compared with the plan that recomputes nothing (option `check`)."""
 

@@ -17,6 +17,8 @@ from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.size_range import SizeRange
 from compile_remat._util.units import format_bytes
+from compile_remat.pages.figures import PREDICTED, PageFigures
+from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import Plan, PlanOption, Status
 
 LOG = logging.getLogger("compile_remat")
@@ -32,7 +34,7 @@ _FIELDS: ContextVar[Mapping[str, Any]] = ContextVar(
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Viewable):
     """One graph's plan and what it promises.
 
     Attributes:
@@ -143,6 +145,34 @@ class Report:
         if self.caveat:
             return "NOT_PLANNED" if self.plan is None else "NOT_MODELLED"
         return (Status.FALLBACK if self.plan is None else self.plan.status).name
+
+    def figures(self, points: int = 0) -> PageFigures:
+        """What a page shows of it, with a frontier of so many budgets."""
+        without = PageFigures("", f"Not planned: {self.caveat}" if self.caveat else Status.FALLBACK.value)
+        base = without if self.plan is None else self.plan.figures(points)
+        peaks = {
+            "plain torch.compile": None if self.plain is None else self.plain.peak_bytes,
+            PREDICTED: self.predicted_peak_bytes,
+            "scheduled peak": self.scheduled_peak_bytes,
+            "reserved peak": self.reserved_peak_bytes,
+            "measured peak": self.measured_peak_bytes,
+        }
+        said = (f"Not modelled: {self.caveat}" * bool(self.plan and self.caveat), self.message, *base.notes)
+        seconds = f"{self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache
+        facts = [("memory_budget", self.budget), *base.facts, ("planned in", seconds)]
+        if self.size_range is not None:
+            facts.append(("keeps the budget for", str(self.size_range)))
+        if self.check:
+            facts.append(("check", self.check))
+        return replace(
+            base,
+            title=f"Graph {self.graph_key}, memory_budget {self.budget}",
+            peaks=tuple((name, nbytes) for name, nbytes in peaks.items() if nbytes is not None),
+            budget_bytes=self.budget_bytes,
+            floor_bytes=self.floor_bytes,
+            facts=tuple(facts),
+            notes=tuple(filter(None, said)),
+        )
 
     def __str__(self) -> str:
         without = f"not planned: {self.caveat}" if self.caveat else Status.FALLBACK.value

@@ -6,10 +6,14 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
+from compile_remat.errors import RematError
 
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
@@ -36,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="work of one search, counted, as time_limit (default: by the graph's size)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--html", metavar="FILE", help="write one page with pictures of the plan and the frontier")
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +54,8 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `pareto`."""
     add_arguments(parser)
     parser.add_argument("--points", type=int, default=10, help="how many budgets (default 10)")
+    parser.add_argument("--png", metavar="FILE", help="draw the frontier (needs the extra plot)")
+    parser.add_argument("--svg", metavar="FILE", help="the same as SVG")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -62,7 +69,9 @@ def run_plan(arguments: argparse.Namespace) -> int:
         with_baselines=arguments.compare,
         with_max_batch=not arguments.no_largest_batch,
         in_parallel=(os.cpu_count() or 1) > 1 and _can_spawn(),
+        with_plain=arguments.html is not None,
     )
+    _write_html(found, arguments)
     print(found.to_json()) if arguments.json else print_forecast(found)
     return 1 if found.fits is False else 0
 
@@ -72,7 +81,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     from compile_remat.forecast.forecasting import forecast
     from compile_remat.report import floor_text
 
-    found = forecast(*_asked(arguments), with_max_batch=False)
+    found = forecast(*_asked(arguments), with_max_batch=False, with_plain=arguments.html is not None)
+    _write_html(found, arguments)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
@@ -81,11 +91,24 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
-    from compile_remat.forecast.forecasting import step_of
-    from compile_remat.passes import Planner, frontier
+    from compile_remat.forecast.forecasting import forecast, step_of
+    from compile_remat.pages.page import write_page
+    from compile_remat.pages.plot import frontier_plot
+    from compile_remat.passes import Planner, frontier, marked
 
     builder, target = _asked(arguments)
-    plans = frontier(Planner(step_of(builder, target).problem, target.time_limit), arguments.points)
+    found = None
+    if arguments.html is not None:
+        found = forecast(builder, target, with_max_batch=False, with_plain=True)
+    if found is not None and found.plan.pictures is not None:
+        plans = list(found.plan.pictures.plans(arguments.points))
+        figures = replace(found.figures(), frontier=marked(plans, found.plan))
+        _written(arguments.html, partial(write_page, figures))
+    else:
+        plans = frontier(Planner(step_of(builder, target).problem, target.time_limit), arguments.points)
+    for path in filter(None, (arguments.png, arguments.svg)):
+        drawn = frontier_plot(marked(plans, None), plans[0].step_time_ns, f"{arguments.model} on {arguments.device}")
+        _written(path, partial(drawn.savefig, format="svg" if path == arguments.svg else "png", dpi=200))
     if arguments.json:
         print(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=1))
         return 0
@@ -96,6 +119,20 @@ def run_pareto(arguments: argparse.Namespace) -> int:
     ]  # fmt: skip
     print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
     return 0
+
+
+def _write_html(found: Forecast, arguments: argparse.Namespace) -> None:
+    if arguments.html is not None:
+        _written(arguments.html, found.to_html)
+
+
+def _written(path: str, write: Callable[[str], object]) -> None:
+    """Write a file; RematError where that fails."""
+    try:
+        write(path)
+    except OSError as error:
+        raise RematError(f"{path} cannot be written ({error})") from None
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def print_forecast(found: Forecast) -> None:

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import Device, load_device, make_cost_model
 from compile_remat.device.free_memory import blas_bytes
@@ -21,7 +22,9 @@ from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
 from compile_remat.inductor.workspace import node_workspace_bytes
-from compile_remat.passes import Plan, Planner, build_problem, plain_option
+from compile_remat.pages.figures import PageFigures
+from compile_remat.pages.viewable import Viewable
+from compile_remat.passes import Plan, Planner, build_problem, pictured, plain_option
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
 from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.plan_policy import choose
@@ -59,7 +62,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(Viewable):
     """Memory and time of one training step on a device.
 
     Attributes:
@@ -70,6 +73,7 @@ class Forecast:
         message: How the plan differs from what was asked.
         compared: Baselines, where asked for.
         seconds: Wall time of the forecast.
+        plain_peak_bytes: The region peak of plain torch.compile, where asked for.
     """
 
     model: str
@@ -88,6 +92,7 @@ class Forecast:
     largest: MaxBatch | None = None
     compared: tuple[Baseline, ...] = ()
     seconds: float = 0.0
+    plain_peak_bytes: int | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -103,6 +108,29 @@ class Forecast:
     def planned_time_ns(self) -> int:
         """Estimated time of forward and backward under the plan."""
         return self.plan.step_time_ns + self.plan.extra_time_ns
+
+    def figures(self, points: int = 0) -> PageFigures:
+        """What a page shows of it, with a frontier of so many budgets."""
+        base = self.plan.figures(points)
+        plain = () if self.plain_peak_bytes is None else (("plain torch.compile", self.plain_peak_bytes),)
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        facts = [
+            ("parameters", format_bytes(self.parameter_bytes)),
+            (f"optimizer state ({self.optimizer})", format_bytes(self.optimizer_bytes)),
+            ("inputs", format_bytes(self.input_bytes)),
+            ("gradients, part of the peak", format_bytes(self.gradient_bytes)),
+            ("sum", format_bytes(self.total_bytes)),
+        ]
+        if self.limit_bytes is not None:
+            facts.append(("capacity less the reserve", format_bytes(self.limit_bytes)))
+        return replace(
+            base,
+            title=f"{self.model} ({sizes}; {self.dtype}) on {self.device}",
+            peaks=(*plain, *base.peaks),
+            floor_bytes=self.floor_bytes,
+            facts=(*facts, *base.facts),
+            notes=tuple(filter(None, (self.message, *base.notes))),
+        )
 
     def to_json(self) -> str:
         """All figures, with the plan and the baselines."""
@@ -123,6 +151,7 @@ def forecast(
     with_baselines: bool = False,
     with_max_batch: bool = True,
     in_parallel: bool = False,
+    with_plain: bool = False,
 ) -> Forecast:
     """Trace, plan and, where asked, compare and look for the largest batch.  Allocates nothing, runs nothing.
 
@@ -130,6 +159,7 @@ def forecast(
         with_baselines: Also evaluate what people do today, see `baselines`.
         with_max_batch: Also look for the largest batch that fits; needs a second trace.
         in_parallel: Trace it in a second process; the builder must then be a name, and the main module importable.
+        with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
 
     Raises:
         BudgetError: The budget was given, and no plan fits it.
@@ -151,13 +181,18 @@ def forecast(
         traced = trace(builder, device)
         effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
         needs_plain = effective.budget.kind in ("max", "fraction")
-        torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * needs_plain)
+        torch_sets = chosen_by_torch(
+            traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * (needs_plain or with_plain)
+        )
         step = _step(traced, target)
         references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
-        problem = replace(step.problem, reference=next(iter(references.values()), ()))
+        reference = next(iter(references.values()), ())
+        plain_problem = replace(step.problem, reference=reference) if reference else None
+        problem = step.problem if plain_problem is None or not (needs_plain or with_baselines) else plain_problem
+        plain = None if plain_problem is None else plain_option(plain_problem, in_groups=device.name == "cpu")
         planner = Planner(problem, target.time_limit)
-        if effective.budget.kind == "fraction":
-            effective = replace(effective, plain_bytes=plain_option(problem, in_groups=device.name == "cpu").peak_bytes)
+        if effective.budget.kind == "fraction" and plain is not None:
+            effective = replace(effective, plain_bytes=plain.peak_bytes)
         with noting_early_end(planner):
             choice = with_search_message(choose(planner, effective), planner)
         lowest = planner.lowest()
@@ -183,12 +218,19 @@ def forecast(
         optimizer_bytes=state_bytes,
         input_bytes=input_bytes,
         limit_bytes=limit,
-        plan=replace(choice.plan, budget_bytes=bytes_of(effective)),
+        plan=pictured(
+            replace(choice.plan, budget_bytes=bytes_of(effective)),
+            problem,
+            plain_problem,
+            in_groups=device.name == "cpu",
+            work_seconds=target.time_limit,
+        ),
         floor_bytes=lowest.peak_bytes,
         message=choice.message,
         largest=largest,
         compared=tuple(compared),
         seconds=time.perf_counter() - start,
+        plain_peak_bytes=None if plain is None else plain.peak_bytes,
     )
 
 

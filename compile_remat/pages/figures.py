@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
+
+PREDICTED = "predicted peak"
+"""The name of the plan's own peak among `PageFigures.peaks`."""
 
 
 class Kind(StrEnum):
@@ -113,6 +117,9 @@ class PictureSource(Protocol):
 
     def frontier(self, plan: Any, points: int) -> tuple[FrontierPoint, ...]:
         """Plans from the fastest to the one of lowest peak, this one among them; takes a search of some seconds."""
+
+    def plans(self, points: int) -> Sequence[Any]:
+        """The plans of the frontier themselves."""
 
 
 @dataclass(frozen=True)

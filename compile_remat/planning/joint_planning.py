@@ -21,6 +21,7 @@ from compile_remat.passes import (
     build_problem,
     changeable_outputs,
     left_alone,
+    pictured,
     plain_option,
     rewritten,
     with_whole_forward,
@@ -70,12 +71,14 @@ def plan_joint(
     static_lifetime_input_indices: Sequence[int] | None = None,
     has_deadline: bool = True,
     is_inner: bool = False,
+    with_plain: bool = False,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
     Args:
         has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
         is_inner: Whether it is an `InnerBackward`.
+        with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -107,11 +110,10 @@ def plan_joint(
     is_max = effective.budget.kind == "max"
     reference = joint_graph.plain_choice(joint) if needs_plain or is_max or changeable else ()
     joint = replace(joint, left_alone=left_alone(changeable, reference))
-    plain = (
-        plain_option(priced_problem(joint, settings, reference)[0], in_groups=settings.is_for_cpu)
-        if needs_plain
-        else None
-    )
+    plain_problem, plain = None, None
+    if needs_plain or with_plain:
+        plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
+        plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
     joint = rewritten(joint)
@@ -122,7 +124,13 @@ def plan_joint(
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
-    plan = replace(chosen.plan, budget_bytes=budget_bytes)
+    plan = pictured(
+        replace(chosen.plan, budget_bytes=budget_bytes),
+        problem,
+        plain_problem,
+        in_groups=settings.is_for_cpu,
+        work_seconds=settings.time_limit,
+    )
     resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
     if resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
         store_plan(plan, settings.plan_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -63,7 +64,11 @@ class PlanPictures:
 
     def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
         """Plans from the fastest to the one of lowest peak, this one among them, from a search for that many budgets."""
-        return marked(frontier(Planner(self.problem, self.work_seconds), points), plan)
+        return marked(self.plans(points), plan)
+
+    def plans(self, points: int) -> list[Plan]:
+        """The plans of the frontier themselves."""
+        return [replace(p, pictures=self) for p in frontier(Planner(self.problem, self.work_seconds), points)]
 
     def _candidate(self, plan: Plan) -> Candidate:
         return candidate_of(self.problem, plan.saved, plan.again)
@@ -79,17 +84,24 @@ class PlanPictures:
         return plain_levels(Simulator(problem), saved, in_groups=self.in_groups)
 
 
-def pictured(plan: Plan, problem: Problem, plain: Problem | None = None, **options: object) -> Plan:
+def pictured(
+    plan: Plan,
+    problem: Problem,
+    plain: Problem | None = None,
+    *,
+    in_groups: bool = True,
+    work_seconds: float | None = None,
+) -> Plan:
     """The plan with what it takes to draw it; the arguments are those of `PlanPictures`."""
-    return replace(plan, pictures=PlanPictures(problem, plain, **options))  # type: ignore[arg-type]
+    return replace(plan, pictures=PlanPictures(problem, plain, in_groups=in_groups, work_seconds=work_seconds))
 
 
-def marked(plans: list[Plan], chosen: Plan) -> tuple[FrontierPoint, ...]:
-    """The frontier of `plans` and the chosen one, which stays in it; the others need less time than all that need less memory."""
+def marked(plans: Sequence[Plan], chosen: Plan | None) -> tuple[FrontierPoint, ...]:
+    """The points of `plans` of which none is better than another, and the chosen one, which stays among them."""
     points = [FrontierPoint(p.peak_bytes, p.extra_time_ns) for p in plans]
-    mine = FrontierPoint(chosen.peak_bytes, chosen.extra_time_ns, is_chosen=True)
+    points += [FrontierPoint(chosen.peak_bytes, chosen.extra_time_ns, is_chosen=True)] if chosen is not None else []
     kept: list[FrontierPoint] = []
-    for point in sorted([mine, *points], key=lambda p: (p.extra_time_ns, p.peak_bytes, not p.is_chosen)):
+    for point in sorted(points, key=lambda p: (p.extra_time_ns, p.peak_bytes, not p.is_chosen)):
         if point.is_chosen or not kept or point.peak_bytes < min(p.peak_bytes for p in kept):
             kept.append(point)
     return tuple(kept)

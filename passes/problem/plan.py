@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 from compile_remat._util import json_values
 from compile_remat._util.live_buffer import LiveBuffer
-from compile_remat.pages.figures import PictureSource
+from compile_remat._util.units import format_bytes, format_time
+from compile_remat.pages.figures import PREDICTED, PageFigures, PictureSource
+from compile_remat.pages.viewable import Viewable
 from compile_remat.passes.problem.problem import SCHEMA
 
 
@@ -23,7 +25,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Viewable):
     """Which values to save; the rest of what the backward reads is recomputed.
 
     Attributes:
@@ -106,6 +108,35 @@ class Plan:
                 f"    {b.nbytes / mib:10.2f} MiB  {b.dtype}{list(b.shape)} {b.name} ({b.role}) {where}".rstrip()
             )
         return "\n".join(["Plan", *lines])
+
+    def figures(self, points: int = 0) -> PageFigures:
+        """What a page shows of it, with a frontier of so many budgets; without `pictures` the totals alone."""
+        share = 100 / max(1, self.step_time_ns)
+        held = f"{format_bytes(self.saved_bytes)} in {len(self.saved)} tensors"
+        again = f"{len(self.recomputed)} values, {format_time(self.recompute_time_ns)}"
+        facts = (
+            ("status", self.status.value),
+            ("saved", held),
+            ("recomputed", again),
+            ("step", f"{format_time(self.step_time_ns)} with nothing recomputed (estimated)"),
+            ("extra time", f"{format_time(self.extra_time_ns)} ({self.extra_time_ns * share:.2f} % of the step)"),
+            ("lower bound", f"{format_time(self.bound_time_ns)}, gap {100 * self.gap:.2f} % of the step"),
+            ("graph", self.problem_key),
+        )
+        bare = PageFigures(
+            title="Plan",
+            summary=f"Peaks at {format_bytes(self.peak_bytes)}: saves {held}, recomputes {again}.",
+            peaks=((PREDICTED, self.peak_bytes),),
+            budget_bytes=self.budget_bytes,
+            step_time_ns=self.step_time_ns,
+            facts=facts,
+        )
+        if self.pictures is None:
+            return replace(
+                bare, notes=("This plan was read from JSON: its tensors are not known. Plan again to see them.",)
+            )
+        frontier = self.pictures.frontier(self, points) if points else ()
+        return replace(bare, step=self.pictures.step(self), modules=self.pictures.modules(self), frontier=frontier)
 
     def to_json(self) -> str:
         """The plan as JSON that a person can read and diff; `from_json` gives an equal one."""

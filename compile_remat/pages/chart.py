@@ -1,0 +1,218 @@
+"""The chart of live bytes over a step: columns put together to as many as can be seen, paths, and labels in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from compile_remat._util.units import format_bytes
+from compile_remat.pages.figures import Kind, PageFigures, StepFigures
+from compile_remat.pages.palette import COLOURS
+from compile_remat.pages.scale import ByteScale, byte_scale
+
+HEIGHT = 1000
+"""Units of the drawing from the top to 0 bytes; across, a unit is a bin."""
+
+MOST_BINS = 700
+LABEL_LEAST = 0.075
+"""Share of the height that an area must have somewhere for a name in it."""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The columns of a step, several put together where there are too many to see.
+
+    Attributes:
+        columns: The column that stands for each bin: the one with the most live bytes.
+        num_forward: How many bins are the forward's.
+        areas: Live bytes of each kind in those columns.
+        other: The most live bytes of the other plan in each bin; empty without one.
+    """
+
+    columns: tuple[int, ...]
+    num_forward: int
+    areas: dict[Kind, tuple[int, ...]]
+    other: tuple[int, ...]
+
+    @property
+    def live_bytes(self) -> tuple[int, ...]:
+        """Live bytes of the plan in each bin."""
+        return tuple(map(sum, zip(*self.areas.values(), strict=True)))
+
+
+def binned(step: StepFigures, most: int = MOST_BINS) -> Bins:
+    """At most about `most` bins; no peak is lost, and none is on both sides of the forward's end."""
+    live = step.live_bytes
+    size = -(-len(live) // most)
+    bounds = [
+        *range(0, step.num_forward, size),
+        *range(step.num_forward, len(live), size),
+        len(live),
+    ]
+    spans = list(pairwise(bounds))
+    columns = tuple(max(range(a, b), key=lambda column: live[column]) for a, b in spans)
+    return Bins(
+        columns,
+        sum(a < step.num_forward for a, _ in spans),
+        {kind: tuple(area[c] for c in columns) for kind, area in step.areas.items()},
+        () if step.other is None else tuple(max(step.other.live_bytes[a:b]) for a, b in spans),
+    )
+
+
+@dataclass(frozen=True)
+class Label:
+    """A text in the chart.
+
+    Attributes:
+        x, y: Its place as shares of width and height, from the top left.
+        side: "start", "middle" or "end": which part of the text stands there, as SVG's ``text-anchor``.
+        is_below: Whether it hangs below that place, instead of standing on it.
+        role: What it names: "plan", "other", "budget", "floor", or "area".
+    """
+
+    text: str
+    x: float
+    y: float
+    side: str
+    role: str
+    is_below: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing without texts, `width` by `HEIGHT`, to be stretched over any rectangle, and the texts.
+
+    Attributes:
+        shapes: SVG elements.
+    """
+
+    width: int
+    bins: Bins
+    scale: ByteScale
+    shapes: str
+    labels: tuple[Label, ...]
+
+
+def chart(figures: PageFigures, step: StepFigures) -> Chart:
+    """Draw a step."""
+    bins = binned(step)
+    lines = [nbytes for nbytes in (figures.budget_bytes, figures.floor_bytes) if nbytes]
+    peak = max(bins.live_bytes)
+    highest = max([peak, *bins.other])
+    scale = byte_scale(max([highest, *(nbytes for nbytes in lines if nbytes <= 1.5 * highest)]))
+    shown = [
+        nbytes if nbytes and nbytes <= scale.top_bytes else None
+        for nbytes in (figures.budget_bytes, figures.floor_bytes)
+    ]
+    width = len(bins.columns)
+    shapes = [_grid(scale, width), *_areas(bins, scale), _divider(bins)]
+    if bins.other:
+        shapes.append(_line("other", _outline(bins.other, scale), 'stroke-width="1.25"'))
+    for name, dashes, nbytes in zip(("budget", "floor"), ("7 4", "1.5 3"), shown, strict=True):
+        if nbytes is not None:
+            shapes.append(
+                _line(name, f"M0 {_y(nbytes, scale)}H{width}", f'stroke-width="1.5" stroke-dasharray="{dashes}"')
+            )
+    labels = [*_peak_labels(bins, scale, step), *_line_labels(shown, scale), *_area_labels(bins, scale)]
+    return Chart(width, bins, scale, "".join(shapes), tuple(labels))
+
+
+def _line(class_: str, path: str, style: str) -> str:
+    """A line as thick as it is wherever the drawing is stretched."""
+    return (
+        f'<path class="{class_}" fill="none" stroke="currentColor" {style} '
+        f'vector-effect="non-scaling-stroke" d="{path}"/>'
+    )
+
+
+def _y(nbytes: float, scale: ByteScale) -> int:
+    return round(HEIGHT * (1 - scale.share(nbytes)))
+
+
+def _grid(scale: ByteScale, width: int) -> str:
+    lines = "".join(f"M0 {_y(nbytes, scale)}H{width}" for nbytes, _ in scale.ticks)
+    return _line("grid", lines, 'stroke-opacity=".14"')
+
+
+def _divider(bins: Bins) -> str:
+    return _line("divider", f"M{bins.num_forward} 0V{HEIGHT}", 'stroke-opacity=".45"')
+
+
+def _areas(bins: Bins, scale: ByteScale) -> list[str]:
+    below = [0] * len(bins.columns)
+    found = []
+    for kind, area in bins.areas.items():
+        above = [low + nbytes for low, nbytes in zip(below, area, strict=True)]
+        if any(area):
+            upper = _outline(above, scale)
+            lower = _outline(below[::-1], scale, backwards=True)
+            found.append(f'<path class="{kind}" fill="{COLOURS[kind]}" d="{upper}{lower}Z"/>')
+        below = above
+    return found
+
+
+def _outline(levels: Sequence[int], scale: ByteScale, *, backwards: bool = False) -> str:
+    """Steps from left to right; `backwards`, of reversed levels, a continuation from right to left."""
+    parts = []
+    x, width = 0, len(levels)
+    for y, run in groupby(_y(nbytes, scale) for nbytes in levels):
+        x += sum(1 for _ in run)
+        parts.append(f"V{y}H{width - x if backwards else x}")
+    if not backwards:
+        parts[0] = parts[0].replace("V", "M0 ", 1)
+    return "".join(parts)
+
+
+# -- texts --------------------------------------------------------------------------------------------------------------
+
+
+def _peak_labels(bins: Bins, scale: ByteScale, step: StepFigures) -> list[Label]:
+    """At the peak of each of the two curves."""
+    found = [_peak_label("peak", "plan", bins.live_bytes, scale)]
+    if step.other is not None:
+        other = _peak_label(step.other.label, "other", bins.other, scale)
+        if max(bins.other) > max(bins.live_bytes) * 1.02:
+            found.append(other)
+    return found
+
+
+def _peak_label(name: str, role: str, levels: Sequence[int], scale: ByteScale) -> Label:
+    most = max(levels)
+    x = (levels.index(most) + 0.5) / len(levels)
+    side = "end" if x > 0.6 else "start"
+    return Label(f"{name} {format_bytes(most)}", x, 1 - scale.share(most), side, role)
+
+
+def _line_labels(shown: Sequence[int | None], scale: ByteScale) -> list[Label]:
+    """At the left, where a step has few live bytes; the lower one of two hangs below its line."""
+    return [
+        Label(f"{name} {format_bytes(nbytes)}", 0.008, 1 - scale.share(nbytes), "start", name, is_below=name == "floor")
+        for name, nbytes in zip(("budget", "floor"), shown, strict=True)
+        if nbytes is not None
+    ]
+
+
+def _area_labels(bins: Bins, scale: ByteScale) -> list[Label]:
+    """The name of a kind in the middle of the widest place at which its area is high enough."""
+    found = []
+    below = [0] * len(bins.columns)
+    for kind, area in bins.areas.items():
+        high = [scale.share(nbytes) >= LABEL_LEAST for nbytes in area]
+        place = _widest(high)
+        if place is not None and place[1] - place[0] >= 0.12 * len(area):
+            middle = (place[0] + place[1]) // 2
+            y = 1 - scale.share(below[middle] + area[middle] / 2)
+            found.append(Label(kind.value, (place[0] + place[1]) / 2 / len(area), y, "middle", "area"))
+        below = [low + nbytes for low, nbytes in zip(below, area, strict=True)]
+    return found
+
+
+def _widest(flags: Sequence[bool]) -> tuple[int, int] | None:
+    found, begin = None, 0
+    for flag, run in groupby(flags):
+        end = begin + sum(1 for _ in run)
+        if flag and (found is None or end - begin > found[1] - found[0]):
+            found = begin, end
+        begin = end
+    return found

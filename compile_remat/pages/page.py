@@ -1,0 +1,55 @@
+"""A whole page in one file: no network, no framework, style and script inside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from compile_remat._util.atomic_write import write_atomically
+from compile_remat.pages.figures import PageFigures
+from compile_remat.pages.html import Markup, element, joined
+from compile_remat.pages.sections import facts_section, frontier_section, modules_section, peaks_section
+from compile_remat.pages.step_section import step_section
+
+_HERE = Path(__file__).parent
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+"""What a browser may do with the page: nothing is fetched."""
+
+
+def html_page(figures: PageFigures) -> str:
+    """The page as text."""
+    title = f"{figures.title} - compile-remat"
+    head = joined(
+        [
+            Markup('<meta charset="utf-8">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'),
+            Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+            Markup('<link rel="icon" href="data:,">'),
+            element("title", title),
+            Markup(f"<style>{_resource('page.css')}</style>"),
+        ]
+    )
+    step = Markup() if figures.step is None else step_section(figures, figures.step)
+    body = element(
+        "main",
+        element("h1", figures.title),
+        element("p", figures.summary),
+        *(element("p", note, class_="note") for note in figures.notes),
+        peaks_section(figures),
+        step,
+        frontier_section(figures),
+        modules_section(figures.modules),
+        facts_section(figures),
+    )
+    script = Markup() if figures.step is None else Markup(f"<script>{_resource('page.js')}</script>")
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}{script}</body></html>\n'
+
+
+def write_page(figures: PageFigures, path: str | os.PathLike[str]) -> None:
+    """Write the page to a file; OSError where that fails."""
+    write_atomically(Path(path), html_page(figures))
+
+
+def _resource(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")

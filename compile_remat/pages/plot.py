@@ -1,0 +1,86 @@
+"""The same pictures through matplotlib, for papers.  It is imported here alone, and when somebody asks for a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from compile_remat._util.units import GIB, KIB, MIB, format_bytes
+from compile_remat.errors import MissingExtraError
+from compile_remat.pages.figures import FrontierPoint, Kind, PageFigures
+from compile_remat.pages.palette import COLOURS
+
+SIZE_INCHES = (7.0, 3.4)
+CHOSEN = COLOURS[Kind.SAVED]
+
+
+def step_plot(figures: PageFigures) -> Any:
+    """Live bytes over a step as a ``matplotlib.figure.Figure``; ValueError where they are not known."""
+    step = figures.step
+    if step is None:
+        raise ValueError("; ".join(figures.notes) or "the tensors of this plan are not known: there is nothing to plot")
+    figure, axes = _figure()
+    most = max([*step.live_bytes, *(step.other.live_bytes if step.other is not None else ())])
+    scale, unit = _unit(most)
+    edges = range(len(step.columns) + 1)
+    below = [0.0] * len(step.columns)
+    for kind, area in step.areas.items():
+        above = [low + nbytes / scale for low, nbytes in zip(below, area, strict=True)]
+        if any(area):
+            axes.stairs(above, edges, baseline=below, fill=True, color=COLOURS[kind], label=kind.value)
+        below = above
+    if step.other is not None:
+        axes.stairs(
+            [n / scale for n in step.other.live_bytes], edges, color="black", linewidth=1, label=step.other.label
+        )
+    limits = (("budget", figures.budget_bytes, "--"), ("lowest reachable peak", figures.floor_bytes, ":"))
+    for name, nbytes, style in limits:
+        if nbytes is not None and nbytes <= 1.5 * most:
+            axes.axhline(
+                nbytes / scale, color="black", linestyle=style, linewidth=1, label=f"{name} {format_bytes(nbytes)}"
+            )
+    axes.axvline(step.num_forward, color="black", linewidth=0.5, alpha=0.5)
+    axes.set(
+        xlabel="nodes in order of execution: forward, then backward", ylabel=f"live {unit}", xlim=(0, len(step.columns))
+    )
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside right upper", fontsize=8, frameon=False)
+    return figure
+
+
+def frontier_plot(points: Sequence[FrontierPoint], step_time_ns: int, title: str = "") -> Any:
+    """Extra time of a step against the region peak as a ``matplotlib.figure.Figure``."""
+    figure, axes = _figure()
+    scale, unit = _unit(max(p.peak_bytes for p in points))
+    share = 100 / max(1, step_time_ns)
+    ordered = sorted(points, key=lambda p: p.peak_bytes)
+    x, y = [p.peak_bytes / scale for p in ordered], [p.extra_time_ns * share for p in ordered]
+    axes.plot(x, y, color="black", linewidth=1, marker="o", markersize=4)
+    for p in ordered:
+        if p.is_chosen:
+            place = p.peak_bytes / scale, p.extra_time_ns * share
+            axes.plot(*place, marker="o", markersize=8, color=CHOSEN)
+            axes.annotate(
+                f"this plan: {format_bytes(p.peak_bytes)}", place, textcoords="offset points", xytext=(8, 6), fontsize=9
+            )
+    axes.set(xlabel=f"region peak, {unit}", ylabel="extra time, % of the step", title=title)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    return figure
+
+
+def _figure() -> tuple[Any, Any]:
+    """A figure that no window or notebook keeps, and its axes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("matplotlib", "plot") from None
+    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _unit(most: int) -> tuple[int, str]:
+    return (GIB, "GiB") if most >= GIB else (MIB, "MiB") if most >= MIB else (KIB, "KiB")

@@ -1,0 +1,156 @@
+"""The parts of a page that are tables and small charts: peaks, frontier, modules, and what else is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compile_remat._util.units import format_bytes, format_time
+from compile_remat.pages.chart import HEIGHT, Label
+from compile_remat.pages.figures import PREDICTED, FrontierPoint, ModuleRow, PageFigures
+from compile_remat.pages.html import Markup, element, joined, table
+from compile_remat.pages.scale import byte_scale
+from compile_remat.pages.step_section import label_span
+
+MOST_MODULES = 150
+"""Rows of the table of modules; the smallest are put together below them."""
+
+WIDTH = 1000
+"""Units of the frontier's drawing from the lowest to the highest peak shown."""
+
+
+def peaks_section(figures: PageFigures) -> Markup:
+    """All peaks, and the budget, as bars on one scale."""
+    rows = [(name, nbytes, "plan" if name == PREDICTED else "") for name, nbytes in figures.peaks]
+    rows += [("budget", figures.budget_bytes, "limit")] if figures.budget_bytes is not None else []
+    rows += [("lowest reachable peak", figures.floor_bytes, "limit")] if figures.floor_bytes is not None else []
+    if not rows:
+        return Markup()
+    most = max(nbytes for _, nbytes, _ in rows)
+    cells = [(name, _bar(nbytes, most, class_)) for name, nbytes, class_ in rows]
+    return _section("peaks", "Peaks", table("most bytes live at once", ("", ""), cells, class_="bars"))
+
+
+def _bar(nbytes: int, most: int, class_: str) -> Markup:
+    bar = element("span", class_=f"bar {class_}".strip(), style=f"width:{62 * nbytes / max(1, most):.1f}%")
+    return element("td", bar, element("span", format_bytes(nbytes)))
+
+
+def _section(name: str, title: str, *content: str) -> Markup:
+    return element("section", element("h2", title, id=f"{name}-title"), *content, aria_labelledby=f"{name}-title")
+
+
+# -- the frontier ---------------------------------------------------------------------------------------------------------
+
+
+def frontier_section(figures: PageFigures) -> Markup:
+    """Extra time against peak: what other budgets would cost."""
+    points = figures.frontier
+    if not points:
+        return Markup()
+    step_ns = max(1, figures.step_time_ns)
+    rows = [
+        (
+            format_bytes(p.peak_bytes) + " (this plan)" * p.is_chosen,
+            format_time(step_ns + p.extra_time_ns),
+            f"{p.extra_time_ns / step_ns:+.2%}",
+        )
+        for p in points
+    ]
+    found = table("plans from the fastest to the one of lowest peak", ("region peak", "step", "extra time"), rows)
+    return _section(
+        "frontier",
+        "What other budgets would cost",
+        element(
+            "p", "Estimated extra time of a step, in per cent, against the region peak of the plan.", class_="quiet"
+        ),
+        _frontier_plot(points, step_ns),
+        element("details", element("summary", "The frontier as a table"), found),
+    )
+
+
+def _frontier_plot(points: Sequence[FrontierPoint], step_ns: int) -> Markup:
+    across = byte_scale(max(p.peak_bytes for p in points))
+    shares = [100 * p.extra_time_ns / step_ns for p in points]
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000) if max(shares) / s <= 4.5)
+    top = max(max(shares) * 1.25, step)
+    places = [(across.share(p.peak_bytes), 1 - share / top) for p, share in zip(points, shares, strict=True)]
+    order = sorted(places)
+    line = "M" + "L".join(f"{round(WIDTH * x)} {round(HEIGHT * y)}" for x, y in order)
+    levels = [k * step for k in range(int(top / step) + 1)]
+    grid = "".join(f"M0 {round(HEIGHT * (1 - level / top))}H{WIDTH}" for level in levels)
+    fixed = 'fill="none" vector-effect="non-scaling-stroke"'
+    dots = joined(
+        Markup(
+            f'<path d="M{round(WIDTH * x)} {round(HEIGHT * y)}h0" stroke="{"#2b6cd0" if p.is_chosen else "currentColor"}" '
+            f'stroke-linecap="round" stroke-width="{12 if p.is_chosen else 7}" {fixed}>'
+            f"<title>{format_bytes(p.peak_bytes)}, {share:+.2f} %</title></path>"
+        )
+        for p, share, (x, y) in zip(points, shares, places, strict=True)
+    )
+    chosen = next(((p, s, xy) for p, s, xy in zip(points, shares, places, strict=True) if p.is_chosen), None)
+    said = f"{len(points)} plans from {format_bytes(min(p.peak_bytes for p in points))} at {max(shares):+.2f} % to "
+    said += f"{format_bytes(max(p.peak_bytes for p in points))} at {min(shares):+.2f} %."
+    labels = []
+    if chosen is not None:
+        p, share, (x, y) = chosen
+        text = f"this plan: {format_bytes(p.peak_bytes)}, {share:+.2f} %"
+        labels.append(label_span(Label(text, x + 0.012, y - 0.02, "start" if x < 0.65 else "end", "plan")))
+        said += f" This plan: {format_bytes(p.peak_bytes)} at {share:+.2f} %."
+    drawing = Markup(
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{said}">'
+        f'<path d="{grid}" stroke="currentColor" stroke-opacity=".14" {fixed}/>'
+        f'<path d="{line}" stroke="currentColor" stroke-width="1.25" {fixed}/>{dots}</svg>'
+    )
+    digits = 0 if step >= 1 else 1 if step >= 0.1 else 2
+    ticks = [
+        element("span", f"{level:.{digits}f} %", class_="tick", style=f"top:{100 * (1 - level / top):.2f}%")
+        for level in levels
+    ]
+    ticks += [
+        element("span", name, class_="tick x", style=f"left:{100 * across.share(nbytes):.2f}%")
+        for nbytes, name in across.ticks
+    ]
+    return element("div", drawing, element("div", *ticks, *labels, aria_hidden="true"), class_="plot small")
+
+
+# -- modules --------------------------------------------------------------------------------------------------------------
+
+
+def modules_section(rows: Sequence[ModuleRow]) -> Markup:
+    """What is saved and recomputed in each module."""
+    if not rows:
+        return Markup()
+    heads = ("module", "saved", "bytes", "recomputed", "bytes", "time")
+    shown, rest = rows[:MOST_MODULES], rows[MOST_MODULES:]
+    cells = [_module_row(row.path or "(no module)", [row]) for row in shown]
+    cells += [_module_row(f"{sum(r.modules for r in rest)} more", rest)] if rest else []
+    found = table(
+        "equal layers are one row; bytes and times are sums over all of them",
+        heads,
+        cells,
+        foot=_module_row("all", rows),
+        class_="wide",
+    )
+    return _section("modules", "What happens in each module", found)
+
+
+def _module_row(name: str, rows: Sequence[ModuleRow]) -> tuple[str, ...]:
+    modules = rows[0].modules if len(rows) == 1 else 1
+    time_ns = sum(r.recompute_time_ns for r in rows)
+    saved, recomputed = sum(r.num_saved for r in rows), sum(r.num_recomputed for r in rows)
+    return (
+        joined([name, element("small", f" {modules} equal ones") if modules > 1 else ""]),
+        str(saved) if saved else "",
+        format_bytes(sum(r.saved_bytes for r in rows)) if saved else "",
+        str(recomputed) if recomputed else "",
+        format_bytes(sum(r.recomputed_bytes for r in rows)) if recomputed else "",
+        format_time(time_ns) if time_ns else "",
+    )
+
+
+def facts_section(figures: PageFigures) -> Markup:
+    """What else is known, as names and texts."""
+    if not figures.facts:
+        return Markup()
+    pairs = (joined([element("dt", name), element("dd", value)]) for name, value in figures.facts)
+    return _section("facts", "The plan in numbers", element("dl", *pairs))

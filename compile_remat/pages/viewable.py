@@ -1,0 +1,49 @@
+"""What plans and reports have in common for those who want to see them."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from typing import Any
+
+from compile_remat.pages.figures import PageFigures
+
+POINTS = 10
+"""Budgets of the frontier on a page."""
+
+
+class Viewable(ABC):
+    """Has figures that can be looked at: as a page, in a notebook, in matplotlib."""
+
+    @abstractmethod
+    def figures(self, points: int = 0) -> PageFigures:
+        """What there is to see, with a frontier of so many budgets (0: none, which spares a search of some seconds)."""
+
+    def to_html(self, path: str | os.PathLike[str], *, points: int = POINTS) -> None:
+        """Write one self-contained HTML page: live bytes over the step, its tensors, modules, the frontier.
+
+        Args:
+            points: How many budgets the frontier is sought for; 0 leaves it out, and spares some seconds.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        from compile_remat.pages.page import write_page
+
+        write_page(self.figures(points), path)
+
+    def plot(self) -> Any:
+        """Live bytes over the step as a ``matplotlib.figure.Figure``.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+        """
+        from compile_remat.pages.plot import step_plot
+
+        return step_plot(self.figures())
+
+    def _repr_html_(self) -> str:
+        """The picture and a short table, for notebooks."""
+        from compile_remat.pages.notebook import notebook_html
+
+        return notebook_html(self.figures())
