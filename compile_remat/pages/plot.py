@@ -55,11 +55,11 @@ def frontier_plot(points: Sequence[FrontierPoint], step_time_ns: int, title: str
     share = 100 / max(1, step_time_ns)
     ordered = sorted(points, key=lambda p: p.peak_bytes)
     x, y = [p.peak_bytes / scale for p in ordered], [p.extra_time_ns * share for p in ordered]
-    axes.plot(x, y, color="black", linewidth=1, marker="o", markersize=4)
+    axes.plot(x, y, color="black", linewidth=1, marker="o", markersize=4, clip_on=False, zorder=3)
     for p in ordered:
         if p.is_chosen:
             place = p.peak_bytes / scale, p.extra_time_ns * share
-            axes.plot(*place, marker="o", markersize=8, color=CHOSEN)
+            axes.plot(*place, marker="o", markersize=8, color=CHOSEN, clip_on=False, zorder=4)
             axes.annotate(
                 f"this plan: {format_bytes(p.peak_bytes)}", place, textcoords="offset points", xytext=(8, 6), fontsize=9
             )

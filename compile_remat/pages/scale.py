@@ -30,7 +30,7 @@ class ByteScale:
 
 def byte_scale(most_bytes: int) -> ByteScale:
     """The axis for amounts up to `most_bytes`, with up to six ticks of 1, 2 or 5 times a power of 10 of one unit."""
-    top_bytes = max(1, int(most_bytes * HEADROOM))
+    top_bytes = max(most_bytes + 1, int(most_bytes * HEADROOM))
     scale, unit = next(
         ((s, u) for s, u in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if top_bytes >= s), (1, "B")
     )

@@ -94,7 +94,17 @@ def _frontier_plot(points: Sequence[FrontierPoint], step_ns: int) -> Markup:
     if chosen is not None:
         p, share, (x, y) = chosen
         text = f"this plan: {format_bytes(p.peak_bytes)}, {share:+.2f} %"
-        labels.append(label_span(Label(text, x + 0.012, y - 0.02, "start" if x < 0.65 else "end", "plan")))
+        labels.append(
+            label_span(
+                Label(
+                    text,
+                    x + (0.012 if x < 0.65 else -0.004),
+                    y - (0.02 if x < 0.65 else 0.12),
+                    "start" if x < 0.65 else "end",
+                    "plan",
+                )
+            )
+        )
         said += f" This plan: {format_bytes(p.peak_bytes)} at {share:+.2f} %."
     drawing = Markup(
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{said}">'
@@ -120,7 +130,7 @@ def modules_section(rows: Sequence[ModuleRow]) -> Markup:
     """What is saved and recomputed in each module."""
     if not rows:
         return Markup()
-    heads = ("module", "saved", "bytes", "recomputed", "bytes", "time")
+    heads = ("module", "saved", "saved bytes", "recomputed", "recomputed bytes", "time")
     shown, rest = rows[:MOST_MODULES], rows[MOST_MODULES:]
     cells = [_module_row(row.path or "(no module)", [row]) for row in shown]
     cells += [_module_row(f"{sum(r.modules for r in rest)} more", rest)] if rest else []

@@ -1,0 +1,127 @@
+"""The page in a real browser: nothing on the console, the figures of the plan, and what a script shows is what Python would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compile_remat._util.units import format_bytes
+from compile_remat.pages.chart import binned
+from compile_remat.pages.figures import Kind, PageFigures
+from compile_remat.pages.page import html_page
+from compile_remat.pages.step_section import alive_at, largest
+from tests.browser.chromium import LAPTOP, PHONE, chromium, complaints, posted
+from tests.pages.examples import HOSTILE, hostile, large, small
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        chromium() is None, reason="no chromium: install Debian's package, or set CHROMIUM to a program"
+    ),
+]
+
+PROBE = """<script>
+(() => {
+  const text = (id) => document.getElementById(id)?.textContent;
+  const state = () => ({
+    where: text("where"), total: text("now-total"), other: text("now-other"), rest: text("rest"),
+    kinds: Object.fromEntries(KINDS.map((kind) => [kind, text("now-" + kind)])),
+    alive: [...document.querySelectorAll("#alive tr")].map((row) => [...row.cells].map((cell) => cell.textContent)),
+    said: document.getElementById("slider").getAttribute("aria-valuetext"),
+  });
+  const found = { first: state(), bins: {}, width: innerWidth, needed: document.documentElement.scrollWidth };
+  const slider = document.getElementById("slider");
+  slider.focus();
+  found.focus = document.activeElement.id;
+  for (const bin of BINS) {
+    slider.value = bin;
+    slider.dispatchEvent(new Event("input"));
+    found.bins[bin] = state();
+  }
+  const plot = document.getElementById("step"), box = plot.getBoundingClientRect();
+  const clientX = box.left + box.width * (BINS[0] + 0.5) / COUNT;
+  plot.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY: box.top + 5 }));
+  found.pointed = state();
+  found.ground = getComputedStyle(document.body).backgroundColor;
+  const name = (svg) => svg.getAttribute("aria-label") || svg.querySelector("title").textContent;
+  found.names = [...document.querySelectorAll("svg")].map(name);
+  parent.postMessage(JSON.stringify(found), "*");
+})();
+</script>"""
+
+
+def probed(
+    figures: PageFigures, folder: Path, bins: list[int], size: tuple[int, int] = LAPTOP, is_dark: bool = False
+) -> dict[str, Any]:
+    """What the page shows at these bins."""
+    assert figures.step is not None
+    probe = PROBE.replace("KINDS", json.dumps([k.value for k in Kind])).replace("BINS", json.dumps(bins))
+    probe = probe.replace("COUNT", str(len(binned(figures.step).columns)))
+    page = folder / "page.html"
+    page.write_text(html_page(figures).replace("</body>", f"{probe}</body>"), encoding="utf-8")
+    text, console = posted(page, size=size, is_dark=is_dark)
+    assert console == []
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def expected_bytes(figures: PageFigures, bin_: int) -> tuple[str, str, dict[str, str]]:
+    """Sum, other plan and kinds at a bin, as Python writes them."""
+    assert figures.step is not None
+    bins = binned(figures.step)
+    kinds = {kind.value: format_bytes(area[bin_]) for kind, area in bins.areas.items()}
+    return format_bytes(bins.live_bytes[bin_]), format_bytes(bins.other[bin_]), kinds
+
+
+def test_each_moment_has_the_figures_of_the_plan(tmp_path: Path) -> None:
+    figures = small()
+    found = probed(figures, tmp_path, [0, 1, 2, 3, 4, 5])
+    for bin_, state in enumerate(found["bins"].values()):
+        assert (state["total"], state["other"], state["kinds"]) == expected_bytes(figures, bin_)
+    assert found["first"] == found["bins"]["3"], "the page opens at the peak, as Python drew it"
+    assert found["first"]["said"] == "backward, at b: 9.0 MiB live"
+    assert found["first"]["alive"][0] == [
+        "a float32[1024, 1024]",
+        "4.0 MiB",
+        "saved for the backward",
+        "body.0 u/m.py:3",
+    ]
+    assert found["pointed"] == found["bins"]["0"] and found["focus"] == "slider"
+    assert len(found["names"]) == 2 and all("9.0 MiB" in name for name in found["names"])
+
+
+def test_a_large_page_has_the_figures_of_the_plan(tmp_path: Path) -> None:
+    figures = large()
+    assert figures.step is not None
+    bins = binned(figures.step)
+    wanted = [0, 17, 300, len(bins.columns) - 1]
+    found = probed(figures, tmp_path, wanted)
+    for bin_, state in zip(wanted, found["bins"].values(), strict=True):
+        alive = alive_at(largest(figures.step.tensors, 4000), bins.columns[bin_])
+        assert state["total"] == format_bytes(bins.live_bytes[bin_])
+        assert [row[1] for row in state["alive"]] == [format_bytes(t.nbytes) for t in alive[:12]]
+
+
+@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_the_page_fits_the_window_and_follows_the_theme(tmp_path: Path, size: tuple[int, int], is_dark: bool) -> None:
+    found = probed(small(), tmp_path, [0], size, is_dark)
+    assert found["needed"] <= found["width"] == size[0]
+    assert found["ground"] == ("rgb(21, 23, 28)" if is_dark else "rgb(255, 255, 255)")
+
+
+def test_names_that_look_like_html_are_text(tmp_path: Path) -> None:
+    found = probed(hostile(), tmp_path, [0, 3])
+    assert found["bins"]["3"]["where"] == f"backward, at {HOSTILE}"
+    assert found["bins"]["3"]["alive"][0][2] == HOSTILE
+
+
+def test_an_error_in_a_script_would_be_seen(tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    page.write_text(html_page(small()).replace("</body>", "<script>missing()</script></body>"), encoding="utf-8")
+    _, console = posted(page)
+    assert len(console) == 1 and "missing is not defined" in console[0]
+    assert complaints("[1:ERROR:dbus] nothing of the page's") == []

@@ -1,0 +1,43 @@
+"""Figures through matplotlib."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from compile_remat.errors import MissingExtraError, RematError
+from compile_remat.pages.plot import frontier_plot, step_plot
+from tests.pages.examples import MIB, small
+
+
+def test_a_step_has_its_areas_and_lines() -> None:
+    pytest.importorskip("matplotlib")
+    (axes,) = step_plot(small()).axes
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == [
+        "output", "gradient", "saved", "recomputed", "temporary", "plain torch.compile", "budget 10.0 MiB",
+        "lowest reachable peak 8.0 MiB",
+    ]  # fmt: skip
+    assert axes.get_ylabel() == "live MiB" and axes.get_xlim() == (0, 6)
+    assert max(max(patch.get_data().values) for patch in axes.patches) == 12
+
+
+def test_a_frontier() -> None:
+    pytest.importorskip("matplotlib")
+    (axes,) = frontier_plot(small().frontier, 10_000_000, "a model").axes
+    curve, chosen = axes.lines
+    assert curve.get_xdata().tolist() == [8, 9, 12] and curve.get_ydata().tolist() == [9, 5, 0]
+    assert (chosen.get_xdata().tolist(), chosen.get_ydata().tolist()) == ([9], [5])
+    assert axes.texts[0].get_text() == f"this plan: {9 * MIB >> 20}.0 MiB"
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'compile-remat\[plot\]'") as caught:
+        step_plot(small())
+    assert isinstance(caught.value, RematError) and isinstance(caught.value, ImportError)
+
+
+def test_what_is_not_known_cannot_be_plotted() -> None:
+    with pytest.raises(ValueError, match="something to note"):
+        step_plot(replace(small(), step=None))
