@@ -25,7 +25,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers docs demo test test-full test-cuda-codegen durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
+.PHONY: help layers docs demo test test-full test-cuda-codegen test-browser durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,9 @@ test-full: $(VENV)/.installed  ## run every case with every compiler and budget 
 
 test-cuda-codegen: $(VENV)/.triton  ## check Triton code for an H100 that is not there (g++; downloads triton, 200 MB)
 	PYTHONPATH=$(abspath $(VENV))/triton $(PYTEST) --timeout=1200 tests/cuda_codegen $(PYTEST_ARGS)
+
+test-browser: $(VENV)/.installed  ## run the tests of pages in a headless chromium (skipped where there is none)
+	$(PY) -m pytest -rs --timeout=$(TIMEOUT) tests/browser $(PYTEST_ARGS)
 
 durations: $(VENV)/.installed  ## run the tests and write how long each takes to tests/durations.txt
 	$(PYTEST) --write-durations $(PYTEST_ARGS)

@@ -25,6 +25,7 @@ from compile_remat import (
     pareto,
     uninstall,
 )
+from compile_remat._util.units import format_bytes
 from compile_remat.passes import Plan
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import record
@@ -82,9 +83,11 @@ def test_explain_leaves_the_model_as_it_was() -> None:
 
 
 @pytest.mark.usefixtures("empty_kernels")
-def test_explain_tells_what_training_will_do() -> None:
-    report = explain(mlp(6), X, memory_budget=0.7)
-    call = torch.compile(mlp(6), backend=compile_remat.backend.remat, options={"memory_budget": 0.7})
+@pytest.mark.parametrize("budget", [0.7, "min"])
+def test_explain_tells_what_training_will_do(budget: object) -> None:
+    report = explain(mlp(6), X, memory_budget=budget)
+    assert report.plain is not None, "explain says what plain torch.compile takes, whatever the budget"
+    call = torch.compile(mlp(6), backend=compile_remat.backend.remat, options={"memory_budget": budget})
     call(X).sum().backward()
     (trained,) = compile_remat.reports()
     assert (trained.graph_key, trained.plan) == (report.graph_key, report.plan)
@@ -94,6 +97,49 @@ def test_plan_is_the_plan_of_explain() -> None:
     first = compile_remat.plan(mlp(3), X, memory_budget="min")
     assert isinstance(first, Plan)
     assert first == explain(mlp(3), X, memory_budget="min").plan
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_has_the_figures_of_the_report(tmp_path: Path) -> None:
+    report = explain(mlp(12), X, memory_budget=0.6)
+    figures = report.figures(points=4)
+    step = figures.step
+    assert step is not None and step.other is not None and report.plain is not None and report.plan is not None
+    assert max(step.live_bytes) == report.predicted_peak_bytes == dict(figures.peaks)["predicted peak"]
+    assert (step.other.label, max(step.other.live_bytes)) == ("plain torch.compile", report.plain.peak_bytes)
+    assert (figures.budget_bytes, figures.floor_bytes) == (report.budget_bytes, report.floor_bytes)
+    assert sum(row.saved_bytes for row in figures.modules) == report.plan.saved_bytes
+    (chosen,) = (point for point in figures.frontier if point.is_chosen)
+    assert (chosen.peak_bytes, chosen.extra_time_ns) == (report.plan.peak_bytes, report.extra_time_ns)
+    assert min(point.peak_bytes for point in figures.frontier) <= chosen.peak_bytes
+    assert any(t.source_line and t.module_path and t.shape == (512, 8) for t in step.tensors if t.kind == "saved")
+    report.to_html(tmp_path / "page.html", points=0)
+    text = (tmp_path / "page.html").read_text()
+    assert format_bytes(report.plan.peak_bytes) in text and "<svg" in text
+
+
+def test_plans_can_be_looked_at() -> None:
+    model = mlp(3)
+    for plan in (compile_remat.plan(model, X, memory_budget="min"), pareto(model, X, points=2)[-1]):
+        assert "<svg" in plan._repr_html_()
+    read = Plan.from_json(plan.to_json())
+    assert read == plan and "<svg" not in read._repr_html_() and "read from JSON" in read._repr_html_()
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_reports_of_training_can_be_looked_at() -> None:
+    """Where nobody asked for it, torch's own choice is not known: the fastest plan stands in its place."""
+    torch.compile(mlp(4), backend=compile_remat.backend.remat, options={"memory_budget": "min"})(X).sum().backward()
+    (report,) = compile_remat.reports()
+    step = report.figures().step
+    assert step is not None and step.other is not None and step.other.label == "the fastest plan"
+    assert max(step.other.live_bytes) >= max(step.live_bytes) == report.predicted_peak_bytes
+    assert Report.from_json(report.to_json()) == report
+
+
+# -- the environment, devices -----------------------------------------------------------------------------------------
 
 
 def test_explain_takes_functions_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

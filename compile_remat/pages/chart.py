@@ -94,7 +94,7 @@ class Chart:
     labels: tuple[Label, ...]
 
 
-def chart(figures: PageFigures, step: StepFigures) -> Chart:
+def drawing(figures: PageFigures, step: StepFigures) -> Chart:
     """Draw a step."""
     bins = binned(step)
     lines = [nbytes for nbytes in (figures.budget_bytes, figures.floor_bytes) if nbytes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compile_remat._util.units import format_bytes
-from compile_remat.pages.chart import HEIGHT, Label, chart
+from compile_remat.pages.chart import HEIGHT, Label, drawing
 from compile_remat.pages.figures import PageFigures, StepFigures
 from compile_remat.pages.html import Markup, element, joined, text
 from compile_remat.pages.step_section import spoken, swatch
@@ -27,7 +27,7 @@ def notebook_html(figures: PageFigures) -> str:
         element("div", figures.summary),
         *(element("div", note) for note in figures.notes),
         picture,
-        element("table", element("tbody", *cells), style="font-variant-numeric:tabular-nums"),
+        element("table", element("tbody", *cells), style="color:inherit;font-variant-numeric:tabular-nums"),
         style="max-width:760px",
     )
 
@@ -36,7 +36,7 @@ _CELL = "text-align:left;padding:.1em 1.2em .1em 0;font-weight:normal"
 
 
 def _picture(figures: PageFigures, step: StepFigures) -> Markup:
-    drawn = chart(figures, step)
+    drawn = drawing(figures, step)
     across, down = WIDTH_PX - LEFT_PX - RIGHT_PX, HEIGHT_PX - TOP_PX - BOTTOM_PX
     shapes = (
         f'<svg x="{LEFT_PX}" y="{TOP_PX}" width="{across}" height="{down}" viewBox="0 0 {drawn.width} {HEIGHT}" '
@@ -54,12 +54,12 @@ def _picture(figures: PageFigures, step: StepFigures) -> Markup:
         if any(area)
         for swatch_of in [swatch(kind)]
     )
-    drawing = (
+    picture = (
         f'<svg viewBox="0 0 {WIDTH_PX} {HEIGHT_PX}" width="100%" role="img" font-size="12" '
         f'font-family="system-ui, sans-serif" fill="currentColor"><title>{text(spoken(figures, step))}</title>'
         f"{shapes}{joined([*ticks, *halves, *labels])}</svg>"
     )
-    return joined([Markup(drawing), element("div", legend, style="font-size:12px;padding-left:70px")])
+    return joined([Markup(picture), element("div", legend, style="font-size:12px;padding-left:70px")])
 
 
 def _placed(label: Label, across: int, down: int) -> Markup:

@@ -9,7 +9,7 @@ from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.html import Markup, element, joined
 from compile_remat.pages.sections import facts_section, frontier_section, modules_section, peaks_section
-from compile_remat.pages.step_section import step_section
+from compile_remat.pages.step_section import section_of_step
 
 _HERE = Path(__file__).parent
 
@@ -30,7 +30,7 @@ def html_page(figures: PageFigures) -> str:
             Markup(f"<style>{_resource('page.css')}</style>"),
         ]
     )
-    step = Markup() if figures.step is None else step_section(figures, figures.step)
+    step = Markup() if figures.step is None else section_of_step(figures, figures.step)
     body = element(
         "main",
         element("h1", figures.title),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from compile_remat._util.units import format_bytes
-from compile_remat.pages.chart import HEIGHT, Chart, Label, chart
+from compile_remat.pages.chart import HEIGHT, Chart, Label, drawing
 from compile_remat.pages.figures import Kind, PageFigures, StepFigures, Tensor
 from compile_remat.pages.html import Markup, element, joined, json_script, table, text
 from compile_remat.pages.palette import COLOURS
@@ -23,9 +23,9 @@ ROWS = 24
 TENSOR_HEADS = ("tensor", "bytes", "what happens to it", "where it is made")
 
 
-def step_section(figures: PageFigures, step: StepFigures) -> Markup:
+def section_of_step(figures: PageFigures, step: StepFigures) -> Markup:
     """Chart, moment and table; the moment is the peak until the page's script moves it."""
-    drawn = chart(figures, step)
+    drawn = drawing(figures, step)
     peak_bin = drawn.bins.live_bytes.index(max(drawn.bins.live_bytes))
     return element(
         "section",

@@ -16,7 +16,7 @@ NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A part of a module's path that is a number, as in ``layers.3.mlp``."""
 
 
-def module_rows(found: Candidate) -> tuple[ModuleRow, ...]:
+def rows_of_modules(found: Candidate) -> tuple[ModuleRow, ...]:
     """A row for each module that has something saved or recomputed, the one with the most bytes first.
 
     Modules whose paths differ in one number alone, and that have equal figures, are one row.

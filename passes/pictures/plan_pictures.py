@@ -12,8 +12,8 @@ from compile_remat.passes.memory.candidate_plan import Candidate
 from compile_remat.passes.memory.plain_emission import Levels, plain_levels
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.pictures.module_rows import module_rows
-from compile_remat.passes.pictures.step_figures import step_figures
+from compile_remat.passes.pictures.module_rows import rows_of_modules
+from compile_remat.passes.pictures.step_figures import figures_of_step
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
@@ -51,7 +51,7 @@ class PlanPictures:
 
     def step(self, plan: Plan) -> StepFigures:
         """Live bytes over the step, beside plain torch.compile or the fastest plan."""
-        return step_figures(self._candidate(plan), (self.label, *self._other_levels()))
+        return figures_of_step(self._candidate(plan), (self.label, *self._other_levels()))
 
     @property
     def label(self) -> str:
@@ -60,7 +60,7 @@ class PlanPictures:
 
     def modules(self, plan: Plan) -> tuple[ModuleRow, ...]:
         """What happens in each module, the largest first."""
-        return module_rows(self._candidate(plan))
+        return rows_of_modules(self._candidate(plan))
 
     def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
         """Plans from the fastest to the one of lowest peak, this one among them, from a search for that many budgets."""
@@ -75,7 +75,7 @@ class PlanPictures:
 
     def _other_levels(self) -> tuple[Levels, Levels]:
         if self.plain is None:
-            fastest = step_figures(self._candidate(Planner(self.problem, self.work_seconds).fastest()))
+            fastest = figures_of_step(self._candidate(Planner(self.problem, self.work_seconds).fastest()))
             levels = list(zip(fastest.columns, fastest.live_bytes, strict=True))
             return levels[: fastest.num_forward], levels[fastest.num_forward :]
         problem = obeying(self.plain, LIKE_TORCH)

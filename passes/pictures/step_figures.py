@@ -36,7 +36,7 @@ KINDS = {
 """Roles of buffers; all others are temporary."""
 
 
-def step_figures(found: Candidate, other: tuple[str, Levels, Levels] | None = None) -> StepFigures:
+def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None = None) -> StepFigures:
     """The figures of a plan.
 
     Args:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from compile_remat import cli
+from compile_remat._util.units import format_bytes
 from compile_remat.cli import plan
 from compile_remat.passes import Planner, Problem
 
@@ -69,6 +70,41 @@ def test_pareto_prints_a_frontier(capsys: pytest.CaptureFixture[str]) -> None:
     assert [p["peak_bytes"] for p in plans] == sorted((p["peak_bytes"] for p in plans), reverse=True)
     assert cli.main(["pareto", *MODEL, "--points", "3"]) == 0
     assert "region peak" in capsys.readouterr().out
+
+
+def test_each_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, png, svg = (tmp_path / name for name in ("page.html", "frontier.png", "frontier.svg"))
+    given = [*MODEL, "--budget", "0.8", "--json", "--html", str(page)]
+    assert cli.main(["explain", *given]) == 0
+    explained = json.loads(capsys.readouterr().out)
+    assert format_bytes(explained["peak_bytes"]) in page.read_text() and "on h100-sxm" in page.read_text()
+    page.unlink()
+    assert cli.main(["plan", *given, "--no-largest-batch"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["plan"] == explained
+    assert f"plain torch.compile {format_bytes(planned['plain_peak_bytes'])}" in page.read_text()
+    page.unlink()
+    pytest.importorskip("matplotlib")
+    assert cli.main(["pareto", *given, "--points", "3", "--png", str(png), "--svg", str(svg)]) == 0
+    out, err = capsys.readouterr()
+    lowest = json.loads(out)[-1]
+    assert "this plan" in page.read_text() and format_bytes(lowest["peak_bytes"]) in page.read_text()
+    assert png.read_bytes()[:4] == b"\x89PNG" and "<svg" in svg.read_text()
+    assert err.count("wrote ") == 3
+
+
+def test_a_page_that_cannot_be_written_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["explain", *MODEL, "--html", str(tmp_path / "file" / "page.html")]) == 2
+    assert "page.html cannot be written" in capsys.readouterr().err
+
+
+def test_a_page_does_not_change_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plans = []
+    for page in ([], ["--html", str(tmp_path / "page.html")]):
+        assert cli.main(["explain", *MODEL, "--budget", "1500KiB", "--json", *page]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
 
 
 def test_explain_names_the_largest_tensors(capsys: pytest.CaptureFixture[str]) -> None:

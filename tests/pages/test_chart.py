@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from compile_remat.pages.chart import HEIGHT, MOST_BINS, binned, chart
+from compile_remat.pages.chart import HEIGHT, MOST_BINS, binned, drawing
 from compile_remat.pages.figures import Kind
 from tests.pages.examples import MIB, large, small, small_step
 
@@ -35,14 +35,14 @@ def test_a_large_step_has_bins_that_can_be_seen() -> None:
 
 def test_the_outline_of_an_area() -> None:
     """Saved is the lowest area but for the output of 1 MiB that begins in the third column."""
-    drawn = chart(small(), small_step())
+    drawn = drawing(small(), small_step())
     (path,) = re.findall(r'<path class="saved"[^>]* d="([^"]*)"', drawn.shapes)
     y = {n: round(HEIGHT * (1 - n * MIB / drawn.scale.top_bytes)) for n in range(8)}
     assert path == f"M0 {y[4]}H2V{y[5]}H4V{y[7]}H5V{y[3]}H6V{y[3]}H4V{y[1]}H2V{y[0]}H0Z"
 
 
 def test_labels_name_peaks_and_lines() -> None:
-    labels = {label.role: label for label in chart(small(), small_step()).labels if label.role != "area"}
+    labels = {label.role: label for label in drawing(small(), small_step()).labels if label.role != "area"}
     assert {role: label.text for role, label in labels.items()} == {
         "plan": "peak 9.0 MiB",
         "other": "plain torch.compile 12.0 MiB",
@@ -54,7 +54,7 @@ def test_labels_name_peaks_and_lines() -> None:
 
 def test_a_budget_far_above_all_curves_is_left_out() -> None:
     """Else nobody could see the curves."""
-    drawn = chart(replace(small(), budget_bytes=100 * MIB), small_step())
+    drawn = drawing(replace(small(), budget_bytes=100 * MIB), small_step())
     assert "budget" not in {label.role for label in drawn.labels}
     assert drawn.scale.top_bytes < 20 * MIB
 
@@ -62,4 +62,4 @@ def test_a_budget_far_above_all_curves_is_left_out() -> None:
 def test_a_kind_that_is_never_live_is_not_drawn() -> None:
     step = small_step()
     step = replace(step, areas={**step.areas, Kind.GRADIENT: (0,) * 6})
-    assert 'class="gradient"' not in chart(small(), step).shapes
+    assert 'class="gradient"' not in drawing(small(), step).shapes

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from compile_remat.pages.figures import ModuleRow
 from compile_remat.passes.memory.plan_timeline import candidate_of
-from compile_remat.passes.pictures.module_rows import folded, module_rows, ranges
+from compile_remat.passes.pictures.module_rows import folded, ranges, rows_of_modules
 from compile_remat.passes.problem.problem import Problem
 from tests.oracles import problems
 
@@ -32,7 +32,7 @@ def test_ranges() -> None:
 def test_rows_add_up_to_the_plan(problem: Problem, data: st.DataObject) -> None:
     saveable = [v.name for v in problem.values if v.is_saveable]
     found = candidate_of(problem, data.draw(st.lists(st.sampled_from(saveable), unique=True)) if saveable else [], ())
-    rows = module_rows(found)
+    rows = rows_of_modules(found)
     batch = found.batch
     assert sum(r.saved_bytes for r in rows) == int(batch.saved_bytes[0])
     assert sum(r.num_recomputed for r in rows) == int(batch.recomputed.sum())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from compile_remat.pages.figures import Kind
 from compile_remat.passes.memory.plan_timeline import candidate_of
-from compile_remat.passes.pictures.step_figures import aligned, step_figures
+from compile_remat.passes.pictures.step_figures import aligned, figures_of_step
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, Origin, Problem, Step, Value
 from tests.oracles import problems
 
@@ -30,7 +30,7 @@ def chain() -> Problem:
 
 def test_a_step_by_hand() -> None:
     """Saved is a alone, so b is freed in the forward and computed again, with the 3 bytes that its kernel writes for nobody."""
-    figures = step_figures(candidate_of(chain(), ["a"], ()))
+    figures = figures_of_step(candidate_of(chain(), ["a"], ()))
     assert figures.columns == ("a", "b", "out", "end of the forward", "b", "g0", "g1", "output")
     assert figures.num_forward == 4
     assert figures.areas == {
@@ -54,7 +54,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_a_value_that_is_computed_a_third_time_is_shown_under_its_own_name() -> None:
-    figures = step_figures(candidate_of(chain(), [], ("a",)))
+    figures = figures_of_step(candidate_of(chain(), [], ("a",)))
     assert [t.fate for t in figures.tensors if t.name == "a" and t.kind is Kind.RECOMPUTED] == [
         "computed again in the backward",
         "computed a third time",
@@ -65,7 +65,7 @@ def test_a_value_that_is_computed_a_third_time_is_shown_under_its_own_name() -> 
 def test_the_columns_hold_the_peak_and_no_tensor_is_larger_than_its_area(problem: Problem, data: st.DataObject) -> None:
     saveable = [v.name for v in problem.values if v.is_saveable]
     found = candidate_of(problem, data.draw(st.lists(st.sampled_from(saveable), unique=True)) if saveable else [], ())
-    figures = step_figures(found)
+    figures = figures_of_step(found)
     assert max(figures.live_bytes) == found.peak_bytes
     assert max(figures.live_bytes[: figures.num_forward]) == int(found.batch.forward_peak[0])
     for kind, area in figures.areas.items():
@@ -87,8 +87,8 @@ def test_another_plan_stands_in_the_columns_of_this_one() -> None:
 
 
 def test_a_plan_is_compared_with_itself() -> None:
-    figures = step_figures(candidate_of(chain(), ["a"], ()))
+    figures = figures_of_step(candidate_of(chain(), ["a"], ()))
     levels = list(zip(figures.columns, figures.live_bytes, strict=True))
-    again = step_figures(candidate_of(chain(), ["a"], ()), ("itself", levels[:4], levels[4:]))
+    again = figures_of_step(candidate_of(chain(), ["a"], ()), ("itself", levels[:4], levels[4:]))
     assert again.other is not None and again.other.live_bytes == figures.live_bytes
     assert replace(again, other=None) == figures
