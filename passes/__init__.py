@@ -22,6 +22,7 @@ from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
 from compile_remat.passes.memory.simulator import Bools as Bools
+from compile_remat.passes.pictures.plan_pictures import StoredPictures as StoredPictures
 from compile_remat.passes.pictures.plan_pictures import marked as marked
 from compile_remat.passes.pictures.plan_pictures import pictured as pictured
 from compile_remat.passes.problem.plan import Plan as Plan
@@ -68,6 +69,7 @@ __all__ = [
     "SearchOptions",
     "Status",
     "Step",
+    "StoredPictures",
     "Timeline",
     "Value",
     "as_in_torch",

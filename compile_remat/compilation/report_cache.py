@@ -20,11 +20,13 @@ from torch import fx
 from compile_remat._torch import cache_key_text
 from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
+from compile_remat.pages.figures import PictureSource
+from compile_remat.passes import StoredPictures
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
-SCHEMA = 6
+SCHEMA = 7
 
 
 def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:
@@ -61,10 +63,23 @@ class Kept:
 def store(path: Path, kept: Kept) -> None:
     """Keep what a compilation came to.  A folder that cannot be written costs a report, not the training run."""
     reports = [json.loads(report.to_json()) for report in kept.reports]
+    pictures = [None if (source := _pictures_of(report)) is None else source.to_text() for report in kept.reports]
+    document = {"schema": SCHEMA, **asdict(kept), "reports": reports, "pictures": pictures}
     try:
-        write_atomically(path, json.dumps({"schema": SCHEMA, **asdict(kept), "reports": reports}, indent=1))
+        write_atomically(path, json.dumps(document, indent=1))
     except OSError as error:
         LOG.warning("%s cannot be written (%s): a process that hits the cache will have no report", path, error)
+
+
+def _pictures_of(report: Report) -> PictureSource | None:
+    return None if report.plan is None else report.plan.pictures
+
+
+def _with_pictures(report: Report, text: object) -> Report:
+    """The report with what draws its plan, which is not read before somebody looks."""
+    if report.plan is None or not isinstance(text, str):
+        return report
+    return replace(report, plan=replace(report.plan, pictures=StoredPictures(text)))
 
 
 def recall(path: Path) -> Kept:
@@ -73,10 +88,13 @@ def recall(path: Path) -> Kept:
         document = json_values.parse(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
             raise ValueError(f"no file of schema {SCHEMA}")
-        reports = document.pop("reports", None)
-        if not isinstance(reports, list):
+        reports, pictures = document.pop("reports", None), document.pop("pictures", None)
+        if not isinstance(reports, list) or not isinstance(pictures, list) or len(pictures) != len(reports):
             raise ValueError("it has no list of reports")
-        found = tuple(replace(Report.from_object(entry), from_cache=True) for entry in reports)
+        found = tuple(
+            _with_pictures(replace(Report.from_object(entry), from_cache=True), text)
+            for entry, text in zip(reports, pictures, strict=True)
+        )
         return replace(json_values.read_as(Kept, document), reports=found)
     except FileNotFoundError:
         return Kept()

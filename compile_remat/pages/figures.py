@@ -109,6 +109,9 @@ class ModuleRow:
 class PictureSource(Protocol):
     """Works out what there is to see of a plan; a plan carries it, and asks it only when somebody looks."""
 
+    def to_text(self) -> str:
+        """Everything that it knows, for a file."""
+
     def step(self, plan: Any) -> StepFigures:
         """Live bytes over the step."""
 

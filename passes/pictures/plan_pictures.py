@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -49,6 +53,12 @@ class PlanPictures:
         """Itself: a plan that is made a dictionary shall not copy a whole problem."""
         return self
 
+    def to_text(self) -> str:
+        """Everything, compressed, as `StoredPictures` reads it."""
+        plain = None if self.plain is None else self.plain.to_json()
+        data = [self.problem.to_json(), plain, self.in_groups, self.work_seconds]
+        return base64.b64encode(zlib.compress(json.dumps(data).encode(), level=3)).decode()
+
     def step(self, plan: Plan) -> StepFigures:
         """Live bytes over the step, beside plain torch.compile or the fastest plan."""
         return figures_of_step(self._candidate(plan), (self.label, *self._other_levels()))
@@ -82,6 +92,49 @@ class PlanPictures:
         saved = np.zeros(len(problem.values), dtype=bool)
         saved[list(problem.reference)] = True
         return plain_levels(Simulator(problem), saved, in_groups=self.in_groups)
+
+
+class StoredPictures:
+    """A `PictureSource` that is read from what `PlanPictures.to_text` wrote when somebody looks; ValueError where it is damaged."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __deepcopy__(self, memo: dict[int, object]) -> StoredPictures:
+        return self
+
+    def to_text(self) -> str:
+        """What it is read from."""
+        return self.text
+
+    @cached_property
+    def _read(self) -> PlanPictures:
+        try:
+            problem, plain, in_groups, work_seconds = json.loads(zlib.decompress(base64.b64decode(self.text)))
+            return PlanPictures(
+                Problem.from_json(problem),
+                None if plain is None else Problem.from_json(plain),
+                in_groups=in_groups,
+                work_seconds=work_seconds,
+            )
+        except (zlib.error, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"the graph of this plan cannot be read ({error})") from None
+
+    def step(self, plan: Plan) -> StepFigures:
+        """As of `PlanPictures`."""
+        return self._read.step(plan)
+
+    def modules(self, plan: Plan) -> tuple[ModuleRow, ...]:
+        """As of `PlanPictures`."""
+        return self._read.modules(plan)
+
+    def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
+        """As of `PlanPictures`."""
+        return self._read.frontier(plan, points)
+
+    def plans(self, points: int) -> list[Plan]:
+        """As of `PlanPictures`."""
+        return self._read.plans(points)
 
 
 def pictured(

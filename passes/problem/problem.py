@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -247,7 +247,9 @@ class Problem:
 
     def to_json(self) -> str:
         """The problem as JSON; `from_json` gives an equal one."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
+        nodes = {"values": [_plain(v) for v in self.values], "steps": [_plain(s) for s in self.steps]}
+        rest = {"step_time_ns": self.step_time_ns, "reference": self.reference, "estimated": self.estimated}
+        return json.dumps({"schema": SCHEMA, **nodes, **rest}, separators=(",", ":"))
 
     @staticmethod
     def from_json(text: str) -> Problem:
@@ -266,6 +268,11 @@ class Problem:
 
 def _key_of(node: Value | Step) -> list[Any]:
     return [value for name, value in vars(node).items() if name not in NOT_IN_KEY]
+
+
+def _plain(node: Value | Step) -> dict[str, Any]:
+    """What `dataclasses.asdict` gives, which copies every tuple."""
+    return {**vars(node), "origin": vars(node.origin)}
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:

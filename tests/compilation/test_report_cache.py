@@ -14,7 +14,9 @@ from torch import fx
 
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
+from compile_remat.passes import Planner, pictured
 from compile_remat.report import Report
+from tests.oracles import chain
 
 REPORT = Report("0123456789abcdef", "min", None, None, message="a fallback")
 DOUBLE = torch.ones(4, 4, dtype=torch.float64)
@@ -105,6 +107,31 @@ def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
     assert report_cache.recall(tmp_path / "a.json") == dataclasses.replace(kept, reports=(marked, marked))
 
 
+def test_the_picture_of_a_plan_is_kept(tmp_path: Path) -> None:
+    planner = Planner(chain(4))
+    plan = pictured(planner.lowest(), planner.problem, planner.problem, in_groups=False, work_seconds=2.5)
+    report = dataclasses.replace(REPORT, plan=plan)
+    report_cache.store(tmp_path / "a.json", Kept((report, REPORT)))
+    found, bare = report_cache.recall(tmp_path / "a.json").reports
+    assert found.figures(3).step == report.figures(3).step is not None
+    assert found.figures(3).frontier == report.figures(3).frontier and bare.figures().step is None
+    report_cache.store(tmp_path / "b.json", Kept((found, bare)))
+    again, _ = report_cache.recall(tmp_path / "b.json").reports
+    assert again.figures().modules == report.figures().modules
+
+
+def test_a_damaged_picture_is_an_error_of_who_looks(tmp_path: Path) -> None:
+    planner = Planner(chain(2))
+    report = dataclasses.replace(REPORT, plan=pictured(planner.lowest(), planner.problem))
+    report_cache.store(tmp_path / "a.json", Kept((report,)))
+    document = json.loads((tmp_path / "a.json").read_text())
+    for damage in ("", "AAAA", "not base64", document["pictures"][0][:40]):
+        (tmp_path / "a.json").write_text(json.dumps({**document, "pictures": [damage]}))
+        (found,) = report_cache.recall(tmp_path / "a.json").reports
+        with pytest.raises(ValueError, match="cannot be read"):
+            found.figures()
+
+
 def test_no_file_is_no_report_and_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert report_cache.recall(tmp_path / "a.json") == Kept()
     assert caplog.text == ""
@@ -127,6 +154,8 @@ def test_a_damaged_file_is_a_warning(text: str, tmp_path: Path, caplog: pytest.L
         {"reports": [{}]},
         {"reports": [5]},
         {"reports": None},
+        {"pictures": None},
+        {"pictures": []},
         {"written": [{}]},
         {"written": 3},
         {"tightened_bytes": "x"},
