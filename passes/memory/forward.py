@@ -36,10 +36,31 @@ class ForwardLifetimes:
 
     saved: Bools
     has_buffer: Bools
-    stops: Ints
+    stops: NDArray[np.int32]
     taken: Bools
     drawn: Sequence[tuple[Source, Bools]]
     copies: Bools
+
+
+class _Epilogue:
+    """Buffers that values behind the forward read, [sources].
+
+    Attributes:
+        values: Whose buffers they are.
+        last_readers: The last reader of each.
+        taken_over: Numbers of those that their last reader is written over.
+        others: The readers of each that are not drawn with it, or all where there is no such, one source behind the other.
+        firsts: Where in `others` each source begins.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+        self.values = np.array([s.value for s in sources], dtype=np.int64)
+        self.last_readers = np.array([s.readers[-1] for s in sources], dtype=np.int32)
+        self.taken_over = np.flatnonzero([s.is_taken_over for s in sources])
+        others = [[v for v in s.readers if v not in s.drawn_with] or list(s.readers) for s in sources]
+        self.others = np.array([v for readers in others for v in readers], dtype=np.int64)
+        self.firsts = np.cumsum([0, *map(len, others)], dtype=np.int64)[:-1]
 
 
 class Forward:
@@ -82,13 +103,19 @@ class Forward:
         self.is_drawn = np.zeros(n, dtype=bool)
         self.is_drawn[drawn] = True
         self._find_ends()
-        self.epilogue = epilogue_sources(values, stored)
+        self.epilogue = _Epilogue(epilogue_sources(values, stored))
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
         self.held = np.flatnonzero([v.held_bytes for v in values])
         self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
         self.is_needed_again = last_step[self.held] >= 0
         self.fixed = self._fixed_bytes(held_bytes)
+        is_part = (self.begin != np.arange(n)) & np.array([v.in_forward for v in values], dtype=bool)[self.begin]
+        self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
+        has_bytes = self.stored & (self.nbytes > 0)
+        self.sure, self.drawn = np.flatnonzero(has_bytes & ~self.is_drawn), np.flatnonzero(has_bytes & self.is_drawn)
+        begun = np.bincount(self.begin[self.sure], self.nbytes[self.sure], minlength=n + 1)
+        self.always = self.fixed + np.cumsum(begun)  # with what is always written, before it is freed
         self.tops, self.order = self._lowest()
 
     def _may_be_cut(self, v: int) -> bool:
@@ -114,7 +141,7 @@ class Forward:
     def _find_ends(self) -> None:
         """Last places with nothing saved, with all saved, and the values for which that differs."""
         n = self.size
-        longest, shortest = np.arange(n), np.arange(n)
+        longest, shortest = np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32)
         for v in range(n - 1, -1, -1):
             for w in self.readers[v]:
                 once = self.runs_once(w)
@@ -157,65 +184,64 @@ class Forward:
                 fixed[self.begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
         return fixed
 
-    def begins_if_saved(self, v: int) -> int:
-        """Where a value that has no buffer otherwise gets one."""
-        begin = int(self.begin[v])
-        return begin + 1 if begin != v and self.values[begin].in_forward else begin
-
     # -- many plans ---------------------------------------------------------------------------------------------------
 
     def peak(self, used: Bools) -> Ints:
         """Most bytes live at once, [P], of the plans that save the columns of `used`, [values, P], for the backward."""
         if not self.size:
             return np.zeros(used.shape[1], dtype=np.int64)
-        return np.asarray(self.live(self.lifetimes(used, self.epilogue)).max(axis=1), dtype=np.int64)
+        return np.asarray(self.live(self.lifetimes(used)).max(axis=1), dtype=np.int64)
 
-    def lifetimes(self, used: Bools, epilogue: Sequence[Source]) -> ForwardLifetimes:
+    def lifetimes(self, used: Bools, *, with_epilogue: bool = True) -> ForwardLifetimes:
         """When the buffers of plans live, as in `peak`.
 
         Args:
-            epilogue: Those of `self.epilogue` that are kept for what is computed at the end.
+            with_epilogue: Whether what is computed at the end keeps what it reads.
         """
-        ends = self._ends(used)
+        ends, epilogue = self._ends(used), self.epilogue if with_epilogue else _Epilogue(())
         never = self.size + 1
-        held = [self._is_held(source, used) for source in epilogue]
-        for source, is_held in zip(epilogue, held, strict=True):
-            np.maximum(ends[source.value], source.readers[-1], out=ends[source.value], where=is_held)
+        held = self._are_held(epilogue, used)
+        u, last = epilogue.values, epilogue.last_readers
+        ends[u] = np.where(held, np.maximum(ends[u], last[:, None]), ends[u])
         has_buffer = self._buffers(ends)
         taken = self._overwritten(used, ends, has_buffer)
         stops = ends + 1 - taken
-        stops[used] = never
+        np.copyto(stops, never, where=used)
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
-        for source, is_held in zip(epilogue, held, strict=True):
-            u, last = source.value, source.readers[-1]
-            if source.is_taken_over:
-                over = is_held & used[last] & has_buffer[u]
-                stops[u, over] = never
-                covered[last] |= over
-        drawn = [(source, waits) for source, waits in zip(epilogue, held, strict=True) if source.drawn_with]
+        u, last = u[epilogue.taken_over], last[epilogue.taken_over]
+        over = held[epilogue.taken_over] & used[last] & has_buffer[u]
+        stops[u] = np.where(over, never, stops[u])
+        covered[last] = over
+        drawn = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.drawn_with]
         copies = self.is_needed_again[:, None] & ~used[self.held]
         return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn, copies)
 
-    def _is_held(self, source: Source, used: Bools) -> Bools:
-        """Whether what is computed behind the forward waits with a buffer that is not saved, [P]."""
-        with_it = list(source.drawn_with)
-        others = [v for v in source.readers if v not in source.drawn_with]
-        is_large = self.nbytes[with_it] @ used[with_it] > self.nbytes[source.value]
-        return np.asarray((used[others].any(axis=0) | is_large) & ~used[source.value])
+    def _are_held(self, epilogue: _Epilogue, used: Bools) -> Bools:
+        """Whether what is computed behind the forward waits with a buffer that is not saved, [sources, P]."""
+        held = (
+            np.logical_or.reduceat(used[epilogue.others], epilogue.firsts, axis=0) if len(epilogue.firsts) else used[:0]
+        )
+        for k, source in enumerate(epilogue.sources):
+            if source.drawn_with:
+                with_it = list(source.drawn_with)
+                is_large = self.nbytes[with_it] @ used[with_it] > self.nbytes[source.value]
+                held[k] = held[k] & (len(source.readers) > len(with_it)) | is_large
+        return np.asarray(held & ~used[epilogue.values])
 
-    def _ends(self, used: Bools) -> NDArray[np.int64]:
+    def _ends(self, used: Bools) -> NDArray[np.int32]:
         """The last place at which each value's buffer is read, [values, P]."""
         ends = np.repeat(self.longest[:, None], used.shape[1], axis=1)
         reach: dict[int, Any] = {}
+        is_used = np.any(used, axis=1).tolist()
         for v, least, open_readers in self.varying:
             row = ends[v]
             row[:] = least
             for w in open_readers:
                 np.maximum(row, reach[w], out=row)
-            reach[v] = np.where(used[v], v, row) if self.may_be_cut[v] else row
+            reach[v] = np.where(used[v], np.int32(v), row) if is_used[v] and self.may_be_cut[v] else row
         return ends
 
-    def _buffers(self, ends: Ints) -> Bools:
+    def _buffers(self, ends: NDArray[np.int32]) -> Bools:
         """Whether values have a buffer though they are not saved, [values, P]."""
         found = np.repeat(self.stored[:, None], ends.shape[1], axis=1)
         rows = np.flatnonzero(self.stored & self.is_drawn)
@@ -223,7 +249,7 @@ class Forward:
         found[rows] &= (self.externs[last_place] > self.externs[rows][:, None]) | (ends[rows] >= self.size)
         return found
 
-    def _overwritten(self, used: Bools, ends: Ints, has_buffer: Bools) -> Bools:
+    def _overwritten(self, used: Bools, ends: NDArray[np.int32], has_buffer: Bools) -> Bools:
         """Whether a kernel writes over the value's buffer, [values, P]."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
@@ -236,17 +262,25 @@ class Forward:
         saved, has_buffer, stops = lifetimes.saved, lifetimes.has_buffer, lifetimes.stops
         plans, width = saved.shape[1], self.size + 2
         rows = np.arange(plans, dtype=np.int64) * width
-        own = np.flatnonzero(self.stored & (self.nbytes > 0))
-        grid = has_buffer[own] * self.nbytes[own][:, None]
-        begins = np.broadcast_to(self.begin[own][:, None], grid.shape)
         rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
-        begins_if_saved = np.array([self.begins_if_saved(int(v)) for v in rest], dtype=np.int64)
-        late = np.repeat(begins_if_saved[:, None], plans, axis=1)
+        late = np.repeat(self.begins_if_saved[rest][:, None], plans, axis=1)
         for source, waits in lifetimes.drawn:
             among = np.isin(rest, source.drawn_with)
             late[among] = np.where(waits, late[among], source.value)
-        index = [(begins + rows).ravel(), (stops[own] + rows).ravel(), (late + rows).ravel()]
-        weight = [grid.ravel(), -grid.ravel(), (saved[rest] * self.saved_nbytes[rest][:, None]).ravel()]
+        sure, drawn = self.sure, self.drawn
+        grid = has_buffer[drawn] * self.nbytes[drawn][:, None]
+        index = [
+            (stops[sure] + rows).ravel(),
+            (np.broadcast_to(self.begin[drawn][:, None], grid.shape) + rows).ravel(),
+            (stops[drawn] + rows).ravel(),
+            (late + rows).ravel(),
+        ]
+        weight = [
+            np.broadcast_to(-self.nbytes[sure].astype(np.float64)[:, None], (len(sure), plans)).ravel(),
+            grid.ravel(),
+            -grid.ravel(),
+            (saved[rest] * self.saved_nbytes[rest].astype(np.float64)[:, None]).ravel(),
+        ]
         # Random numbers that have no buffer but are saved get one, from their own place on.
         bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
         grid = (saved[bare] & ~has_buffer[bare]) * self.saved_nbytes[bare][:, None]
@@ -257,7 +291,7 @@ class Forward:
         weight.append(grid.ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
-        return np.asarray(live + self.fixed, dtype=np.int64)
+        return np.asarray(live + self.always, dtype=np.int64)
 
     # -- every plan ---------------------------------------------------------------------------------------------------
 
@@ -273,8 +307,7 @@ class Forward:
         np.add.at(delta, self.begin[own], self.nbytes[own])
         np.add.at(delta, stops[own], -self.nbytes[own])
         base = np.cumsum(delta)[: self.size + 1] + self.fixed
-        begins = np.array([self.begins_if_saved(v) for v in range(self.size)], dtype=np.int64)
-        places = np.where(own, stops, begins)
+        places = np.where(own, stops, self.begins_if_saved)
         order = np.argsort(places, kind="stable")
         bounds = np.concatenate([places[order], [self.size + 1]])
         tops = [base[min(lo, self.size) : max(hi, lo + 1)].max(initial=0) for lo, hi in pairwise(bounds)]

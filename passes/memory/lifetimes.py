@@ -109,6 +109,7 @@ class LifetimeModel:
         )
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
+        self.hints = [x.tolist() for x in (self.runs_once, self.may_stay_inside, self.is_sometimes_stored)]
 
     def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
         """For each pointwise step that writes over no gradient, the values that it might be written over."""
@@ -146,29 +147,26 @@ class LifetimeModel:
 
     def _ends(self, schedule: Schedule, stored: Bools) -> NDArray[np.int32]:
         """The last slot at which each value is read from memory, [values, P]; takes from `stored` what stays inside a kernel."""
-        recomputed, slots, step_slots = schedule.recomputed, schedule.slots, schedule.step_slots
-        n, plans = recomputed.shape
-        length, plan = schedule.length, np.arange(plans)
-        ends = np.empty((n, plans), dtype=np.int32)
-        reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
-        in_registers = recomputed & ~stored
-        by_step = np.concatenate([step_slots.T, np.full((1, plans), -1, dtype=np.int32)])  # for -1 its last row
-        last_step, runs_once = self.last_step.tolist(), self.runs_once.tolist()
-        inside = self.may_stay_inside.tolist()
+        recomputed, slots = schedule.recomputed, schedule.slots
+        plans = recomputed.shape[1]
+        by_step = np.concatenate(
+            [schedule.step_slots.T, np.full((1, plans), -1, dtype=np.int32)]
+        )  # for -1 its last row
+        ends = by_step[self.last_step]
+        rows = list(ends)
+        reach = list(np.where(recomputed, slots, np.int32(-1)))  # the last slot at which a reader's kernel runs
+        runs_once, inside, sometimes = self.hints
         externs = self._externs(schedule) if any(inside) else None
-        for v in range(n - 1, -1, -1):
-            row, readers = ends[v], self.readers[v]
-            if readers:
-                np.maximum(by_step[last_step[v]], reach[readers[0]], out=row)
-                for w in readers[1:]:
-                    np.maximum(row, reach[w], out=row)
-            else:
-                row[:] = by_step[last_step[v]]
+        for v in range(len(rows) - 1, -1, -1):
+            row = rows[v]
+            for w in self.readers[v]:
+                np.maximum(row, reach[w], out=row)
             if externs is not None and inside[v]:
-                stored[v] = externs[np.clip(row, 0, length), plan] > externs[np.minimum(slots[v], length), plan]
-                in_registers[v] = recomputed[v] & ~stored[v]
+                at, plan = np.clip(row, 0, schedule.length), np.arange(plans)
+                stored[v] = externs[at, plan] > externs[np.minimum(slots[v], schedule.length), plan]
             if not runs_once[v]:
-                np.maximum(row, reach[v], out=reach[v], where=in_registers[v])
+                is_in_registers = recomputed[v] & ~stored[v] if inside[v] or sometimes[v] else recomputed[v]
+                np.copyto(reach[v], row, where=is_in_registers)  # it is read behind its own slot
         return ends
 
     def _externs(self, schedule: Schedule) -> NDArray[np.int32]:

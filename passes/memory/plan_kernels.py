@@ -77,13 +77,13 @@ def forward_kernels(simulator: Simulator, saved: Bools) -> KernelGraph:
     if not values:
         return KernelGraph((), (), np.zeros(1, dtype=np.int64))
     used = simulator.schedules.of(saved[:, None]).used
-    found = forward.lifetimes(used, ())
+    found = forward.lifetimes(used, with_epilogue=False)
     others = forward.live(found)[0].copy()
     buffers: dict[int, Buffer] = {}
     for v, value in enumerate(values):
         is_own = bool(forward.stored[v] and found.has_buffer[v, 0])
         if value.nbytes and (is_own or found.saved[v, 0]):
-            begin = int(forward.begin[v]) if is_own else forward.begins_if_saved(v)
+            begin = int(forward.begin[v]) if is_own else int(forward.begins_if_saved[v])
             others[begin : int(found.stops[v, 0]) if is_own else None] -= value.nbytes
             buffers[v] = Buffer(value, value.nbytes, is_returned=bool(used[v, 0]) or value.is_output)
     kernels: dict[int, Kernel] = {}

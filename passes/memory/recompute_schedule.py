@@ -76,36 +76,35 @@ class RecomputeSchedule:
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
         """For each value the last anchor before which it may be recomputed, and the mask of what is recomputed; [values, P]."""
-        n, plans = saved.shape
-        start = np.empty((n, plans), dtype=np.int32)
-        reach = np.empty((n, plans), dtype=np.int32)  # the start that a value hands to what it reads
-        barred = saved * NEVER
-        first, is_late = list(self.first_anchor), (self.late_anchor < NEVER).tolist()
-        for v in range(n - 1, -1, -1):
-            row, readers = start[v], self.readers[v]
-            if readers:
-                np.minimum(first[v], reach[readers[0]], out=row)
-                for w in readers[1:]:
-                    np.minimum(row, reach[w], out=row)
-            else:
-                row[:] = first[v]
+        plans = saved.shape[1]
+        start = np.repeat(self.first_anchor[:, None], plans, axis=1)
+        rows = list(start)
+        reach = rows.copy()  # the start that a value hands to what it reads
+        is_saved, is_late = np.any(saved, axis=1).tolist(), (self.late_anchor < NEVER).tolist()
+        for v in range(len(rows) - 1, -1, -1):
+            row = rows[v]
+            for w in self.readers[v]:
+                np.minimum(row, reach[w], out=row)
             if is_late[v]:
                 np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
-            np.maximum(row, barred[v], out=reach[v])
-        return start, (reach < NEVER)
+            if is_saved[v]:
+                reach[v] = np.where(saved[v], NEVER, row)
+        return start, (start < NEVER) & ~saved
 
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Slots of values, [values, P], of steps, [P, steps], and how many there are."""
         n, plans = start.shape
         m = self.num_steps
-        order = np.argsort(np.where(recomputed, start, NEVER).T, axis=1, kind="stable")
         last = len(self.anchor_step) - 1
-        burst = np.where(recomputed, self.anchor_step[np.minimum(start, last)], m).T  # [P, n]: the step that follows
-        rank = np.empty((plans, n), dtype=np.int32)
-        np.put_along_axis(rank, order, np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)), axis=1)
-        slots = np.ascontiguousarray((rank + burst).T).astype(np.int32)
+        key = np.where(recomputed, start, last + 1).T
+        small = np.int16 if last < np.iinfo(np.int16).max else np.int32  # numpy sorts 16 bits by radix
+        order = np.argsort(key.astype(small, order="C"), axis=1, kind="stable")
+        burst = np.append(self.anchor_step, np.int32(m))[key]  # [P, n]: the step that follows
+        slots = np.empty((plans, n), dtype=np.int32)
+        np.put_along_axis(slots, order, np.broadcast_to(np.arange(n, dtype=np.int32), (plans, n)), axis=1)
+        slots += burst
         flat = (burst + np.arange(plans)[:, None] * (m + 1)).ravel()
         counts = np.bincount(flat, minlength=plans * (m + 1)).reshape(plans, m + 1)[:, :m]
         step_slots = (np.cumsum(counts, axis=1) + np.arange(m)).astype(np.int32)
         length = int(step_slots[:, -1].max()) + 1 if m else 0
-        return slots, step_slots, length
+        return np.ascontiguousarray(slots.T), step_slots, length

@@ -112,6 +112,9 @@ class Simulator:
         self.incoming = [
             (v, max(ends[b] for b in x.gradient_readers)) for v, x in enumerate(values) if x.gradient_readers
         ]
+        self._incoming = np.array([v for v, _ in self.incoming], dtype=np.int64)
+        self._incoming_ends = np.array([end for _, end in self.incoming], dtype=np.int64)
+        self._place_steps()
         self.copied = [(w, v) for w, value in enumerate(values) for v in value.copies]
         self.ordered = {
             v: (list(value.ordered_by), [w for w, copied in self.copied if copied == v])
@@ -125,6 +128,15 @@ class Simulator:
         )
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
+
+    def _place_steps(self) -> None:
+        """Bytes that begin at each step's slot, less those that are written over there, and those that end behind it, [steps]."""
+        model, dying = self.lifetimes, self.lifetimes.step_last < self.num_steps
+        self._begin_bytes, self._end_bytes = np.zeros(self.num_steps), -self.step_held.astype(np.float64)
+        np.add.at(self._begin_bytes, self.step_item_of, model.step_bytes)
+        for at, is_over in ((self._begin_bytes, model.step_in_place > 0), (self._end_bytes, model.step_in_place == 0)):
+            np.subtract.at(at, model.step_last[dying & is_over], model.step_bytes[dying & is_over])
+        self._step_begins, self._step_ends = np.flatnonzero(self._begin_bytes), np.flatnonzero(self._end_bytes)
 
     # -- a batch ------------------------------------------------------------------------------------------------------
 
@@ -173,38 +185,37 @@ class Simulator:
 
     def _live(self, schedule: Schedule, lifetimes: Lifetimes, saved_bytes: Ints) -> Ints:
         """Live bytes at each slot, [P, slots]: what begins and ends at each, summed up."""
-        step_slots, length, model = schedule.step_slots, schedule.length, self.lifetimes
+        step_slots, length = schedule.step_slots, schedule.length
         alive, plans = lifetimes.alive, lifetimes.buffers.shape[1]
         width = length + 2
         rows = np.arange(plans, dtype=np.int64) * width
-        index, weight = [], []
         own = np.flatnonzero((self.nbytes > 0) & alive.any(axis=1))
-        grid_bytes = np.broadcast_to(self.nbytes[own][:, None], (len(own), plans))
-        made = lifetimes.buffers[own]
-        index.append((lifetimes.begins[own] + rows)[made])
-        weight.append(grid_bytes[made])
-        freed = alive[own]
-        index.append((lifetimes.ends[own] + 1 + rows)[freed])
-        weight.append(-grid_bytes[freed])
-        kept = np.flatnonzero(model.step_bytes)
-        flat_bytes = np.broadcast_to(model.step_bytes[kept], (plans, len(kept)))
-        index.append((step_slots[:, self.step_item_of[kept]] + rows[:, None]).ravel())
-        weight.append(flat_bytes.ravel())
-        dying = kept[model.step_last[kept] < self.num_steps]
-        free_at = step_slots[:, model.step_last[dying]] + 1 - model.step_in_place[dying]
-        index.append((free_at + rows[:, None]).ravel())
-        weight.append(-np.broadcast_to(model.step_bytes[dying], (plans, len(dying))).ravel())
-        holding = np.flatnonzero(self.step_held)
-        index.append((step_slots[:, holding] + 1 + rows[:, None]).ravel())
-        weight.append(-np.broadcast_to(self.step_held[holding], (plans, len(holding))).ravel())
+        nbytes = np.broadcast_to(self.nbytes[own].astype(np.float64)[:, None], (len(own), plans))
+        made, freed = lifetimes.buffers[own], alive[own]
+        begin, end, held = self._step_begins, self._step_ends, self.forward.held
+        coming = schedule.used[self._incoming] * self.nbytes[self._incoming, None]
+        again = schedule.recomputed[held]  # computed from copies of inputs
+        copied = again * self.forward.held_nbytes[:, None]
+        index = (
+            (lifetimes.begins[own] + rows)[made],
+            (lifetimes.ends[own] + (rows + 1))[freed],
+            (step_slots[:, begin] + rows[:, None]).ravel(),
+            (step_slots[:, end] + (rows[:, None] + 1)).ravel(),
+            (step_slots.T[self._incoming_ends] + (rows + 1)).ravel(),
+            (schedule.slots[held] + (rows + 1))[again],
+        )
+        weight = (
+            nbytes[made],
+            -nbytes[freed],
+            np.broadcast_to(self._begin_bytes[begin], (plans, len(begin))).ravel(),
+            np.broadcast_to(self._end_bytes[end], (plans, len(end))).ravel(),
+            -coming.ravel(),
+            -copied[again],
+        )
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
+        first = saved_bytes + coming.sum(axis=0) + copied.sum(axis=0) + (self.output_bytes + self.step_held.sum())
+        delta[rows] += first
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
-        live = live + (saved_bytes + self.output_bytes + self.step_held.sum())[:, None]
-        for v in self.forward.held.tolist():
-            is_held = schedule.recomputed[v][:, None] & (np.arange(length) <= schedule.slots[v][:, None])
-            live += is_held * self.problem.values[v].held_bytes
-        for v, end in self.incoming:
-            live += (schedule.used[v][:, None] & (np.arange(length) <= step_slots[:, end][:, None])) * self.nbytes[v]
         self._add_transients(live, schedule)
         live[np.arange(length) > step_slots[:, -1:]] = 0
         live = np.asarray(live, dtype=np.int64)
