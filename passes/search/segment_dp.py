@@ -116,11 +116,10 @@ def _extend(
         return None
     nbytes, times = np.concatenate(all_bytes), np.concatenate(all_times)
     owners, parents = np.concatenate(owner), np.concatenate(parent)
-    order = np.lexsort((times, nbytes))
+    order = np.argsort(nbytes, kind="stable")
     best = np.minimum.accumulate(times[order])
-    keep = np.ones(len(order), dtype=bool)
-    keep[1:] = best[1:] < best[:-1]
-    order = order[keep]
+    order = order[np.concatenate([[True], best[1:] < best[:-1]])]
+    order = order[np.flatnonzero(np.diff(nbytes[order], append=-1))]  # the fastest of equal bytes stands last
     if len(order) > max_labels:
         buckets = (nbytes[order] * max_labels // max(1, budget_bytes)).astype(np.int64)
         order = order[np.flatnonzero(np.diff(buckets, append=-1))]  # the fastest of each bucket stands last in it

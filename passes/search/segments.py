@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -56,6 +55,8 @@ class Segments:
         self.cuts = self._choose_cuts(max_cuts)  # positions; cut k separates <= cuts[k] from > cuts[k]
         self.frontiers = [self._frontier(c) for c in self.cuts]
         self.bounds = np.concatenate([[-1], self.cuts, [simulator.num_values]])
+        self.first_steps = np.searchsorted(-self.reach, -self.bounds)  # that read nothing at or behind a bound
+        self.first_steps[0] = len(self.reach)
         self.simulations = 0
         self.table: SegmentTable = self._measured(lengths, archive)
 
@@ -150,27 +151,31 @@ class Segments:
         self, batch: Batch, p: int, chosen: Sequence[int], level: int, charges: Ints, times: Ints
     ) -> list[Option]:
         marks = [0, *(k + 1 for k in chosen), len(self.bounds) - 1]
-        found = []
-        for first, last in pairwise(marks):
-            peak = self._local_peak(batch, p, first, last)
-            if peak is not None:
-                charge = int(charges[last, p] - charges[first, p])
-                time_ns = int(times[last, p] - times[first, p])
-                found.append(Option(first, last, level, charge, time_ns, peak - int(charges[first, p])))
-        return found
+        charge, time_ns = charges[marks, p].tolist(), times[marks, p].tolist()
+        return [
+            Option(
+                marks[k], marks[k + 1], level, charge[k + 1] - charge[k], time_ns[k + 1] - time_ns[k], peak - charge[k]
+            )
+            for k, peak in enumerate(self._local_peaks(batch, p, marks))
+            if peak is not None
+        ]
 
-    def _local_peak(self, batch: Batch, p: int, first: int, last: int) -> int | None:
-        """Largest live bytes over the steps that belong to the segment; None where it owns no step."""
-        low, high = self.bounds[first], self.bounds[last]
-        # `reach` falls, so the owned steps are one run.
-        begin = int(np.searchsorted(-self.reach, -high, side="left"))
-        end = int(np.searchsorted(-self.reach, -low, side="left"))
-        if first == 0:
-            end = len(self.reach)
-        if begin >= end:
-            return None
-        slot = 0 if begin == 0 else int(batch.step_slots[p, begin - 1]) + 1
-        return int(batch.live[p, slot : int(batch.step_slots[p, end - 1]) + 1].max())
+    def _local_peaks(self, batch: Batch, p: int, marks: Sequence[int]) -> list[int | None]:
+        """Largest live bytes over the steps of each segment between two marks; None where it owns no step.
+
+        Args:
+            marks: Numbers of bounds, from the first one to the last one.
+        """
+        edges = self.first_steps[marks]  # they fall: `reach` does, so the steps of a segment are one run
+        slots = np.concatenate([[0], batch.step_slots[p] + 1])[edges]
+        owns = np.flatnonzero(edges[1:] < edges[:-1])[::-1]
+        peaks: list[int | None] = [None] * (len(marks) - 1)
+        if len(owns):
+            for k, peak in zip(
+                owns.tolist(), np.maximum.reduceat(batch.live[p], slots[owns + 1]).tolist(), strict=True
+            ):
+                peaks[k] = peak
+        return peaks
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
@@ -217,8 +222,7 @@ class Segments:
         """
         charges, _ = self._prefixes(base)
         changes = {}
-        for o in path:
-            peak = self._local_peak(batch, 0, o.first, o.last)
+        for o, peak in zip(path, self._local_peaks(batch, 0, [0, *(o.last for o in path)]), strict=True):
             local = 0 if peak is None else peak - int(charges[o.first, 0])
             charge = int(charges[o.last, 0] - charges[o.first, 0])
             if local > o.local_peak_bytes or charge > o.charge_bytes:
