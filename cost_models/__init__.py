@@ -11,6 +11,7 @@ from compile_remat.cost_models.operators.kinds import OpKind as OpKind
 from compile_remat.cost_models.operators.ops import Op as Op
 from compile_remat.cost_models.operators.ops import describe as describe
 from compile_remat.cost_models.operators.ops import is_random as is_random
+from compile_remat.cost_models.operators.ops import is_view as is_view
 from compile_remat.cost_models.operators.ops import op_kind as op_kind
 from compile_remat.cost_models.profile import Profile as Profile
 from compile_remat.cost_models.profile import Times as Times
@@ -52,6 +53,7 @@ __all__ = [
     "detect",
     "device_names",
     "is_random",
+    "is_view",
     "load_device",
     "make_cost_model",
     "op_kind",

@@ -75,6 +75,7 @@ class Joint:
         handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
             does, whatever their own tag says.
         left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
+        described: What was counted of each node (`cost_models.describe`), with the arguments that it had then.
     """
 
     module: fx.GraphModule
@@ -87,6 +88,7 @@ class Joint:
     user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
     handed_on: frozenset[fx.Node] = frozenset()
     left_alone: frozenset[fx.Node] = frozenset()
+    described: dict[fx.Node, tuple[object, object, Any]] = field(default_factory=dict)
 
     @property
     def has_backward(self) -> bool:

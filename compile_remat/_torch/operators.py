@@ -33,7 +33,12 @@ def namespace_of(node: fx.Node) -> str | None:
 
 def is_complex(node: fx.Node) -> bool:
     """Whether a node reads or writes complex numbers: then Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
-    return any(_holds_complex(n.meta.get("val")) for n in (node, *node.all_input_nodes))
+    if _holds_complex(node.meta.get("val")):
+        return True
+    for read in node.all_input_nodes:  # a loop: this is asked for every pointwise node, many times
+        if _holds_complex(read.meta.get("val")):
+            return True
+    return False
 
 
 def _holds_complex(value: Any) -> bool:

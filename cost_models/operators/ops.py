@@ -76,6 +76,11 @@ def op_kind(node: fx.Node) -> OpKind:
     return _facts_and_kind(node)[1]
 
 
+def is_view(node: fx.Node) -> bool:
+    """Whether the node is a view, found faster than its kind: of complex numbers, too, a view is one."""
+    return _facts_and_real_kind(node)[1] is OpKind.VIEW
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a random generator; see `Op`."""
     return node.op == "call_function" and _is_random(node, target_facts(node.target))
@@ -101,6 +106,12 @@ def describe(node: fx.Node) -> Op:
 
 
 def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
+    facts, kind = _facts_and_real_kind(node)
+    return facts, OpKind.OTHER if kind in FUSED_KINDS and is_complex(node) else kind
+
+
+def _facts_and_real_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
+    """The kind if no number of the node is complex."""
     if node.op == "output":
         return None, OpKind.VIEW  # hands tensors over, runs nothing
     if isinstance(node.meta.get("val"), _SYMBOL_TYPES):
@@ -111,8 +122,6 @@ def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
     kind = facts.kind
     if facts.packet in MAYBE_VIEW:
         kind = OpKind.VIEW if _aliases_input(node) else OpKind.POINTWISE
-    if kind in FUSED_KINDS and is_complex(node):
-        kind = OpKind.OTHER
     return facts, kind
 
 

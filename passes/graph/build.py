@@ -31,7 +31,7 @@ from torch import fx
 from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import inner_graphs, tree_leaves
-from compile_remat.cost_models import CostModel, OpKind, describe, op_kind
+from compile_remat.cost_models import CostModel, OpKind, op_kind
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.kept_values import mark_kept_values
 from compile_remat.passes.graph.materialisation import (
@@ -41,7 +41,7 @@ from compile_remat.passes.graph.materialisation import (
     mark_parts,
     mark_written_constants,
 )
-from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, described
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
 from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
@@ -158,7 +158,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
         if node.op == "output":
             continue
         is_past_tangents |= node in closure
-        op = describe(node)
+        op = described(joint, node)
         pin, tag = pins.read(node, op)
         roots = graph.roots_of(*node.all_input_nodes)
         if op.kind is OpKind.SYMBOL:

@@ -11,7 +11,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf
-from compile_remat.cost_models import Op
+from compile_remat.cost_models import Op, describe
 from compile_remat.passes.problem.problem import FREE, Kernel, Pin, Tag
 
 
@@ -139,3 +139,12 @@ class DraftGraph:
         """Those for the device that the node's value is on."""
         value = node.meta.get("val")
         return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+
+
+def described(joint: joint_graph.Joint, node: fx.Node) -> Op:
+    """`describe`, once for all problems that are built of a joint graph, unless a rewrite changes what the node reads."""
+    known = joint.described.get(node)
+    if known is None or known[0] is not node.args or known[1] is not node.kwargs:
+        known = joint.described[node] = node.args, node.kwargs, describe(node)
+    op: Op = known[2]
+    return op

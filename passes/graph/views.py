@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import sizes
-from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.cost_models import OpKind, is_view, op_kind
 
 CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 """Operators that give the numbers of a tensor in another type."""
@@ -17,7 +17,7 @@ CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_elem
 
 def root_of(node: fx.Node) -> fx.Node:
     """What a node is a view of, itself if of nothing."""
-    while node.op == "call_function" and node.all_input_nodes and op_kind(node) is OpKind.VIEW:
+    while node.op == "call_function" and node.all_input_nodes and is_view(node):
         node = node.all_input_nodes[0]
     return node
 
@@ -66,4 +66,4 @@ def shape(node: fx.Node) -> tuple[int, ...]:
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
-    return [u for u in node.users if u.op == "call_function" and op_kind(u) is OpKind.VIEW]
+    return [u for u in node.users if u.op == "call_function" and is_view(u)]

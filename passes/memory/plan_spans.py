@@ -81,7 +81,7 @@ def forward_spans(simulator: Simulator, used: Bools) -> list[Span]:
     forward, values = simulator.forward, simulator.problem.values
     if not values:
         return []
-    found = forward.lifetimes(used[:, None], forward.epilogue)
+    found = forward.lifetimes(used[:, None])
     drawn = {v: source.value for source, waits in found.drawn if not waits[0] for v in source.drawn_with}
     spans: list[Span] = []
     for v, value in enumerate(values):
@@ -94,7 +94,7 @@ def forward_spans(simulator: Simulator, used: Bools) -> list[Span]:
         elif forward.stored[v] and forward.is_drawn[v] and is_saved:
             spans.append(Span(value, value.nbytes, SAVED, int(forward.begin[v]), int(NEVER)))
         elif not forward.stored[v] and is_saved:
-            spans.append(Span(value, value.nbytes, SAVED, drawn.get(v, forward.begins_if_saved(v)), int(NEVER)))
+            spans.append(Span(value, value.nbytes, SAVED, drawn.get(v, int(forward.begins_if_saved[v])), int(NEVER)))
     for k in np.flatnonzero(found.copies[:, 0]):
         value = values[forward.held[k]]
         spans.append(Span(value, value.held_bytes, COPIES, int(forward.held[k]) + 1, int(NEVER)))
