@@ -122,7 +122,7 @@ class Moments:
         for v in range(n):
             nbytes = int(forward.saved_nbytes[v])
             if not (forward.stored[v] and not forward.is_drawn[v]):
-                entries += programme.saved(v, nbytes) if nbytes and forward.begins_if_saved(v) <= place else []
+                entries += programme.saved(v, nbytes) if nbytes and forward.begins_if_saved[v] <= place else []
             elif forward.begin[v] <= place and forward.nbytes[v]:
                 reasons = self._reasons(programme, v, place, reach)
                 if reasons is None:
@@ -180,4 +180,4 @@ class Moments:
 
     @cached_property
     def _sources(self) -> dict[int, Source]:
-        return {source.value: source for source in self.simulator.forward.epilogue}
+        return {source.value: source for source in self.simulator.forward.epilogue.sources}
