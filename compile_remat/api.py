@@ -49,7 +49,7 @@ from compile_remat.planning.joint_split import partition as partition
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import place_of, priced, settings_for
-from compile_remat.report import Report as Report, reports as reports, reset_reports as reset_reports, write_to
+from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
 
 
@@ -95,12 +95,19 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
 def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     """What ``torch.compile(model, backend="remat", options=settings)`` would do with the first graph of a call.
 
-    Runs one forward in eager mode on `inputs`; compiles nothing.
+    Runs one forward in eager mode on `inputs`; compiles nothing.  Where no plan fits the budget, training would raise a
+    `BudgetError`; the report is then that of the lowest plan, and its message says so.
 
     Raises:
-        RematError: A setting is off, no plan fits the budget, or the call has no graph that needs a gradient.
+        RematError: A setting is off, or the call has no graph that needs a gradient.
     """
-    return _first(look(model, inputs, **settings)).report
+    try:
+        return _first(look(model, inputs, **settings)).report
+    except BudgetError as error:
+        lowest = _first(look(model, inputs, **{**settings, "memory_budget": "min"})).report
+        text = f"training would raise a BudgetError: {str(error).splitlines()[0]} This is the lowest plan"
+        message = joined(lowest.message, text)
+        return replace(lowest, budget=error.written, budget_bytes=error.budget_bytes, message=message)
 
 
 def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan:

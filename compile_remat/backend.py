@@ -215,7 +215,9 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
 
 
 def _raiser(error: RematError) -> Callable[..., Any]:
+    LOG.debug("where it was raised", exc_info=error)
+
     def fail(*args: Any, **kwargs: Any) -> Any:
-        raise error
+        raise error.with_traceback(None)  # a hundred lines of compilers say nothing about a budget
 
     return fail

@@ -6,7 +6,7 @@ and `str(value)`, which `parse` reads back as an equal value (so a resolved valu
 
 import math
 import numbers
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from compile_remat._util.suggestions import did_you_mean
@@ -27,12 +27,14 @@ class MemoryBudget:
 
     A fraction below 1 is of what plain torch.compile takes; 1 is `max`.  `min` is the lowest reachable peak, `max` the fastest
     plan that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
-    `is_given` is False for the default that stands where the user said nothing: torch's own ratios then come first.
+    `is_given` is False for the default that stands where the user said nothing: torch's own ratios then come first.  `written` is
+    what the user wrote, for messages.
     """
 
     kind: Literal["bytes", "fraction", "min", "max", "auto"]
     value: int | float | None = None
     is_given: bool = field(default=True, compare=False)
+    written: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, raw: object) -> Self:
@@ -40,7 +42,7 @@ class MemoryBudget:
         if isinstance(raw, cls):
             return raw
         try:
-            return cls._parsed(raw)
+            return replace(cls._parsed(raw), written=str(raw).strip())
         except ValueError as error:
             raise ConfigError(f"{error} Allowed: {BUDGET_FORMS}.") from None
 

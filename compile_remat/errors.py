@@ -56,22 +56,31 @@ class SettingWarning(UserWarning):
 
 
 class BudgetError(RematError):
-    """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it."""
+    """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it.
 
-    def __init__(self, budget_bytes: int, floor_bytes: int, largest: tuple[LiveBuffer, ...] = ()) -> None:
+    `written` is the budget as the user wrote it.  The text ends as it begins: terminals show the end of a long traceback.
+    """
+
+    def __init__(
+        self, budget_bytes: int, floor_bytes: int, largest: tuple[LiveBuffer, ...] = (), written: str = ""
+    ) -> None:
         # Only the fields go to the base class: its args are what pickle hands back to this constructor.
-        super().__init__(budget_bytes, floor_bytes, largest)
+        super().__init__(budget_bytes, floor_bytes, largest, written)
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.largest = largest
+        self.written = written
 
     def __str__(self) -> str:
         shown = sorted(self.largest, key=lambda t: (-t.nbytes, t.name))[:_SHOWN]
-        lines = [f"no plan fits memory_budget = {_both(self.budget_bytes)}: {self._problem()}"]
+        has_unit = not self.written.isdigit() and self.written
+        budget = f"{self.written} ({self.budget_bytes:,} bytes)" if has_unit else _both(self.budget_bytes)
+        first = f"no plan fits memory_budget = {budget}: {self._problem()}"
+        lines = [first]
         if shown:
             lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
             lines.extend(f"  {tensor}" for tensor in shown)
-        lines.append(self._advice())
+        lines += [self._advice(), f"In short: {first}"]
         return "\n".join(lines)
 
     def _problem(self) -> str:
@@ -100,9 +109,10 @@ class SharedBudgetError(BudgetError):
         largest: tuple[LiveBuffer, ...] = (),
         others_bytes: int = 0,
         num_runs: int = 1,
+        written: str = "",
     ) -> None:
-        super().__init__(budget_bytes, floor_bytes, largest)
-        self.args = (budget_bytes, floor_bytes, largest, others_bytes, num_runs)
+        super().__init__(budget_bytes, floor_bytes, largest, written)
+        self.args = (budget_bytes, floor_bytes, largest, others_bytes, num_runs, written)
         self.others_bytes = others_bytes
         self.num_runs = num_runs
 
@@ -129,9 +139,10 @@ class TagConflictError(BudgetError):
         largest: tuple[LiveBuffer, ...] = (),
         free_floor_bytes: int = 0,
         tagged: tuple[LiveBuffer, ...] = (),
+        written: str = "",
     ) -> None:
-        super().__init__(budget_bytes, floor_bytes, largest)
-        self.args = (budget_bytes, floor_bytes, largest, free_floor_bytes, tagged)
+        super().__init__(budget_bytes, floor_bytes, largest, written)
+        self.args = (budget_bytes, floor_bytes, largest, free_floor_bytes, tagged, written)
         self.free_floor_bytes = free_floor_bytes
         self.tagged = tagged
 

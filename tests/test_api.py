@@ -154,9 +154,15 @@ def test_explain_plans_for_a_device_that_is_not_there() -> None:
     assert gpu.step_time_ns < cpu.step_time_ns
 
 
-def test_explain_raises_what_training_would() -> None:
+def test_explain_shows_the_lowest_plan_where_no_plan_fits() -> None:
+    shown, lowest = (explain(mlp(3), X, memory_budget=budget) for budget in ("1KiB", "min"))
+    assert (shown.plan, shown.budget, shown.budget_bytes) == (lowest.plan, "1KiB", 1024)
+    assert "no plan fits memory_budget = 1KiB (1,024 bytes)" in shown.message and "the lowest plan" in shown.message
     with pytest.raises(BudgetError):
-        explain(mlp(3), X, memory_budget="1KiB")
+        compile_remat.plan(mlp(3), X, memory_budget="1KiB")
+
+
+def test_explain_raises_what_training_would() -> None:
     with torch._dynamo.config.patch(suppress_errors=True), pytest.raises(DeviceError):
         explain(mlp(3), X, device="h1000")
     with pytest.raises(ConfigError, match="memory_budget"):

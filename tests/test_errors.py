@@ -78,7 +78,7 @@ def test_a_conflict_with_tags_says_what_they_hold_and_what_they_cost() -> None:
         f"  {TAGGED}",
     ]
     assert lines.count(f"  {TAGGED}") == 5 and lines[9] == "  and 1 more"
-    assert "PREFER_SAVE" in lines[10] and lines[-1].startswith('What to do: set memory_budget to "44MiB"')
+    assert "PREFER_SAVE" in lines[10] and lines[-2].startswith('What to do: set memory_budget to "44MiB"')
     assert str(CONFLICT).isascii()
 
 
@@ -92,9 +92,19 @@ def test_budget_error_text() -> None:
         "       512 B  bfloat16[]  mm  (origin unknown)\n"
         'What to do: set memory_budget to "45MiB" or more, or to "min" for the lowest plan; or make these '
         "tensors smaller (a smaller batch, shorter sequences, a lower precision). Gradients and outputs of the "
-        "graph cannot be recomputed."
+        "graph cannot be recomputed.\n"
+        "In short: no plan fits memory_budget = 10.0 MiB (10,485,760 bytes): "
+        "the lowest reachable peak of this graph is 44.0 MiB (46,137,345 bytes)."
     )
     assert str(error).isascii()
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"), [("10MB", "10MB (10,000,000 bytes)"), ("10000000", "9.5 MiB (10,000,000 bytes)")]
+)
+def test_budget_error_shows_what_the_user_wrote_at_its_beginning_and_its_end(written: str, shown: str) -> None:
+    first, *_, last = str(BudgetError(10_000_000, 44 * MIB, (TENSOR,), written)).splitlines()
+    assert first.startswith(f"no plan fits memory_budget = {shown}: ") and last == f"In short: {first}"
 
 
 def test_budget_error_shows_the_five_largest_in_order() -> None:

@@ -138,7 +138,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
     assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
     if _is_lowest(report) and settings.is_given and not source_of(settings.budget, from_auto=settings.from_auto):
         largest = report.plan.largest
-        raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest)
+        raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest, settings.budget.written)
     needed = format_bytes(report.budget_bytes + excess_bytes)
     text = f"Inductor's code needs {needed}, which is {format_bytes(excess_bytes)} too much"
     warn(text)

@@ -54,7 +54,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
             return ChosenPlan(plan, message=lapsed_text(lapsed))
         missed.append(plan)
     plan = min(missed, key=lambda p: p.peak_bytes)
-    error = _conflict(planner, plan, budget_bytes)
+    error = _conflict(planner, plan, budget_bytes, effective.budget.written)
     if not effective.source:
         raise error
     message = (
@@ -108,16 +108,16 @@ def lapsed_text(lapsed: frozenset[str]) -> str:
     return f"set aside: {names}{own}; with every tag obeyed the peak would be higher"
 
 
-def _conflict(planner: Planner, plan: Plan, budget_bytes: int) -> BudgetError:
+def _conflict(planner: Planner, plan: Plan, budget_bytes: int, written: str) -> BudgetError:
     """The error for a budget below the plan's peak; it names the tags if the peak would be lower without them."""
     largest = plan.largest
     if not obeyed_tags(planner.problem) & MUST:
-        return BudgetError(budget_bytes, plan.peak_bytes, largest)
+        return BudgetError(budget_bytes, plan.peak_bytes, largest, written)
     free = planner.on(obeying(planner.problem, ())).lowest()
     if free.peak_bytes >= plan.peak_bytes * planner.options.same_peak:
-        return BudgetError(budget_bytes, plan.peak_bytes, largest)
+        return BudgetError(budget_bytes, plan.peak_bytes, largest, written)
     return TagConflictError(
-        budget_bytes, plan.peak_bytes, largest, free.peak_bytes, tuple(_in_the_way(planner.problem, plan))
+        budget_bytes, plan.peak_bytes, largest, free.peak_bytes, tuple(_in_the_way(planner.problem, plan)), written
     )
 
 

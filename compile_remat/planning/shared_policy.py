@@ -63,8 +63,8 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     if is_fraction and not request.calls and request.is_open:
         return choice  # what the fraction allows is known with the graphs to come
     if not effective.source and not request.may_miss:
-        largest = choice.plan.largest
-        raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(calls))
+        largest, written = choice.plan.largest, effective.budget.written
+        raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(calls), written)
     allowed = allowed_text(replace(effective, source=effective.source or "memory_budget"), limit_bytes)
     text = f"{allowed}, and the graphs of this step need {format_bytes(peak_bytes)}"
     if request.may_miss:

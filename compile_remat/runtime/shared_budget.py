@@ -276,7 +276,7 @@ class SharedBudget(Hook):
                 return found, limit_bytes
         assert limit_bytes is not None
         if not self.source:
-            raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(calls))
+            raise SharedBudgetError(limit_bytes, found.peak_bytes, num_runs=len(calls), written=self.budget.written)
         warn(
             f"{self.source} allows {format_bytes(limit_bytes)}, and {len(calls)} runs of compiled graphs need "
             f"{format_bytes(found.peak_bytes)} in a step; these are their lowest plans"
