@@ -43,7 +43,7 @@ def parts_from(inner: Value | Step, by: Value | Step) -> bool:
     return inner.is_inner and not may_be_written_over(inner, by)
 
 
-def sources_in_place(values: Sequence[Value], stored: Bools) -> list[tuple[int, list[int]]]:
+def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tuple[int, list[int]]]:
     """For each pointwise value, the values of its size that its kernel may read; whether it does, the plan decides."""
     pairs = []
     for w, value in enumerate(values):
@@ -68,7 +68,7 @@ def own_reads(value: Value) -> list[tuple[int, int]]:
 
 
 def register_path(
-    reads: Iterable[tuple[int, int]], values: Sequence[Value], stored: Bools, by: Value | Step
+    reads: Iterable[tuple[int, int]], values: Sequence[Value], stored: Sequence[bool], by: Value | Step
 ) -> list[int]:
     """What the kernel of `by` reads, and what those of them read that may stay in registers and do not part it from `by`.
 

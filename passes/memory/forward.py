@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -163,11 +162,11 @@ class Forward:
 
     def _find_sources(self) -> list[tuple[int, list[int]]]:
         """Kernels with the buffers of their size that they may be the last to read, in order."""
-        found = []
+        found, stored = [], self.stored.tolist()
         for w, value in enumerate(self.values):
-            if value.in_forward and value.kernel == POINTWISE and (self.stored[w] or self.may_be_cut[w]):
-                path = register_path(own_reads(value), self.values, self.stored, value)
-                fits = [v for v in path if self.stored[v] and may_be_written_over(self.values[v], value)]
+            if value.in_forward and value.kernel == POINTWISE and (stored[w] or self.may_be_cut[w]):
+                path = register_path(own_reads(value), self.values, stored, value)
+                fits = [v for v in path if stored[v] and may_be_written_over(self.values[v], value)]
                 sources = [v for v in fits if self.shortest[v] <= w <= self.longest[v] and not self.values[v].is_output]
                 if sources:
                     found.append((w, sources))
@@ -310,5 +309,6 @@ class Forward:
         places = np.where(own, stops, self.begins_if_saved)
         order = np.argsort(places, kind="stable")
         bounds = np.concatenate([places[order], [self.size + 1]])
-        tops = [base[min(lo, self.size) : max(hi, lo + 1)].max(initial=0) for lo, hi in pairwise(bounds)]
-        return np.array(tops, dtype=np.int64), order
+        first, behind = np.minimum(bounds[:-1], self.size), np.maximum(bounds[1:], bounds[:-1] + 1)
+        runs = np.stack([first, np.minimum(behind, self.size + 1)], axis=1).ravel()
+        return np.maximum.reduceat(np.append(base, 0), runs)[::2], order

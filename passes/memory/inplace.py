@@ -40,9 +40,14 @@ class Overwriting:
     def __init__(self, pairs: Sequence[tuple[int, Sequence[int]]]) -> None:
         self.kernels = np.array([w for w, _ in pairs], dtype=np.int64)
         self._turns = []
-        for k in range(max((len(sources) for _, sources in pairs), default=0)):
-            asking = sorted((sources[k], number) for number, (_, sources) in enumerate(pairs) if len(sources) > k)
-            sources, kernels = np.array(asking, dtype=np.int64).T
+        asking: list[list[tuple[int, int]]] = [
+            [] for _ in range(max((len(sources) for _, sources in pairs), default=0))
+        ]
+        for number, (_, sources) in enumerate(pairs):
+            for k, source in enumerate(sources):
+                asking[k].append((source, number))
+        for together in asking:
+            sources, kernels = np.array(sorted(together), dtype=np.int64).T
             firsts = np.flatnonzero(np.diff(sources, prepend=-1))
             self._turns.append(_Turn(kernels, sources, firsts))
 

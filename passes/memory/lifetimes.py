@@ -76,7 +76,7 @@ class LifetimeModel:
         )
         self._find_stored(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
-        self.overwriting = Overwriting(sources_in_place(values, self.always_stored & ~self.may_stay_inside))
+        self.overwriting = Overwriting(sources_in_place(values, self._stays_stored))
         self.step_parted: list[tuple[int, Step]] = []
         self.step_in_place_sources = self._step_sources(values, steps)
         self.overwriting_steps = Overwriting(self.step_in_place_sources)
@@ -104,9 +104,9 @@ class LifetimeModel:
         for v in range(len(values)):
             if any(values[w].in_forward for w in self.extern_readers[v]):
                 self.forward_stored[v] |= values[v].nbytes > 0
-        self.runs_once = (self.always_stored & ~self.may_stay_inside) | np.array(
-            [v.kernel != POINTWISE for v in values], dtype=bool
-        )
+        stays_stored = self.always_stored & ~self.may_stay_inside
+        self._stays_stored: list[bool] = stays_stored.tolist()
+        self.runs_once = stays_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
         self.hints = [x.tolist() for x in (self.runs_once, self.may_stay_inside, self.is_sometimes_stored)]
@@ -118,7 +118,7 @@ class LifetimeModel:
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
                 reads, large = register_reads(b, steps, self.step_stored)
-                path = register_path(reads, values, self.always_stored & ~self.may_stay_inside, step)
+                path = register_path(reads, values, self._stays_stored, step)
                 sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
                     self.step_parted += [(len(pairs), steps[g]) for g in large]
