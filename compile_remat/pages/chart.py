@@ -114,7 +114,8 @@ def drawing(figures: PageFigures, step: StepFigures) -> Chart:
             shapes.append(
                 _line(name, f"M0 {_y(nbytes, scale)}H{width}", f'stroke-width="1.5" stroke-dasharray="{dashes}"')
             )
-    labels = [*_peak_labels(bins, scale, step), *_line_labels(shown, scale), *_area_labels(bins, scale)]
+    peaks = _peak_labels(bins, scale, step)
+    labels = [*peaks, *_line_labels(shown, scale, peaks[0]), *_area_labels(bins, scale)]
     return Chart(width, bins, scale, "".join(shapes), tuple(labels))
 
 
@@ -184,13 +185,21 @@ def _peak_label(name: str, role: str, levels: Sequence[int], scale: ByteScale) -
     return Label(f"{name} {format_bytes(most)}", x, 1 - scale.share(most), side, role)
 
 
-def _line_labels(shown: Sequence[int | None], scale: ByteScale) -> list[Label]:
-    """At the left, where a step has few live bytes; the lower one of two hangs below its line."""
-    return [
-        Label(f"{name} {format_bytes(nbytes)}", 0.008, 1 - scale.share(nbytes), "start", name, is_below=name == "floor")
-        for name, nbytes in zip(("budget", "floor"), shown, strict=True)
-        if nbytes is not None
-    ]
+NEAR = 0.07
+"""Labels whose places differ by less of the height are not read apart."""
+
+
+def _line_labels(shown: Sequence[int | None], scale: ByteScale, peak: Label) -> list[Label]:
+    """At the end of the step that is farther from the peak: the floor's below its line, the budget's where there is room."""
+    x, side = (0.992, "end") if peak.x < 0.5 else (0.008, "start")
+    budget_y, floor_y = (None if nbytes is None else 1 - scale.share(nbytes) for nbytes in shown)
+    found, (budget, floor) = [], shown
+    if budget is not None and budget_y is not None:
+        is_below = abs(peak.y - budget_y) < NEAR and (floor_y is None or floor_y - budget_y > NEAR)
+        found.append(Label(f"budget {format_bytes(budget)}", x, budget_y, side, "budget", is_below))
+    if floor is not None and floor_y is not None:
+        found.append(Label(f"floor {format_bytes(floor)}", x, floor_y, side, "floor", is_below=True))
+    return found
 
 
 def _area_labels(bins: Bins, scale: ByteScale) -> list[Label]:

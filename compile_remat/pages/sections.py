@@ -94,17 +94,7 @@ def _frontier_plot(points: Sequence[FrontierPoint], step_ns: int) -> Markup:
     if chosen is not None:
         p, share, (x, y) = chosen
         text = f"this plan: {format_bytes(p.peak_bytes)}, {share:+.2f} %"
-        labels.append(
-            label_span(
-                Label(
-                    text,
-                    x + (0.012 if x < 0.65 else -0.004),
-                    y - (0.02 if x < 0.65 else 0.12),
-                    "start" if x < 0.65 else "end",
-                    "plan",
-                )
-            )
-        )
+        labels.append(label_span(_label_beside(text, x, y)))
         said += f" This plan: {format_bytes(p.peak_bytes)} at {share:+.2f} %."
     drawing = Markup(
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{said}">'
@@ -121,6 +111,14 @@ def _frontier_plot(points: Sequence[FrontierPoint], step_ns: int) -> Markup:
         for nbytes, name in across.ticks
     ]
     return element("div", drawing, element("div", *ticks, *labels, aria_hidden="true"), class_="plot small")
+
+
+def _label_beside(text: str, x: float, y: float) -> Label:
+    """Where the falling line is not: right above a point, or left below it where there is no space to the right."""
+    if x < 0.65:
+        return Label(text, x + 0.012, y - 0.02, "start", "plan")
+    has_space = y < 0.85
+    return Label(text, x - 0.012, y + 0.03 if has_space else y - 0.12, "end", "plan", is_below=has_space)
 
 
 # -- modules --------------------------------------------------------------------------------------------------------------
@@ -145,7 +143,7 @@ def modules_section(rows: Sequence[ModuleRow]) -> Markup:
 
 
 def _module_row(name: str, rows: Sequence[ModuleRow]) -> tuple[str, ...]:
-    modules = rows[0].modules if len(rows) == 1 else 1
+    modules = rows[0].modules if name == rows[0].path else 1
     time_ns = sum(r.recompute_time_ns for r in rows)
     saved, recomputed = sum(r.num_saved for r in rows), sum(r.num_recomputed for r in rows)
     return (

@@ -121,6 +121,8 @@ class Plan(Viewable):
             ("step", f"{format_time(self.step_time_ns)} with nothing recomputed (estimated)"),
             ("extra time", f"{format_time(self.extra_time_ns)} ({self.extra_time_ns * share:.2f} % of the step)"),
             ("lower bound", f"{format_time(self.bound_time_ns)}, gap {100 * self.gap:.2f} % of the step"),
+            *[("peak bound", f"{format_bytes(self.least_peak_bytes)}: no plan needs less")]
+            * bool(self.least_peak_bytes),
             ("graph", self.problem_key),
         )
         bare = PageFigures(

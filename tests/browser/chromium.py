@@ -20,6 +20,9 @@ def chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+MARGIN = 120
+"""What a window is higher than what it shows."""
+
 HOST = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><script>
 addEventListener("message", (event) => {
   const made = document.createElement("pre");
@@ -39,7 +42,7 @@ def _run(page: Path, *arguments: str, is_dark: bool, size: tuple[int, int]) -> s
         command = [
             str(chromium()), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr",
             "--disable-background-networking", "--no-first-run", f"--user-data-dir={folder}/profile",
-            "--virtual-time-budget=2000", f"--window-size={max(500, size[0])},{size[1]}",
+            "--virtual-time-budget=2000", f"--window-size={max(500, size[0])},{size[1] + MARGIN}",
             f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", *arguments, host.as_uri(),
         ]  # fmt: skip
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -50,6 +50,14 @@ def test_labels_name_peaks_and_lines() -> None:
         "floor": "floor 8.0 MiB",
     }
     assert labels["plan"].x == pytest.approx(3.5 / 6)
+    assert {labels[name].side for name in ("budget", "floor")} == {"start"}, "far from the label of the peak"
+
+
+def test_a_budget_at_the_peak_is_named_below_its_line_and_not_over_the_floors_name() -> None:
+    for floor_bytes, is_below in ((None, True), (4 * MIB, True), (9 * MIB, False)):
+        figures = replace(small(), budget_bytes=9 * MIB + 4096, floor_bytes=floor_bytes)
+        labels = {label.role: label for label in drawing(figures, small_step()).labels}
+        assert labels["budget"].is_below == is_below
 
 
 def test_a_budget_far_above_all_curves_is_left_out() -> None:
