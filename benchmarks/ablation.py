@@ -217,7 +217,9 @@ def rule_rows(name: str) -> list[RuleRow]:
     rows = []
     for setting in RULE_SETTINGS:
         case = models.build(name, scale=RULE_MODELS[name])
-        (planned,) = look(case.module, case.inputs, memory_budget="max", device="cpu", capacity="100GiB")
+        (planned,) = look(
+            case.module, case.inputs, for_budgets=True, memory_budget="max", device="cpu", capacity="100GiB"
+        )
         reset_reports()
         list(emitted(case.module, case.inputs, setting))
         report = next(iter(reports()), None)

@@ -40,7 +40,7 @@ class Pair:
 def compare(model: str, scale: float = 1.0, at_bytes: int | None = None) -> tuple[list[Pair], Plan | None]:
     """All pairs of one model, and our plan at `at_bytes` if given."""
     case = build(model, scale=scale)
-    planned = look(case.module, case.inputs, memory_budget="max", device="cpu")[0]
+    planned = look(case.module, case.inputs, for_budgets=True, memory_budget="max", device="cpu")[0]
     planner = Planner(planned.problem)
     cost = planned.cost
     pairs = []

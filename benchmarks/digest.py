@@ -95,7 +95,7 @@ def _hash(text: str) -> str:
 
 def _problem_of(name: str, scale: float) -> Problem:
     case = models.build(name, scale=scale)
-    (planned,) = look(case.module, case.inputs, memory_budget="max", device="cpu", capacity="100GiB")
+    (planned,) = look(case.module, case.inputs, for_budgets=True, memory_budget="max", device="cpu", capacity="100GiB")
     return planned.problem
 
 

@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def problem_of(name: str, arguments: argparse.Namespace, scale: float) -> Problem:
     """The planning problem of a model's first graph."""
     case = models.build(name, device=arguments.device, scale=scale, seed=arguments.seed)
-    return look(case.module, case.inputs, memory_budget="max")[0].problem
+    return look(case.module, case.inputs, for_budgets=True, memory_budget="max")[0].problem
 
 
 def model_rows(arguments: argparse.Namespace) -> list[GapRow]:

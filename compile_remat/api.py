@@ -53,10 +53,15 @@ from compile_remat.report import Report as Report, joined, reports as reports, r
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
 
 
-def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> list[Planned]:
+def look(
+    model: Callable[..., Any], inputs: Sequence[Any], *, for_budgets: bool = False, **settings: Any
+) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled.
 
     What `torch.compile` keeps for the user stays: compiled graphs, counts of recompilations, sizes seen.
+
+    Args:
+        for_budgets: Whether the problem is to be the one that budgets are searched in, under `max` as well.
     """
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():
@@ -74,7 +79,9 @@ def look(model: Callable[..., Any], inputs: Sequence[Any], **settings: Any) -> l
             planned = look_at_joint_graph(
                 gm,
                 example_inputs,
-                lambda joint, keywords: plan_joint(joint, settings, Fit(), with_plain=True, **keywords),
+                lambda joint, keywords: plan_joint(
+                    joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, **keywords
+                ),
                 options,
             )
             if planned is not None:
@@ -152,7 +159,7 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
         points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
     work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
-    planned = _first(look(model, inputs, **{**settings, "memory_budget": "max"}))
+    planned = _first(look(model, inputs, for_budgets=True, **{**settings, "memory_budget": "max"}))
     plans = frontier(Planner(planned.problem, work_seconds), points)
     return [replace(found, pictures=planned.plan.pictures) for found in plans]
 

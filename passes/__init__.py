@@ -18,6 +18,7 @@ from compile_remat.passes.graph.outputs import changeable_outputs as changeable_
 from compile_remat.passes.graph.outputs import left_alone as left_alone
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
+from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once as lay_gradients_out_once
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
@@ -80,6 +81,7 @@ __all__ = [
     "extract",
     "frontier",
     "keep_matmuls_in_place",
+    "lay_gradients_out_once",
     "left_alone",
     "limit_seconds",
     "marked",

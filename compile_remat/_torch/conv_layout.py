@@ -18,7 +18,7 @@ from torch import fx
 
 from compile_remat._torch import sizes
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
-from compile_remat._torch.version import private_name
+from compile_remat._torch.version import private_module, private_name
 
 
 def with_layout(rules: RulesOf, joint: fx.GraphModule, backward: Collection[fx.Node]) -> RulesOf:
@@ -67,6 +67,21 @@ def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) ->
     if strides[1:] == (height * width, width, 1):
         channels = max(channels, strides[0] // (height * width))
     return channels * height * width, 1, width * channels, channels
+
+
+def add_channels_last(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A node, at the graph's place of insertion, that gives the tensor of another one with its channels innermost.
+
+    Inductor makes it no kernel where the tensor lies like that, or is computed for this node alone.
+    """
+    private_module("torch._inductor.inductor_prims")  # registers the operator
+    value = node.meta["val"]
+    _, channels, height, width = value.shape
+    strides = (channels * height * width, 1, width * channels, channels)
+    target = torch.ops.prims.inductor_force_stride_order.default
+    made = graph.call_function(target, (node, list(strides)))
+    made.meta = {**node.meta, "val": value.new_empty_strided(value.shape, strides)}
+    return made
 
 
 def _order(value: torch.Tensor, strides: tuple[int, ...]) -> list[int]:

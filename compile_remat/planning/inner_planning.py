@@ -16,6 +16,7 @@ from compile_remat.passes import (
     backward_calls,
     extract,
     keep_matmuls_in_place,
+    lay_gradients_out_once,
     merged,
     plain_option,
     timeline,
@@ -55,6 +56,7 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
     if planned is None:
         return module
     keep_matmuls_in_place(merged_graph)
+    lay_gradients_out_once(merged_graph)
     record_planned(planned, settings, start_time)
     return merged_graph
 

@@ -72,6 +72,7 @@ def plan_joint(
     has_deadline: bool = True,
     is_inner: bool = False,
     with_plain: bool = False,
+    for_budgets: bool = False,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -79,6 +80,7 @@ def plan_joint(
         has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
         is_inner: Whether it is an `InnerBackward`.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
+        for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -116,7 +118,7 @@ def plan_joint(
         plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
-    joint = rewritten(joint)
+    joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     problem, cost = priced_problem(joint, settings, reference)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, deadline)

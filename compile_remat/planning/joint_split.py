@@ -24,10 +24,11 @@ from compile_remat.passes import (
     Plan,
     Planner,
     Status,
+    as_in_torch,
     extract,
     must_be_saved,
     plain_option,
-    prepared,
+    rewritten,
 )
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
@@ -122,7 +123,7 @@ def split_without_planner(
     }
     message = f"the planner failed ({reason}); torch's own choice of saved tensors runs"
     try:
-        joint = prepared(joint_module, **keywords)
+        joint = rewritten(as_in_torch(joint_module, **keywords), splits_convolutions=False)
         if joint.has_backward:
             saved = list(
                 dict.fromkeys(

@@ -19,7 +19,7 @@ from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
-from compile_remat.passes import keep_matmuls_in_place
+from compile_remat.passes import keep_matmuls_in_place, lay_gradients_out_once
 from compile_remat.planning.inner_planning import with_copies_in_backward
 from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
@@ -75,6 +75,8 @@ class RematPartitioner(CustomPartitionerFn):
                 has_deadline=not self.is_installed,
                 **keywords,
             )
+        if by_inductor:
+            lay_gradients_out_once(backward)
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)
         return forward, backward

@@ -97,7 +97,8 @@ def describe(node: fx.Node) -> Op:
     inputs = [v for v in (n.meta.get("val") for n in node.all_input_nodes) if v is not None]
     flops, estimated = _flops(node, facts, kind, value, inputs)
     written = _written_bytes(value)
-    read = _read_bytes(inputs, written if facts.packet in GATHERS else None)
+    operands = _convolution_operands(node) if facts.packet == "aten.convolution_backward" else inputs
+    read = _read_bytes(operands, written if facts.packet in GATHERS else None)
     dtype = _arithmetic_dtype(kind, value, inputs)
     product = product_of(facts.packet, kind, node, value)
     visible = visible_part(facts.packet, node, product)
@@ -223,6 +224,14 @@ def _written_bytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(_written_bytes(v) for v in value)
     return 0
+
+
+def _convolution_operands(node: fx.Node) -> list[Any]:
+    """What the kernels of a convolution's backward read: each of the gradients of input and weight is one, and so is bias alone."""
+    operands: tuple[Any, ...] = node.args
+    gradient, read, weight = (n.meta["val"] for n in operands[:3])
+    of_input, of_weight, _ = operands[10]
+    return [*([gradient, weight] if of_input else []), *([gradient, read] if of_weight or not of_input else [])]
 
 
 def _read_bytes(inputs: list[Any], gathered: int | None) -> int:

@@ -4,7 +4,8 @@ Every heavy operator is priced as `batch` products of an m x k by a k x n matrix
 
 * matrix products as they are, those of several batches with the batch apart;
 * a convolution as the product that it is lowered to: m output pixels, n output channels of a group, k input channels of a
-  group times the size of the kernel; its backward, which is two products, by the lengths of the forward;
+  group times the size of the kernel; its backward, which is two products, by the lengths of the forward; a transposed one, which
+  gives the gradient of the input, by those of the convolution that it is the gradient of;
 * attention: a product for each head of each sample, m queries, n keys, k the width of a head.
 
 Kernels of causal attention skip the blocks of keys that no query of a block may see; `visible_part` says how much is left.
@@ -92,8 +93,15 @@ def _of_convolution(shapes: list[tuple[int, ...]], node: fx.Node, value: Any, *,
     image, weight = (shapes[1], shapes[2]) if is_backward else (shapes[0], shapes[1])
     if output is None or len(output) < 3 or len(weight) < 3:
         return None
+    if _is_transposed(node, is_backward=is_backward):
+        output, image = image, output
     groups = max(1, image[1] // max(1, weight[1]))
     return groups, output[0] * prod(output[2:]), max(1, output[1] // groups), prod(weight[1:])
+
+
+def _is_transposed(node: fx.Node, *, is_backward: bool) -> bool:
+    position = 7 if is_backward else 6
+    return len(node.args) > position and node.args[position] is True
 
 
 def _of_attention(shapes: list[tuple[int, ...]]) -> Product | None:

@@ -49,6 +49,17 @@ def test_groups_are_products_of_their_own() -> None:
     assert products_of(run, (2, 6, 8, 8), (12, 2, 3, 3)) == [(3, 2 * 8 * 8, 4, 2 * 9)]
 
 
+def test_a_transposed_convolution_has_the_lengths_of_the_one_that_it_is_the_gradient_of() -> None:
+    def run(x: Tensor, w: Tensor) -> Any:
+        leaves = [x.detach().requires_grad_(), w.detach().requires_grad_()]
+        with torch.enable_grad():
+            out = F.conv_transpose2d(*leaves, stride=2, groups=2)
+            return torch.autograd.grad(out, leaves, out.detach())
+
+    forward, backward = products_of(run, (2, 10, 4, 4), (10, 3, 3, 3))
+    assert backward == forward == (2, 2 * 4 * 4, 5, 3 * 9)
+
+
 def test_a_backward_has_the_lengths_of_its_forward() -> None:
     def run(x: Tensor, w: Tensor) -> Any:
         leaves = [x.detach().requires_grad_(), w.detach().requires_grad_()]
