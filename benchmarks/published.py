@@ -27,7 +27,7 @@ from benchmarks.common.harness import percent
 from benchmarks.models import published as networks
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import bytes_of_model
-from compile_remat.forecast.forecasting import Target, step_of
+from compile_remat.forecast.target_step import Target, step_of
 from compile_remat.passes import Plan, Planner, frontier
 
 GIB = 1 << 30

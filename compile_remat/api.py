@@ -132,7 +132,8 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
 
 def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
     from compile_remat.forecast.builders import Builder
-    from compile_remat.forecast.forecasting import Target, forecast
+    from compile_remat.forecast.forecasting import forecast
+    from compile_remat.forecast.target_step import Target
 
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())

@@ -10,7 +10,6 @@ from compile_remat.passes.graph.inner_backward import merged as merged
 from compile_remat.passes.graph.inner_backward import with_whole_forward as with_whole_forward
 from compile_remat.passes.graph.inner_backward import without_common_subexpressions as without_common_subexpressions
 from compile_remat.passes.graph.normalise import as_in_torch as as_in_torch
-from compile_remat.passes.graph.normalise import prepared as prepared
 from compile_remat.passes.graph.normalise import rewritten as rewritten
 from compile_remat.passes.graph.origins import origin_of as origin_of
 from compile_remat.passes.graph.origins import plain_path as plain_path
@@ -19,6 +18,9 @@ from compile_remat.passes.graph.outputs import left_alone as left_alone
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once as lay_gradients_out_once
+from compile_remat.passes.graph.rewrites.convolution_gradients import (
+    split_convolution_gradients as split_convolution_gradients,
+)
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
@@ -95,10 +97,10 @@ __all__ = [
     "plain_option",
     "plain_path",
     "plan_options",
-    "prepared",
     "relaxations",
     "rewritten",
     "solve",
+    "split_convolution_gradients",
     "timeline",
     "with_whole_forward",
     "without_common_subexpressions",

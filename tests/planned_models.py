@@ -89,6 +89,10 @@ def convolution(batch: int = 2) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*parts), torch.zeros(batch, 4, 16, 16)
 
 
+def depthwise(batch: int = 2) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(nn.Conv2d(4, 4, 3, groups=4) for _ in range(2))), torch.zeros(batch, 4, 16, 16)
+
+
 class Broken(nn.Module):
     """Falls into two graphs."""
 

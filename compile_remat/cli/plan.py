@@ -17,7 +17,8 @@ from compile_remat.errors import RematError
 
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
-    from compile_remat.forecast.forecasting import Forecast, Target
+    from compile_remat.forecast.forecasting import Forecast
+    from compile_remat.forecast.target_step import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +92,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
-    from compile_remat.forecast.forecasting import forecast, step_of
+    from compile_remat.forecast.forecasting import forecast
+    from compile_remat.forecast.target_step import step_of
     from compile_remat.pages.page import write_page
     from compile_remat.pages.plot import frontier_plot
     from compile_remat.passes import Planner, frontier, marked
@@ -198,7 +200,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
     from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
     from compile_remat.config import parsed
     from compile_remat.forecast.builders import Builder
-    from compile_remat.forecast.forecasting import Target
+    from compile_remat.forecast.target_step import Target
 
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # `pkg.module` is looked for where the command is given

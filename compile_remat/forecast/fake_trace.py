@@ -24,7 +24,7 @@ from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.peek import look_at_joint_graph
-from compile_remat.passes import prepared
+from compile_remat.passes import as_in_torch, rewritten
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Traced:
     """A training step, traced.
 
     Attributes:
-        joint: Its joint graph, prepared; tensors are on a CPU until `place`.
+        joint: Its joint graph, rewritten; its convolutions are not split yet.  Tensors are on a CPU until `place`.
         parameter_bytes: Of parameters and buffers.
         trainable_bytes: Of the parameters that need a gradient, and of their gradients.
         input_bytes: Of what the model is called with.
@@ -76,7 +76,7 @@ def trace(builder: Builder, device: Device) -> Traced:
     module, keywords = seen[0]
     if not is_cpu:
         replace_cpu_attention(module, has_flash=has_flash)
-    joint = prepared(module, **keywords)
+    joint = rewritten(as_in_torch(module, **keywords), splits_convolutions=False)
     if not joint.has_backward:
         _refuse(0, builder.name)
     return Traced(joint, *_bytes_of(model, inputs))

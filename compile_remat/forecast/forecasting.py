@@ -13,52 +13,24 @@ from typing import Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.units import format_bytes
-from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.cost_models import Device, load_device, make_cost_model
-from compile_remat.device.free_memory import blas_bytes
+from compile_remat.budget import MemoryBudget
 from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import Traced, bytes_of_model, trace
+from compile_remat.forecast.fake_trace import bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.inductor.workspace import node_workspace_bytes
+from compile_remat.forecast.target_step import Target, ready, step_of
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
-from compile_remat.passes import Plan, Planner, build_problem, pictured, plain_option
+from compile_remat.passes import (
+    Plan,
+    pictured,
+    plain_option,
+    split_convolution_gradients,
+)
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
 from compile_remat.planning.deadline import noting_early_end, with_search_message
 from compile_remat.planning.plan_policy import choose
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where a model is to be trained, and how.
-
-    Attributes:
-        device: A name of the device table or a JSON file.
-        budget: Of the region peak; `auto` is what the device has left.
-        capacity_bytes: What may be used of the device; None for all of it.
-        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
-    """
-
-    device: str
-    budget: MemoryBudget = MemoryBudget("auto")
-    optimizer: OptimizerState = OptimizerState("adamw")
-    reserve: Reserve = Reserve("percent", 5)
-    cost_model: str = "roofline"
-    capacity_bytes: int | None = None
-    time_limit: float | None = None
-
-    def figures(self) -> Device:
-        """The device's."""
-        return load_device(self.device)
-
-    @property
-    def limit_bytes(self) -> int | None:
-        """Capacity less the reserve and cuBLAS's workspaces; None where the capacity is not known."""
-        figures = self.figures()
-        known = figures.memory_bytes if self.capacity_bytes is None else self.capacity_bytes
-        return None if known is None else known - self.reserve.of(known) - blas_bytes(figures.blas_workspace_bytes)
 
 
 @dataclass(frozen=True)
@@ -181,32 +153,35 @@ def forecast(
         traced = trace(builder, device)
         effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
         needs_plain = effective.budget.kind in ("max", "fraction")
-        torch_sets = chosen_by_torch(
-            traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * (needs_plain or with_plain)
-        )
-        step = _step(traced, target)
-        references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
-        reference = next(iter(references.values()), ())
-        plain_problem = replace(step.problem, reference=reference) if reference else None
-        problem = step.problem if plain_problem is None or not (needs_plain or with_baselines) else plain_problem
+        is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
+        torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
+        traced.place(device)
+        plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
+        is_split = split_convolution_gradients(traced.joint) > 0
+        if plain_ready is None or is_split:
+            own = ready(traced, target, torch_sets, is_candidate=is_candidate)
+        else:
+            own = plain_ready
+        plain_problem = plain_ready.with_torch if plain_ready is not None and plain_ready.with_torch.reference else None
         plain = None if plain_problem is None else plain_option(plain_problem, in_groups=device.name == "cpu")
-        planner = Planner(problem, target.time_limit)
         if effective.budget.kind == "fraction" and plain is not None:
             effective = replace(effective, plain_bytes=plain.peak_bytes)
-        with noting_early_end(planner):
-            choice = with_search_message(choose(planner, effective), planner)
+        planner = own.planner
+        chosen_on = plain_ready.planner if plain_ready is not None and effective.budget.kind == "max" else planner
+        with noting_early_end(chosen_on):
+            choice = with_search_message(choose(chosen_on, effective), chosen_on)
         lowest = planner.lowest()
         compared: list[Baseline] = []
         if with_baselines:
-            masks = hand_written(problem, traced.joint.module.graph)
-            masks |= {name: mask_of(problem, indices) for name, indices in references.items()}
+            masks = hand_written(planner.problem, traced.joint.module.graph)
+            masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
             compared = compare(planner, masks)
         if grown is not None and batch is not None and limit is not None:
 
             def again(b: int) -> TracedStep:
                 return step_of(replace(builder, batch=b), target)
 
-            largest = find_max_batch(batch, (step, grown.result()), again, planner, fixed_bytes, limit)
+            largest = find_max_batch(batch, (own.step, grown.result()), again, planner, fixed_bytes, limit)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
@@ -220,7 +195,7 @@ def forecast(
         limit_bytes=limit,
         plan=pictured(
             replace(choice.plan, budget_bytes=bytes_of(effective)),
-            problem,
+            chosen_on.problem,
             plain_problem,
             in_groups=device.name == "cpu",
             work_seconds=target.time_limit,
@@ -232,27 +207,6 @@ def forecast(
         seconds=time.perf_counter() - start,
         plain_peak_bytes=None if plain is None else plain.peak_bytes,
     )
-
-
-@collector_paused()
-def step_of(builder: Builder, target: Target) -> TracedStep:
-    """Trace a step and make it a planning problem."""
-    return _step(trace(builder, target.figures()), target)
-
-
-def _step(traced: Traced, target: Target) -> TracedStep:
-    device = target.figures()
-    traced.place(device)
-    workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
-    cost = make_cost_model(target.cost_model, device)
-    problem = build_problem(traced.joint, cost=cost, workspace=workspace, in_blocks=False)
-    return TracedStep(problem, traced.input_bytes)
-
-
-def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...]:
-    """Which values of the problem torch's chooser saves: for views, what they alias."""
-    cost = make_cost_model(target.cost_model, target.figures())
-    return build_problem(traced.joint, cost=cost, reference=nodes).reference
 
 
 # -- what fits ----------------------------------------------------------------------------------------------------------

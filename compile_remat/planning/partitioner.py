@@ -76,7 +76,7 @@ class RematPartitioner(CustomPartitionerFn):
                 **keywords,
             )
         if by_inductor:
-            lay_gradients_out_once(backward)
+            lay_gradients_out_once(backward, forward)
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)
         return forward, backward

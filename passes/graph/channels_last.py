@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
+import torch
 from torch import fx
 
 from compile_remat._torch import conv_layout, sizes
 from compile_remat.cost_models import OpKind
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
+from compile_remat.passes.graph.rewrites.convolution_gradients import read_by_both
 from compile_remat.passes.graph.views import CASTS, is_reshape, is_reshaped, shape
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE
 
@@ -15,11 +19,44 @@ def mark_channels_last(graph: DraftGraph) -> None:
     """A convolution's outputs have their channels innermost, and so has what is computed from such elementwise.
 
     What is in memory when somebody asks for it in another shape is made in the order of its dimensions; not so what stays in
-    registers: what is computed of that follows what it reads.
+    registers: what is computed of that follows what it reads.  In the backward, what a convolution is computed from gets the
+    convolution's layout where it is written for its own expression, and so does a gradient that both operators of one read.
     """
+    backward = [node for node in graph.joint.module.graph.nodes if node in graph.joint.info.tangents_closure]
+    preferring, laid_out = _before_convolutions(backward), read_by_both(backward, graph.rules)
     for draft in graph.by_node.values():
-        if conv_layout.is_channels_last(draft.node.meta.get("val"), graph.rules):
-            draft.is_channels_last = _is_channels_last(draft, graph)
+        if _is_laid_out(draft, laid_out):
+            draft.is_channels_last = True
+        elif conv_layout.is_channels_last(draft.node.meta.get("val"), graph.rules):
+            draft.is_channels_last = _is_channels_last(draft, graph) or (
+                draft.node in preferring and _is_written_itself(draft)
+            )
+
+
+def _before_convolutions(backward: Sequence[fx.Node]) -> set[fx.Node]:
+    """What convolutions of the backward are computed from (``GraphLowering.find_nodes_prefer_channels_last``)."""
+    found = set[fx.Node]()
+    for node in reversed(backward):
+        if node.target is torch.ops.aten.convolution.default or not found.isdisjoint(node.users):
+            found.add(node)
+    return found
+
+
+def _is_written_itself(draft: Draft) -> bool:
+    """Whether Inductor writes a value for its own expression or readers, not for those of a view of it."""
+    is_pointwise = draft.kernel == POINTWISE and not (draft.concatenates or draft.is_drawn)
+    return is_pointwise and draft.is_materialised and (len(draft.node.users) > 1 or not draft.is_written_if_reused)
+
+
+def _is_laid_out(draft: Draft, gradients: Collection[fx.Node]) -> bool:
+    """Whether the operator that lays a gradient out for two convolutions computes it, or what it is a view of."""
+    if draft.kernel != POINTWISE or draft.concatenates:
+        return False
+    if draft.node in gradients:
+        return True
+    views = [user for user in draft.node.users if user in gradients]
+    is_read_by_others = len(draft.node.users) > 1
+    return bool(views) and (not draft.is_materialised or (draft.is_written_if_reused and not is_read_by_others))
 
 
 def _is_channels_last(draft: Draft, graph: DraftGraph) -> bool:

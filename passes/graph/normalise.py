@@ -42,13 +42,3 @@ def rewritten(joint: joint_graph.Joint, *, splits_convolutions: bool = True) -> 
         move_weight_gradients_up(joint.module, joint.info.tangents_closure)
         make_sibling_gradients_together(joint.module, joint.info.tangents_closure)
     return joint
-
-
-def prepared(
-    module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
-) -> joint_graph.Joint:
-    """Both steps; arguments as in `as_in_torch`."""
-    joint = as_in_torch(
-        module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
-    )
-    return rewritten(joint)

@@ -17,8 +17,9 @@ from compile_remat.forecast.baselines import _entry_of, hand_written, layers_of
 from compile_remat.forecast.batch_scaling import BatchScaling, are_alike
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import trace
-from compile_remat.forecast.forecasting import Forecast, Target, forecast, step_of
+from compile_remat.forecast.forecasting import Forecast, forecast
 from compile_remat.forecast.max_batch import _most
+from compile_remat.forecast.target_step import Target, step_of
 from compile_remat.passes import Plan, Planner, timeline
 from tests import planned_models
 
@@ -161,6 +162,26 @@ def test_nothing_of_a_cpu_enters_a_plan_for_a_gpu() -> None:
     assert not any(s.held_bytes for s in problem.steps)
     on_cpu = step_of(replace(builder, dtype="fp32"), replace(H100, device="cpu")).problem
     assert any(v.is_channels_last for v in on_cpu.values)
+
+
+@pytest.mark.parametrize("budget", ["max", "min"])
+def test_under_max_convolutions_are_torchs_own_and_the_floor_is_that_of_budgets(budget: str) -> None:
+    builder, target = Builder(f"{OURS}:convolution", dtype="fp32"), Target("cpu", MemoryBudget.parse(budget))
+    model, images = planned_models.convolution()
+    (planned,) = api.look(model, [images], memory_budget=budget, device="cpu", capacity="100GiB")
+    found = forecast(builder, target, with_max_batch=False)
+    assert found.plan.problem_key == planned.problem.key() and found.plan.peak_bytes == planned.plan.peak_bytes
+    assert (found.plan.problem_key == step_of(builder, target).problem.key()) is (budget == "min")
+    assert found.floor_bytes == forecast(builder, replace(target, budget=MemoryBudget.parse("min"))).plan.peak_bytes
+
+
+def test_a_depthwise_convolution_is_split_where_the_device_has_fast_kernels_for_it() -> None:
+    builder = Builder(f"{OURS}:depthwise", dtype="bf16")
+    names = {
+        target.device: [s.name for s in step_of(builder, target).problem.steps] for target in (H100, Target("cpu"))
+    }
+    assert not any(name.startswith("convolution_default") for name in names["h100-sxm"])
+    assert any(name.startswith("convolution_default") for name in names["cpu"])
 
 
 def test_the_call_for_people_takes_names(found: Forecast) -> None:

@@ -58,32 +58,24 @@ def split_convolution_gradients(joint: joint_graph.Joint) -> int:
     return done
 
 
-def lay_gradients_out_once(backward: fx.GraphModule, rules: RulesOf = inductor_rules) -> int:
+def lay_gradients_out_once(
+    backward: fx.GraphModule, forward: fx.GraphModule | None = None, rules: RulesOf = inductor_rules
+) -> int:
     """Give convolutions that read one gradient one tensor with its channels innermost; Inductor would copy it for each of them.
 
     All that reads the gradient reads that tensor: what is computed for one reader alone is written once, where it stands.  Where
     the gradient lies like that already, Inductor makes nothing of the operator that is put behind it.
 
     Args:
-        backward: A backward graph, rewritten in place.
+        backward: A backward graph, or one with its forward in it; rewritten in place.
+        forward: Its forward, whose convolutions say what layout they have.
 
     Returns:
         Of how many gradients.
     """
-    rules_of = conv_layout.with_layout(rules, backward, ())
-    readers: dict[fx.Node, list[fx.Node]] = {}
-    for node in backward.graph.nodes:
-        if node.target in (aten.convolution.default, aten.convolution_backward.default):
-            readers.setdefault(node.args[0], []).append(node)
     done = 0
-    for gradient, convolutions in readers.items():
-        value: Any = gradient.meta.get("val")
-        if (
-            len({convolution.target for convolution in convolutions}) < 2
-            or not conv_layout.is_channels_last(value, rules_of)
-            or not _are_numbers(value.shape)
-        ):
-            continue
+    rules_of = conv_layout.with_layout(rules, forward or backward, ())
+    for gradient, convolutions in read_by_both(backward.graph.nodes, rules_of).items():
         place = gradient.next if gradient.op == "call_function" else convolutions[0]
         with backward.graph.inserting_before(place):
             laid_out = conv_layout.add_channels_last(backward.graph, gradient)
@@ -93,6 +85,25 @@ def lay_gradients_out_once(backward: fx.GraphModule, rules: RulesOf = inductor_r
     if done:
         backward.recompile()
     return done
+
+
+def read_by_both(nodes: Iterable[fx.Node], rules: RulesOf) -> dict[fx.Node, list[fx.Node]]:
+    """Gradients that both of a convolution's operators read, with these: what `lay_gradients_out_once` is about.
+
+    Args:
+        nodes: The backward's.
+    """
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in nodes:
+        if node.target in (aten.convolution.default, aten.convolution_backward.default):
+            operands: tuple[Any, ...] = node.args
+            readers.setdefault(operands[0], []).append(node)
+    return {gradient: found for gradient, found in readers.items() if _are_both(gradient.meta.get("val"), found, rules)}
+
+
+def _are_both(value: Any, convolutions: list[fx.Node], rules: RulesOf) -> bool:
+    is_laid_out = conv_layout.is_channels_last(value, rules) and _are_numbers(value.shape)
+    return is_laid_out and len({convolution.target for convolution in convolutions}) == 2
 
 
 def _runs_in_library(node: fx.Node) -> bool:

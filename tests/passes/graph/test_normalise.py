@@ -6,7 +6,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, fx
 
-from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes.graph.normalise import as_in_torch, rewritten
 from tests.passes.joint import check_rewrite, joint_of, text
 
 
@@ -24,7 +24,7 @@ def test_equal_nodes_become_one_and_dead_ones_go() -> None:
     graphs: list[fx.Graph] = []
 
     def rewrite(module: fx.GraphModule) -> None:
-        graphs.append(prepared(module, num_fwd_outputs=1).module.graph)
+        graphs.append(rewritten(as_in_torch(module, num_fwd_outputs=1)).module.graph)
 
     done = check_rewrite(joint_of(function, grad(8, 8), grad(8, 8)), rewrite)
     assert_expected_inline(
@@ -82,5 +82,5 @@ return mul, add, add_1""",
 def test_two_draws_are_not_one() -> None:
     """CSE must not join operators that draw random numbers, although their text is equal."""
     module = joint_of(lambda x: x * torch.rand_like(x) * torch.rand_like(x), grad(4)).module
-    graph = prepared(module, num_fwd_outputs=1).module.graph
+    graph = rewritten(as_in_torch(module, num_fwd_outputs=1)).module.graph
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._dynamo.backends.common import aot_autograd
 
 from compile_remat._torch import joint_graph
-from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes.graph.normalise import as_in_torch, rewritten
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from tests.passes.joint import text
 
@@ -21,7 +21,7 @@ def test_golden_of_a_sum_over_a_dynamic_size() -> None:
     found: list[joint_graph.Joint] = []
 
     def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        found.append(prepared(joint, num_fwd_outputs=num_fwd_outputs, **keywords))
+        found.append(rewritten(as_in_torch(joint, num_fwd_outputs=num_fwd_outputs, **keywords)))
         return joint_graph.extract_modules(found[0], joint_graph.torch_choice(found[0]))
 
     def run(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:

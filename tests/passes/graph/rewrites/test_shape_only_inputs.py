@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem
-from compile_remat.passes.graph.normalise import prepared
+from compile_remat.passes.graph.normalise import as_in_torch, rewritten
 from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def look(function: Callable[..., Any], *inputs: Tensor) -> tuple[joint_graph.Joi
         module.graph.lint()
         whole = copy.deepcopy(module)
         assert not replace_shape_only_inputs(module)  # nothing is left for a second time
-        found.append((prepared(other, num_fwd_outputs=num_fwd_outputs), replaced))
+        found.append((rewritten(as_in_torch(other, num_fwd_outputs=num_fwd_outputs)), replaced))
         return joint_graph.torch_partition(whole, joint_inputs, num_fwd_outputs=num_fwd_outputs)
 
     def run(graph: fx.GraphModule, inputs: Any) -> Any:

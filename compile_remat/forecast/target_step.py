@@ -1,0 +1,95 @@
+"""Where a model is to be trained, and its step there as a planning problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compile_remat._util.collector import collector_paused
+from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
+from compile_remat.cost_models import Device, load_device, make_cost_model
+from compile_remat.device.free_memory import blas_bytes
+from compile_remat.forecast.batch_scaling import TracedStep
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import Traced, trace
+from compile_remat.inductor.workspace import node_workspace_bytes
+from compile_remat.passes import Planner, Problem, build_problem, split_convolution_gradients
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a model is to be trained, and how.
+
+    Attributes:
+        device: A name of the device table or a JSON file.
+        budget: Of the region peak; `auto` is what the device has left.
+        capacity_bytes: What may be used of the device; None for all of it.
+        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
+    """
+
+    device: str
+    budget: MemoryBudget = MemoryBudget("auto")
+    optimizer: OptimizerState = OptimizerState("adamw")
+    reserve: Reserve = Reserve("percent", 5)
+    cost_model: str = "roofline"
+    capacity_bytes: int | None = None
+    time_limit: float | None = None
+
+    def figures(self) -> Device:
+        """The device's."""
+        return load_device(self.device)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Capacity less the reserve and cuBLAS's workspaces; None where the capacity is not known."""
+        figures = self.figures()
+        known = figures.memory_bytes if self.capacity_bytes is None else self.capacity_bytes
+        return None if known is None else known - self.reserve.of(known) - blas_bytes(figures.blas_workspace_bytes)
+
+
+@collector_paused()
+def step_of(builder: Builder, target: Target) -> TracedStep:
+    """Trace a step and make it the problem that plans for budgets are searched in."""
+    device = target.figures()
+    traced = trace(builder, device)
+    traced.place(device)
+    split_convolution_gradients(traced.joint)
+    return _step(traced, target)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A step that can be planned.
+
+    Attributes:
+        with_torch: Its problem with what torch saves as a candidate.
+        references: Which of its values each of torch's sets saves, by name.
+    """
+
+    step: TracedStep
+    planner: Planner
+    with_torch: Problem
+    references: dict[str, tuple[int, ...]]
+
+
+def ready(traced: Traced, target: Target, torch_sets: dict[str, list[Any]], *, is_candidate: bool) -> Ready:
+    """The graph as it is now, with a planner that may choose torch's first set (`is_candidate`) or does not know it."""
+    step = _step(traced, target)
+    references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
+    with_torch = replace(step.problem, reference=next(iter(references.values()), ()))
+    problem = with_torch if is_candidate else step.problem
+    return Ready(step, Planner(problem, target.time_limit), with_torch, references)
+
+
+def _step(traced: Traced, target: Target) -> TracedStep:
+    device = target.figures()
+    workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
+    cost = make_cost_model(target.cost_model, device)
+    problem = build_problem(traced.joint, cost=cost, workspace=workspace, in_blocks=False)
+    return TracedStep(problem, traced.input_bytes)
+
+
+def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...]:
+    """Which values of the problem torch's chooser saves: for views, what they alias."""
+    cost = make_cost_model(target.cost_model, target.figures())
+    return build_problem(traced.joint, cost=cost, reference=nodes).reference
