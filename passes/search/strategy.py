@@ -100,7 +100,7 @@ class Search:
         bound = max(0, least_ns - self.fastest_time_ns)
         is_close = otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns
         if once and self.uses_moments and not anchors:
-            if is_close and not self.moments.knows(budget_bytes):
+            if (is_close or self.work.is_spent) and not self.moments.knows(budget_bytes):
                 return bound
             return max(bound, self.moments.proof(budget_bytes).least_time_ns - self.fastest_time_ns)
         if is_close:

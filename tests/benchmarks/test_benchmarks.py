@@ -359,7 +359,7 @@ def test_the_gap_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_gap_verdicts() -> None:
-    full = gap.GapRow("models", "unet", 60, 100, 50, 40, 60, extra=0.05, bound=0.045, simulations=1, planning_s=0.1)
+    full = gap.GapRow("models", "unet", 60, 100, 50, 40, 60, extra=0.05, bound=0.046, simulations=1, planning_s=0.1)
     wide = replace(full, bound=0.01)
     small = replace(full, kind="exact", exact=0.046, bound=0.0)
     assert [gap._verdict(row) for row in (full, small)] == ["ok", "ok"]
