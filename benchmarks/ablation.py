@@ -37,6 +37,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "minimum-peak targets": {"min_peak_targets": ()},
     "search for the floor": {"uses_floor_search": False},
     "recursion": {"uses_recursion": False},
+    "starts of the bound": {"uses_moments": False},
 }
 """The options without each heuristic."""
 
