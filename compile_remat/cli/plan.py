@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from compile_remat._util.progress import progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.errors import RematError
@@ -61,17 +62,20 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print what training comes to; status 1 where it does not fit the device."""
-    from compile_remat.forecast.forecasting import forecast
+    with progress_bar("loading torch", None, seconds_between=0) as advance:
+        advance()  # the import takes seconds
+        from compile_remat.forecast.forecasting import forecast
 
-    builder, target = _asked(arguments)
-    found = forecast(
-        builder,
-        target,
-        with_baselines=arguments.compare,
-        with_max_batch=not arguments.no_largest_batch,
-        in_parallel=(os.cpu_count() or 1) > 1 and _can_spawn(),
-        with_plain=arguments.html is not None,
-    )
+        builder, target = _asked(arguments)
+        found = forecast(
+            builder,
+            target,
+            with_baselines=arguments.compare,
+            with_max_batch=not arguments.no_largest_batch,
+            in_parallel=(os.cpu_count() or 1) > 1 and _can_spawn(),
+            with_plain=arguments.html is not None,
+            advance=advance,
+        )
     _write_html(found, arguments)
     print(found.to_json()) if arguments.json else print_forecast(found)
     return 1 if found.fits is False else 0

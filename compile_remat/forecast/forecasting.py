@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.progress import Advance
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
@@ -124,6 +125,7 @@ def forecast(
     with_max_batch: bool = True,
     in_parallel: bool = False,
     with_plain: bool = False,
+    advance: Advance = lambda text="", count=1: None,
 ) -> Forecast:
     """Trace, plan and, where asked, compare and look for the largest batch.  Allocates nothing, runs nothing.
 
@@ -132,6 +134,7 @@ def forecast(
         with_max_batch: Also look for the largest batch that fits; needs a second trace.
         in_parallel: Trace it in a second process; the builder must then be a name, and the main module importable.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
+        advance: Told what is done now.
 
     Raises:
         BudgetError: The budget was given, and no plan fits it.
@@ -150,12 +153,14 @@ def forecast(
         grown = (
             submit(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
         )
+        advance(f"tracing {builder.name}")
         traced = trace(builder, device)
         effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
         needs_plain = effective.budget.kind in ("max", "fraction")
         is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
         torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
         traced.place(device)
+        advance("building the planning problem")
         plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
         is_split = split_convolution_gradients(traced.joint) > 0
         if plain_ready is None or is_split:
@@ -168,15 +173,18 @@ def forecast(
             effective = replace(effective, plain_bytes=plain.peak_bytes)
         planner = own.planner
         chosen_on = plain_ready.planner if plain_ready is not None and effective.budget.kind == "max" else planner
+        advance("searching for a plan, and for the lowest one")
         with noting_early_end(chosen_on):
             choice = with_search_message(choose(chosen_on, effective), chosen_on)
         lowest = planner.lowest()
         compared: list[Baseline] = []
         if with_baselines:
+            advance("comparing with what people do today")
             masks = hand_written(planner.problem, traced.joint.module.graph)
             masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
             compared = compare(planner, masks)
         if grown is not None and batch is not None and limit is not None:
+            advance("looking for the largest batch")
 
             def again(b: int) -> TracedStep:
                 return step_of(replace(builder, batch=b), target)

@@ -22,7 +22,8 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plan_prints_what_training_comes_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", *MODEL, "--budget", "0.8", "--compare"]) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    assert progress.splitlines()[0] == "loading torch" and "searching for a plan" in progress
     for row in ("parameters", "optimizer state (adamw)", "region peak", "lowest reachable", "sum", "largest batch"):
         assert any(line.strip().startswith(row) for line in text.splitlines()), row
     assert "every layer checkpointed" in text and "torch's chooser, budget 0.5" in text
