@@ -199,7 +199,7 @@ def test_error_of_the_readme_is_what_the_code_raises() -> None:
 
     model = nn.Sequential(*[Block() for _ in range(3)])
     with pytest.raises(compile_remat.BudgetError) as caught:
-        compile_remat.explain(model, torch.randn(8, 256, 256), memory_budget="8MiB", device="cpu")
+        compile_remat.plan(model, torch.randn(8, 256, 256), memory_budget="8MiB", device="cpu")
     text = f"{type(caught.value).__name__}: {caught.value}"
     (shown,) = re.findall(
         r"^```text\n(BudgetError.*?)\n```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
