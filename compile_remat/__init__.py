@@ -14,8 +14,8 @@ if (_ROOT / "pyproject.toml").is_file():
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "MeasuredStep", "MissingExtraError", "Plan",
     "PlanMismatchError", "PlannerWarning", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError",
-    "TagConflictError", "explain", "install", "measured_step", "pareto", "partition", "plan", "reports", "reset_reports",
-    "uninstall",
+    "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto", "partition", "plan", "reports",
+    "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

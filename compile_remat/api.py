@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -51,6 +51,11 @@ from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import place_of, priced, settings_for
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
+
+if TYPE_CHECKING:
+    from compile_remat.forecast.builders import Builder
+    from compile_remat.forecast.target_step import Target
+    from compile_remat.forecast.max_batch import MaxBatch
 
 
 def look(
@@ -130,16 +135,45 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
     return _first(look(model, inputs, **settings)).plan
 
 
-def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
-    from compile_remat.forecast.builders import Builder
+def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
+    """The largest batch of a model that a device trains, which need not be here, with its plan and bytes.
+
+    Args:
+        model: The name of a builder, or the function itself; see `plan` and `compile_remat.forecast.builders`.
+        settings: `device`, and where they differ from the defaults `optimizer_state`, `reserve`, `seq`, `dtype`, ...
+
+    Raises:
+        RematError: A setting is off, the model cannot be traced, or the builder takes no `batch`.
+
+    >>> largest_batch("llama-2-7b", device="h100-sxm", optimizer_state="adamw", seq=2048).batch  # doctest: +SKIP
+    """
     from compile_remat.forecast.forecasting import forecast
+
+    builder, target = _on_device(model, settings)
+    if "batch" not in builder.sizes():
+        raise ConfigError(f"batch: the builder {builder.name} takes none.")
+    found = forecast(builder, target).largest
+    if found is None:
+        raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
+    return found
+
+
+def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
+    from compile_remat.forecast.forecasting import forecast
+
+    return forecast(*_on_device(name, settings), with_max_batch=False).plan
+
+
+def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tuple[Builder, Target]:
+    from compile_remat.forecast.builders import Builder
     from compile_remat.forecast.target_step import Target
 
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
+    builder = Builder(model, **sizes)
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if config.device == "detect":
-        raise ConfigError(f"device: a plan for {name} needs the name of a device, or a JSON file.")
-    target = Target(
+        raise ConfigError(f"device: a plan for {builder.name} needs the name of a device, or a JSON file.")
+    return builder, Target(
         config.device,
         config.memory_budget,
         config.optimizer_state,
@@ -148,7 +182,6 @@ def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:
         config.capacity,
         config.time_limit,
     )
-    return forecast(Builder(name, **sizes), target, with_max_batch=False).plan
 
 
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from compile_remat._util.progress import progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
+from compile_remat.cli.device_table import run_device_table
 from compile_remat.errors import RematError
 
 if TYPE_CHECKING:
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
     from compile_remat.forecast.target_step import Target
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False) -> None:
     """The model and the device; nothing heavy is imported here."""
     from compile_remat.forecast.zoo import BUILDERS
 
     parser.add_argument("model", help=f"pkg.module:build, or one of {', '.join(BUILDERS)}")
-    parser.add_argument("--device", required=True, help="a name that `compile-remat devices` prints, or a JSON file")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--device", help="a name that `compile-remat devices` prints, or a JSON file")
+    if has_devices:
+        where.add_argument("--devices", metavar="A,B,...", help="one table for several devices, or for `all`")
     parser.add_argument("--budget", default="auto", help="of the region peak, as memory_budget (default: what is left)")
     parser.add_argument("--batch", type=int, help="samples in a batch (default: the builder's)")
     parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the builder's)")
@@ -47,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `plan`."""
-    add_arguments(parser)
+    add_arguments(parser, has_devices=True)
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
 
@@ -67,6 +71,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments)
+        if arguments.devices is not None:
+            return run_device_table(arguments, builder, target, advance)
         found = forecast(
             builder,
             target,
@@ -210,7 +216,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         sys.path.insert(0, os.getcwd())  # `pkg.module` is looked for where the command is given
     builder = Builder(arguments.model, arguments.batch, arguments.seq, arguments.dtype)
     target = Target(
-        arguments.device,
+        arguments.device or "",
         MemoryBudget.parse(arguments.budget),
         OptimizerState.parse(arguments.optimizer),
         Reserve.parse(arguments.reserve),

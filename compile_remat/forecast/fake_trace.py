@@ -60,8 +60,7 @@ def trace(builder: Builder, device: Device) -> Traced:
         raise RematError(f"{problem}: nothing can be planned with this torch.")
     model, inputs = built(builder)
     seen: list[tuple[fx.GraphModule, dict[str, Any]]] = []
-    has_flash = "bfloat16" in dict(device.flops_per_s)  # what is older than Ampere has neither
-    is_cpu = device.name == "cpu"
+    is_cpu, has_flash = kind_of(device)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         inline_regions(gm)
@@ -80,6 +79,11 @@ def trace(builder: Builder, device: Device) -> Traced:
     if not joint.has_backward:
         _refuse(0, builder.name)
     return Traced(joint, *_bytes_of(model, inputs))
+
+
+def kind_of(device: Device) -> tuple[bool, bool]:
+    """All that a trace depends on of a device: whether it is a CPU, and whether it has flash attention."""
+    return device.name == "cpu", "bfloat16" in dict(device.flops_per_s)  # what is older than Ampere has neither
 
 
 def bytes_of_model(builder: Builder) -> tuple[int, int, int]:

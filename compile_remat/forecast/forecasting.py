@@ -155,7 +155,7 @@ def forecast(
         )
         advance(f"tracing {builder.name}")
         traced = trace(builder, device)
-        effective = _effective_budget(target, limit, fixed_bytes + input_bytes)
+        effective = effective_budget_of(target, limit, fixed_bytes + input_bytes)
         needs_plain = effective.budget.kind in ("max", "fraction")
         is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
         torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
@@ -220,7 +220,7 @@ def forecast(
 # -- what fits ----------------------------------------------------------------------------------------------------------
 
 
-def _effective_budget(target: Target, limit_bytes: int | None, others_bytes: int) -> EffectiveBudget:
+def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: int) -> EffectiveBudget:
     """The budget in a form that the planner knows: `auto` is what is left beside everything else."""
     if target.budget.kind != "auto":
         return EffectiveBudget(target.budget, source=source_of(target.budget, from_auto=False))

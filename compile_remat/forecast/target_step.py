@@ -50,9 +50,12 @@ class Target:
 @collector_paused()
 def step_of(builder: Builder, target: Target) -> TracedStep:
     """Trace a step and make it the problem that plans for budgets are searched in."""
-    device = target.figures()
-    traced = trace(builder, device)
-    traced.place(device)
+    return step_on(trace(builder, target.figures()), target)
+
+
+def step_on(traced: Traced, target: Target) -> TracedStep:
+    """The same of a step that is traced, for any device of the kind that it was traced for."""
+    traced.place(target.figures())
     split_convolution_gradients(traced.joint)
     return _step(traced, target)
 

@@ -1,0 +1,72 @@
+"""`compile-remat plan MODEL --devices a,b,c`: which of several devices trains it, how fast, and with which batch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from compile_remat._util.progress import Advance
+from compile_remat._util.text_table import print_table
+from compile_remat._util.units import format_bytes, format_time
+from compile_remat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from compile_remat.forecast.builders import Builder
+    from compile_remat.forecast.device_choice import DeviceRow
+    from compile_remat.forecast.target_step import Target
+
+_HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "recomputed", "samples/s", "tokens/s")
+
+
+def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
+    """Print one row for each device; status 1 where the batch fits none of them.
+
+    Raises:
+        ConfigError: A device is named twice, or an option makes no sense for several devices.
+    """
+    from compile_remat.cost_models import device_names
+    from compile_remat.forecast.device_choice import compare_devices
+
+    for name in ("compare", "html", "no_largest_batch"):
+        if getattr(arguments, name):
+            raise ConfigError(f"--{name.replace('_', '-')} is for one --device.")
+    if target.budget.kind != "auto":
+        raise ConfigError("--budget is for one --device: with --devices each has what it has left.")
+    named = [name.strip() for name in arguments.devices.split(",") if name.strip()]
+    names = [name for name in device_names() if name != "cpu"] if named == ["all"] else named
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"--devices {arguments.devices}: name each device once, with commas between, or `all`.")
+    targets = [replace(target, device=name) for name in names]
+    rows = compare_devices(builder, targets, advance)
+    if arguments.json:
+        print(json.dumps([row.to_json_data() for row in rows], indent=1))
+    else:
+        sizes = ", ".join(f"{name} {size}" for name, size in builder.sizes().items())
+        title = f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}"
+        print_table(title, _HEADS, [_cells(row) for row in rows])
+        print("times are the cost model's estimates of forward and backward; the optimizer's step is not in them")
+        for row in rows:
+            if row.largest is not None and row.largest.why:
+                print(f"{row.device}: {row.largest.why}")
+    return 1 if all(row.fits is False for row in rows) else 0
+
+
+def _cells(row: DeviceRow) -> list[str]:
+    from compile_remat.forecast.device_choice import step_ns
+
+    largest = row.largest
+    has_plan = largest is not None and largest.plan is not None
+    return [
+        row.device,
+        "-" if row.limit_bytes is None else format_bytes(row.limit_bytes),
+        format_bytes(row.total_bytes),
+        {None: "-", True: "yes", False: "no"}[row.fits],
+        format_time(step_ns(row.plan)),
+        "-" if largest is None or largest.batch is None else str(largest.batch),
+        format_time(step_ns(largest.plan)) if has_plan else "-",
+        f"{largest.plan.extra_time_ns / max(1, largest.plan.step_time_ns):+.1%}" if has_plan else "-",
+        "-" if row.samples_per_s is None else f"{row.samples_per_s:,.1f}",
+        "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
+    ]

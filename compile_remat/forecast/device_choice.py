@@ -1,0 +1,135 @@
+"""Which device for a model: what fits, the largest batch and its throughput on each of several, from one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compile_remat._util.collector import collector_paused
+from compile_remat._util.progress import Advance
+from compile_remat.forecast.batch_scaling import TracedStep
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import Traced, bytes_of_model, kind_of, trace
+from compile_remat.forecast.forecasting import effective_budget_of
+from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
+from compile_remat.forecast.target_step import Target, step_on
+from compile_remat.passes import Plan, Planner
+from compile_remat.planning.plan_policy import choose
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A model on one device; times are the cost model's estimates of forward and backward, without the optimizer's.
+
+    Attributes:
+        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the capacity is not known.
+        total_bytes: On the device at the step's peak, at the batch that was asked for.
+        plan: The plan for that batch.
+        largest: The largest batch that fits; None where that has no meaning: no capacity, or a builder without a batch.
+        seq: Tokens of a sequence; None where the builder has no sequences.
+    """
+
+    device: str
+    limit_bytes: int | None
+    total_bytes: int
+    plan: Plan
+    largest: MaxBatch | None
+    seq: int | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the batch that was asked for fits; None where the capacity is not known."""
+        return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second at the largest batch; None where there is none."""
+        if self.largest is None or self.largest.plan is None or not self.largest.batch:
+            return None
+        return self.largest.batch * 1e9 / max(1, step_ns(self.largest.plan))
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens per second at the largest batch; None where there is none, or no sequence."""
+        samples = self.samples_per_s
+        return None if samples is None or self.seq is None else samples * self.seq
+
+    def to_json_data(self) -> dict[str, Any]:
+        """All figures but the plans' tensors."""
+        largest = self.largest
+        return {
+            "device": self.device,
+            "limit_bytes": self.limit_bytes,
+            "total_bytes": self.total_bytes,
+            "fits": self.fits,
+            "step_time_ns": step_ns(self.plan),
+            "extra_time_ns": self.plan.extra_time_ns,
+            "largest_batch": None if largest is None else largest.batch,
+            "largest_batch_total_bytes": None if largest is None else largest.total_bytes,
+            "largest_batch_step_time_ns": None if largest is None or largest.plan is None else step_ns(largest.plan),
+            "largest_batch_extra_time_ns": None
+            if largest is None or largest.plan is None
+            else largest.plan.extra_time_ns,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "why": "" if largest is None else largest.why,
+        }
+
+
+def step_ns(plan: Plan) -> int:
+    """Estimated time of forward and backward under the plan."""
+    return plan.step_time_ns + plan.extra_time_ns
+
+
+@collector_paused()
+def compare_devices(
+    builder: Builder, targets: Sequence[Target], advance: Advance = lambda text="", count=1: None
+) -> list[DeviceRow]:
+    """Plan one model for several devices.  Devices that run the same kernels share a trace.
+
+    Args:
+        advance: Told what is done now.
+
+    Raises:
+        RematError: A setting is off, or the model cannot be traced.
+    """
+    traces: dict[tuple[object, int | None], Traced] = {}
+
+    def step_at(batch: int | None, target: Target) -> TracedStep:
+        key = kind_of(target.figures()), batch
+        if key not in traces:
+            advance(f"tracing {builder.name}" + ("" if batch is None else f" at batch {batch}"))
+            traces[key] = trace(replace(builder, batch=batch), target.figures())
+        return step_on(traces[key], target)
+
+    for target in targets:
+        target.figures()  # a name that is off is said before the trace
+    sizes = bytes_of_model(builder)
+    rows = []
+    for target in targets:
+        advance(f"planning for {target.device}")
+        rows.append(_row(builder, target, step_at, *sizes))
+    return rows
+
+
+def _row(
+    builder: Builder,
+    target: Target,
+    step_at: Callable[[int | None, Target], TracedStep],
+    parameter_bytes: int,
+    trainable_bytes: int,
+    input_bytes: int,
+) -> DeviceRow:
+    sizes, limit_bytes = builder.sizes(), target.limit_bytes
+    batch = sizes.get("batch")
+    fixed_bytes = parameter_bytes + target.optimizer.of(trainable_bytes)
+    step = step_at(batch, target)
+    planner = Planner(step.problem, target.time_limit)
+    plan = choose(planner, effective_budget_of(target, limit_bytes, fixed_bytes + input_bytes)).plan
+    largest = nothing_fits(fixed_bytes + trainable_bytes, limit_bytes)
+    if largest is None and batch is not None and limit_bytes is not None:
+        steps = step, step_at(2 * batch, target)
+        largest = find_max_batch(batch, steps, lambda b: step_at(b, target), planner, fixed_bytes, limit_bytes)
+    total_bytes = fixed_bytes + input_bytes + plan.peak_bytes
+    return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))
