@@ -57,7 +57,7 @@ def _cells(row: DeviceRow) -> list[str]:
     from compile_remat.forecast.device_choice import step_ns
 
     largest = row.largest
-    has_plan = largest is not None and largest.plan is not None
+    plan = None if largest is None else largest.plan
     return [
         row.device,
         "-" if row.limit_bytes is None else format_bytes(row.limit_bytes),
@@ -65,8 +65,8 @@ def _cells(row: DeviceRow) -> list[str]:
         {None: "-", True: "yes", False: "no"}[row.fits],
         format_time(step_ns(row.plan)),
         "-" if largest is None or largest.batch is None else str(largest.batch),
-        format_time(step_ns(largest.plan)) if has_plan else "-",
-        f"{largest.plan.extra_time_ns / max(1, largest.plan.step_time_ns):+.1%}" if has_plan else "-",
+        "-" if plan is None else format_time(step_ns(plan)),
+        "-" if plan is None else f"{plan.extra_time_ns / max(1, plan.step_time_ns):+.1%}",
         "-" if row.samples_per_s is None else f"{row.samples_per_s:,.1f}",
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
     ]
