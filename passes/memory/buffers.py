@@ -77,16 +77,22 @@ def register_path(
     Args:
         reads: Values, each with the node of the kernel that reads it.
     """
-    nodes: dict[int, set[int]] = {}
-    stack = list(reads)
+    reading: dict[int, set[tuple[int, int]]] = {}  # nodes, each with the one that has its expression if it is inlined
+    stack = [(v, node, node) for v, node in reads]
     while stack:
-        v, node = stack.pop()
-        found = nodes.setdefault(v, set())
-        if node not in found:
-            found.add(node)
+        v, node, outer = stack.pop()
+        found = reading.setdefault(v, set())
+        if (node, outer) not in found:
+            found.add((node, outer))
             if not stored[v] and values[v].kernel == POINTWISE:
-                inside = BARRED if parts_from(values[v], by) else v if values[v].is_inner else node
-                stack.extend((r, inside) for r in values[v].reads)
+                inside = (v, node) if values[v].is_inner else (node, outer)
+                stack.extend((r, *inside) for r in values[v].reads)
+
+    def writer(v: int, node: int, outer: int) -> int:
+        made_by = outer if node >= 0 and v in values[node].inlined_if else node
+        return BARRED if made_by >= 0 and parts_from(values[made_by], by) else made_by
+
+    nodes = {v: {writer(v, *pair) for pair in pairs} for v, pairs in reading.items()}
     return sorted(v for v, found in nodes.items() if len(found) == 1 and BARRED not in found)
 
 
