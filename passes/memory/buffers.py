@@ -77,6 +77,10 @@ def register_path(
     Args:
         reads: Values, each with the node of the kernel that reads it.
     """
+
+    def handed_on(node: int, outer: int = OWN) -> int:
+        return BARRED if outer == BARRED or (node >= 0 and parts_from(values[node], by)) else node
+
     reading: dict[int, set[tuple[int, int]]] = {}  # nodes, each with the one that has its expression if it is inlined
     stack = [(v, node, node) for v, node in reads]
     while stack:
@@ -85,14 +89,13 @@ def register_path(
         if (node, outer) not in found:
             found.add((node, outer))
             if not stored[v] and values[v].kernel == POINTWISE:
-                inside = (v, node) if values[v].is_inner else (node, outer)
+                inside = (v, handed_on(node)) if values[v].is_inner else (node, outer)
                 stack.extend((r, *inside) for r in values[v].reads)
 
-    def writer(v: int, node: int, outer: int) -> int:
-        made_by = outer if node >= 0 and v in values[node].inlined_if else node
-        return BARRED if made_by >= 0 and parts_from(values[made_by], by) else made_by
+    def reader(v: int, node: int, outer: int) -> int:
+        return outer if node >= 0 and outer != BARRED and v in values[node].inlined_if else handed_on(node, outer)
 
-    nodes = {v: {writer(v, *pair) for pair in pairs} for v, pairs in reading.items()}
+    nodes = {v: {reader(v, *pair) for pair in pairs} for v, pairs in reading.items()}
     return sorted(v for v, found in nodes.items() if len(found) == 1 and BARRED not in found)
 
 

@@ -25,3 +25,14 @@ def test_what_two_nodes_of_a_kernel_read_is_not_written_over(inlined_if: tuple[i
     stored = np.array([v.kernel == EXTERN for v in values])
     path = register_path(own_reads(values[4]), values, stored, values[4])
     assert [values[v].name for v in path] == expected
+
+
+def test_nothing_is_handed_on_through_a_node_of_other_bytes() -> None:
+    """`half` has half the bytes of `x` and of `wide`: what `same` reads behind it is not memory that `wide` may be written to."""
+    values = [
+        Value("x", 8, POINTWISE, (), 1),
+        Value("same", 8, POINTWISE, (0,), 1, realised=True, is_inner=True),
+        Value("half", 4, POINTWISE, (1,), 1, realised=True, is_inner=True),
+        Value("wide", 8, POINTWISE, (2,), 1),
+    ]
+    assert register_path(own_reads(values[3]), values, np.zeros(4, dtype=bool), values[3]) == [2]
