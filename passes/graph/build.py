@@ -6,7 +6,7 @@ says and what stands in the second column, and writes what stands in the third o
 | pass | reads | writes |
 |---|---|---|
 | `count_reads` | kernel, sources | expressions, is_drawn, concatenates, becomes_addmm, is_materialised, |
-| | | is_written_again, is_written_if_reused, excess_ops, spared_ops, inlined_if |
+| | | is_written_again, is_written_if_reused, excess_ops, spared_ops |
 | `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
@@ -230,7 +230,6 @@ def _values(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: W
             is_output=draft.is_output,
             realised=draft.is_materialised or draft.is_drawn,
             is_inner=draft.is_inner,
-            inlined_if=_indices(draft.inlined_if, index_of),
             is_drawn=draft.is_drawn,
             may_differ=may_differ(draft.node, draft.op),
             position=position,

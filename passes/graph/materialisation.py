@@ -65,13 +65,6 @@ def _count_reads_of(
     )
     if not draft.in_backward:
         draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
-        if draft.is_written_if_reused:
-            draft.inlined_if = [
-                part
-                for part in _inlined_parts(draft)
-                if _num_elements(part) == _num_elements(draft)
-                and not is_written(_with_load_of(part, draft, rules), is_reused, rules)
-            ]
     elif is_written_in_backward and not is_always and not _has_many_reads(backward, is_reused, rules):
         draft.excess_ops = _num_ops(backward) - rules.max_ops
         draft.spared_ops = _spared_ops(draft, rules)
@@ -147,14 +140,6 @@ def _num_ops(expression: Expression) -> int:
 
 def _spared_ops(draft: Draft, rules: InductorRules) -> dict[Draft, int]:
     """For each value in a step's expression, how many operations there are less where it is read from memory."""
-    inlined = _inlined_parts(draft)
-    num_ops = _num_ops(_with_load_of(None, draft, rules))
-    spared = {p: num_ops - _num_ops(_with_load_of(p, draft, rules)) for p in inlined if not p.in_backward}
-    return {part: ops for part, ops in spared.items() if ops > 0}
-
-
-def _inlined_parts(draft: Draft) -> Collection[Draft]:
-    """What is computed in a draft's expression in the backward."""
     inlined: dict[Draft, None] = {}
     stack = [draft]
     while stack:
@@ -162,7 +147,9 @@ def _inlined_parts(draft: Draft) -> Collection[Draft]:
             if source not in inlined and _is_inlined(source):
                 inlined[source] = None
                 stack.append(source)
-    return inlined
+    num_ops = _num_ops(_with_load_of(None, draft, rules))
+    spared = {p: num_ops - _num_ops(_with_load_of(p, draft, rules)) for p in inlined if not p.in_backward}
+    return {part: ops for part, ops in spared.items() if ops > 0}
 
 
 def _is_inlined(source: Draft) -> bool:
@@ -179,11 +166,7 @@ def _with_load_of(part: Draft | None, draft: Draft, rules: InductorRules) -> Exp
         seen.update(new)
         stack += filter(_is_inlined, new)
         found.append(joined(node, [s.backward_expression for s in new if not _is_inlined(s)], rules))
-    return Expression(
-        frozenset().union(*(e.reads for e in found)),
-        frozenset().union(*(e.ops for e in found)),
-        any(e.has_heavy for e in found),
-    )
+    return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))
 
 
 def mark_written_constants(graph: DraftGraph) -> None:

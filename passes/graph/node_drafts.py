@@ -48,7 +48,6 @@ class Draft:
         is_written_again: The same in the backward, with the readers that it has there.
         is_written_if_reused: Whether it is written there only if several read it.
         is_inner: Whether it would have one if its readers were not all in its own fused kernel.
-        inlined_if: Values in its expression, of its size: where one is saved, its readers compute it in the backward.
         excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
         spared_ops: For values in its expression, how many operations it has less where that one is saved.
         copied_bytes: Bytes of the copies, in another layout, that live while it runs.
@@ -80,7 +79,6 @@ class Draft:
     is_written_again: bool = False
     is_written_if_reused: bool = False
     is_inner: bool = False
-    inlined_if: list[Draft] = field(default_factory=list)
     excess_ops: int = 0
     spared_ops: dict[Draft, int] = field(default_factory=dict)
     is_output: bool = False

@@ -78,25 +78,20 @@ def register_path(
         reads: Values, each with the node of the kernel that reads it.
     """
 
-    def handed_on(node: int, outer: int = OWN) -> int:
-        return BARRED if outer == BARRED or (node >= 0 and parts_from(values[node], by)) else node
+    def is_barred(node: int) -> bool:
+        return node == BARRED or (node >= 0 and parts_from(values[node], by))
 
-    reading: dict[int, set[tuple[int, int]]] = {}  # nodes, each with the one that has its expression if it is inlined
-    stack = [(v, node, node) for v, node in reads]
+    nodes: dict[int, set[int]] = {}
+    stack = list(reads)
     while stack:
-        v, node, outer = stack.pop()
-        found = reading.setdefault(v, set())
-        if (node, outer) not in found:
-            found.add((node, outer))
+        v, node = stack.pop()
+        found = nodes.setdefault(v, set())
+        if node not in found:
+            found.add(node)
             if not stored[v] and values[v].kernel == POINTWISE:
-                inside = (v, handed_on(node)) if values[v].is_inner else (node, outer)
-                stack.extend((r, *inside) for r in values[v].reads)
-
-    def reader(v: int, node: int, outer: int) -> int:
-        return outer if node >= 0 and outer != BARRED and v in values[node].inlined_if else handed_on(node, outer)
-
-    nodes = {v: {reader(v, *pair) for pair in pairs} for v, pairs in reading.items()}
-    return sorted(v for v, found in nodes.items() if len(found) == 1 and BARRED not in found)
+                inside = BARRED if is_barred(node) else v if values[v].is_inner else node
+                stack.extend((r, inside) for r in values[v].reads)
+    return sorted(v for v, found in nodes.items() if len(found) == 1 and not any(map(is_barred, found)))
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:

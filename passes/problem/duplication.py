@@ -42,18 +42,7 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
         reads, copies = tuple(read_own[r] for r in value.reads), tuple(read_own[r] for r in value.copies)
         parts = tuple(read_own[r] for r in value.parts)
         ordered_by = tuple(read_own[r] for r in value.ordered_by)  # who is saved is an original
-        inlined_if = tuple(read_own[r] for r in value.inlined_if)
-        made.append(
-            _with(
-                value,
-                reads=reads,
-                copies=copies,
-                ordered_by=ordered_by,
-                parts=parts,
-                inlined_if=inlined_if,
-                position=places[v],
-            )
-        )
+        made.append(_with(value, reads=reads, copies=copies, ordered_by=ordered_by, parts=parts, position=places[v]))
         if is_copied[v]:
             made.append(
                 _with(
@@ -62,7 +51,6 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                     reads=tuple(read_copy[r] for r in value.reads),
                     copies=tuple(read_copy[r] for r in value.copies),
                     ordered_by=ordered_by,
-                    inlined_if=inlined_if,
                     parts=tuple(read_copy[r] for r in value.parts),
                     position=places[v] + 1,
                     pin=RECOMPUTE,

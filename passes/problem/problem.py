@@ -73,7 +73,6 @@ KERNELS_OWN = frozenset(
         "may_differ",
         "gradient_readers",
         "is_inner",
-        "inlined_if",
         "excess_ops",
         "sparing",
         "spared_ops",
@@ -123,8 +122,6 @@ class Value:
         is_inner: Whether Inductor computes it by a node of its own although it has no buffer, as all that reads it runs in the same
             fused kernel.  That kernel writes over what the node reads only where each of the two has the bytes of the other.  One
             that is `realised`, too, has a buffer in the forward; computed again, if an unfused kernel runs before its last reader.
-        inlined_if: Of an inner one, indices of values: where one of them is saved, few enough reads are left that its readers
-            compute it in their own expressions.
         is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
             same fused kernel, with no unfused kernel between.
         position: Place in the forward order in which a node stands right behind what it reads.
@@ -159,7 +156,6 @@ class Value:
     is_output: bool = False
     realised: bool = False
     is_inner: bool = False
-    inlined_if: tuple[int, ...] = ()
     is_drawn: bool = False
     position: int = 0
     late_step: int = -1

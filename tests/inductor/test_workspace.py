@@ -268,12 +268,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         lambda: nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), *[Layer(24, nn.BatchNorm2d(24)) for _ in range(3)]),
         (8, 3, 32, 32),
     ),
-    "batch norm and silu": (
-        lambda: nn.Sequential(
-            *[part for _ in range(3) for part in (nn.Conv2d(32, 32, 3, 1, 1), nn.BatchNorm2d(32), nn.SiLU())]
-        ),
-        (8, 32, 32, 32),
-    ),
     "group norm": (
         lambda: nn.Sequential(nn.Conv2d(3, 32, 3, 1, 1), *[Layer(32, nn.GroupNorm(8, 32)) for _ in range(4)]),
         (8, 3, 32, 32),
@@ -309,7 +303,6 @@ class Scalar(nn.Module):
     ("name", "share"),
     [
         ("batch norm", 200),
-        ("batch norm and silu", 100),
         ("group norm", 200),
         ("quantiles", 20),
         ("transforms", 200),
