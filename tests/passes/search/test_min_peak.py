@@ -48,6 +48,14 @@ def test_the_search_for_a_budget_takes_part_whatever_was_found_before(uses_pertu
         assert len(found) == 2 and min(map(search.peak, search.candidates(target))) >= lowest
 
 
+def test_the_search_goes_on_below_the_lowest_peak_as_long_as_a_budget_there_is_met() -> None:
+    for seed in (0, 3, 6):
+        search = Search(seeded_problem(seed, LARGE), WorkBudget())
+        lowest = min(map(search.peak, MinimumPeak(search).found))
+        target = int(search.options.descent_target * lowest)
+        assert min(map(search.peak, search.candidates(target))) >= lowest
+
+
 def test_unavoidable_bytes_are_in_every_plan() -> None:
     for seed in range(20):
         problem = seeded_problem(seed, SMALL)
