@@ -323,19 +323,22 @@ def _of_version(version: str, dtype: str) -> Section:
     )
 
 
+BEFORE_SPLIT = (
+    "Rows of models with convolutions are from before the gradients of their weights and inputs were made apart."
+)
+
 SECTIONS = (
     Section(
         "Eighteen models inside budgets",
         "promise_cpu.json",
         "python -m benchmarks.promise --rivals benchmarks/results/promise_rivals_cpu.json",
-        """\
+        f"""\
 Measured peaks under 0.8, 0.6, 0.4 and 0.3 of plain `torch.compile`'s measured peak, handed over in bytes, and under `min`. "floor":
 the budget is below the lowest reachable peak, and a `BudgetError` says so. "torch's lowest" is the lowest measured peak over nine
 values of `torch._functorch.config.activation_memory_budget` (`promise_rivals_cpu.json`, measured on an Intel Xeon). Models marked *
 were written before the memory model was fitted, + have 8 blocks or more. "gradients" is their share of the default peak; "without
-them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak. Rows of
-models with convolutions are from before the gradients of their weights and inputs were made apart; by the table in bfloat16, their
-lowest peaks have changed by -4 to +7 % since.""",
+them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak.
+{BEFORE_SPLIT}""",
         _promise,
         _promise_summary,
     ),
@@ -379,12 +382,13 @@ are not in the table were not run.""",
         "Triton code for an H100 that is not there",
         "cuda_codegen.json",
         "python -m benchmarks.cuda_codegen --json benchmarks/results/cuda_codegen.json",
-        """\
+        f"""\
 Code generation alone, no GPU: peaks of the code that Inductor emits, by a dry run of its wrappers. `plain` is torch's own
 partitioner, "torch's best" its lowest peak over four values of `activation_memory_budget` on the same code. Budgets are 0.8, 0.5
 and 0.3 of plain, in bytes, and `min`: the peak that the plan predicts > that of the first code emitted for it, and how often it was
 planned and compiled. "floor": the budget is below the lowest reachable peak, and a `BudgetError` says so. "worst excess": of the
-first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.""",
+first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.
+{BEFORE_SPLIT}""",
         _cuda_codegen,
         _cuda_codegen_summary,
     ),
@@ -466,11 +470,12 @@ cost in time at `max`, where they are off by default.""",
         "Plans against lower bounds and optima",
         "gap_cpu.json",
         "python -m benchmarks.gap",
-        """\
+        f"""\
 Nothing is compiled. `extra` is the time of recomputation as a share of the step, `bound` a time that no plan can beat which
 recomputes each value at most once. Budgets are shares of the predicted peak of the fastest plan; `floor` is the lowest peak
 found, `least` one that no plan goes below. The last six models and the rows of layers were not tuned to; `exact` are small copies
-of nine models, all plans simulated.""",
+of nine models, all plans simulated.
+{BEFORE_SPLIT}""",
         _gap,
         _gap_summary,
     ),
@@ -478,12 +483,13 @@ of nine models, all plans simulated.""",
         "The published record",
         "published.json",
         "python -m benchmarks.published --json benchmarks/results/published.json",
-        """\
+        f"""\
 Networks of MONeT's README (Shah and others, ICLR 2021: torch 1.5.1, float32, a P100 of 16 GB), rebuilt and planned under our cost
 model of a P100; nothing runs. GiB on the device, parameters and inputs included. "baseline" is reported without a plan, "eager" the
 same for what was rebuilt, counted on tensors without data. "its peak" and "its time" are MONeT's; "ours at its peak" is the extra
 time of our plan within those bytes over our fastest one, "ours at its time" our lowest peak (of 40) within that time. MONeT's times
-are over eager mode, and below zero where its choice of convolution algorithms is faster than that: then only bytes compare.""",
+are over eager mode, and below zero where its choice of convolution algorithms is faster than that: then only bytes compare.
+{BEFORE_SPLIT}""",
         _published,
         _published_summary,
     ),

@@ -12,8 +12,8 @@ def collector_paused() -> Iterator[None]:
     """Free by reference counts alone inside; the collector is as before afterwards, also behind an exception.
 
     Planning makes hundreds of thousands of small objects and keeps most of them until its end, beside the many that torch keeps.
-    The collector walks over them again and again and finds next to nothing: it takes 15 to 25 % of the time of planning.  What
-    it would find, a few graphs of `torch.fx`, is left to it for afterwards.
+    The collector walks over them again and again and finds next to nothing.  What it would find, a few graphs of `torch.fx`, is
+    left to it for afterwards.
     """
     was_enabled = gc.isenabled()
     gc.disable()

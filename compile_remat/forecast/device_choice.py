@@ -10,7 +10,7 @@ from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import Traced, bytes_of_model, kind_of, trace
+from compile_remat.forecast.fake_trace import Traced, kind_of, trace
 from compile_remat.forecast.forecasting import effective_budget_of
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
 from compile_remat.forecast.target_step import Target, step_on
@@ -58,6 +58,7 @@ class DeviceRow:
     def to_json_data(self) -> dict[str, Any]:
         """All figures but the plans' tensors."""
         largest = self.largest
+        planned = None if largest is None else largest.plan
         return {
             "device": self.device,
             "limit_bytes": self.limit_bytes,
@@ -67,10 +68,8 @@ class DeviceRow:
             "extra_time_ns": self.plan.extra_time_ns,
             "largest_batch": None if largest is None else largest.batch,
             "largest_batch_total_bytes": None if largest is None else largest.total_bytes,
-            "largest_batch_step_time_ns": None if largest is None or largest.plan is None else step_ns(largest.plan),
-            "largest_batch_extra_time_ns": None
-            if largest is None or largest.plan is None
-            else largest.plan.extra_time_ns,
+            "largest_batch_step_time_ns": None if planned is None else step_ns(planned),
+            "largest_batch_extra_time_ns": None if planned is None else planned.extra_time_ns,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "why": "" if largest is None else largest.why,
@@ -96,40 +95,40 @@ def compare_devices(
     """
     traces: dict[tuple[object, int | None], Traced] = {}
 
-    def step_at(batch: int | None, target: Target) -> TracedStep:
+    def traced_at(batch: int | None, target: Target) -> Traced:
         key = kind_of(target.figures()), batch
         if key not in traces:
             advance(f"tracing {builder.name}" + ("" if batch is None else f" at batch {batch}"))
             traces[key] = trace(replace(builder, batch=batch), target.figures())
-        return step_on(traces[key], target)
+        return traces[key]
 
     for target in targets:
         target.figures()  # a name that is off is said before the trace
-    sizes = bytes_of_model(builder)
     rows = []
     for target in targets:
         advance(f"planning for {target.device}")
-        rows.append(_row(builder, target, step_at, *sizes))
+        rows.append(_row(builder, target, traced_at))
     return rows
 
 
 def _row(
     builder: Builder,
     target: Target,
-    step_at: Callable[[int | None, Target], TracedStep],
-    parameter_bytes: int,
-    trainable_bytes: int,
-    input_bytes: int,
+    traced_at: Callable[[int | None, Target], Traced],
 ) -> DeviceRow:
+    def step_at(b: int | None) -> TracedStep:
+        return step_on(traced_at(b, target), target)
+
     sizes, limit_bytes = builder.sizes(), target.limit_bytes
     batch = sizes.get("batch")
-    fixed_bytes = parameter_bytes + target.optimizer.of(trainable_bytes)
-    step = step_at(batch, target)
+    traced = traced_at(batch, target)
+    fixed_bytes = traced.parameter_bytes + target.optimizer.of(traced.trainable_bytes)
+    step = step_on(traced, target)
     planner = Planner(step.problem, target.time_limit)
-    plan = choose(planner, effective_budget_of(target, limit_bytes, fixed_bytes + input_bytes)).plan
-    largest = nothing_fits(fixed_bytes + trainable_bytes, limit_bytes)
+    plan = choose(planner, effective_budget_of(target, limit_bytes, fixed_bytes + traced.input_bytes)).plan
+    largest = nothing_fits(fixed_bytes + traced.trainable_bytes, limit_bytes)
     if largest is None and batch is not None and limit_bytes is not None:
-        steps = step, step_at(2 * batch, target)
-        largest = find_max_batch(batch, steps, lambda b: step_at(b, target), planner, fixed_bytes, limit_bytes)
-    total_bytes = fixed_bytes + input_bytes + plan.peak_bytes
+        steps = step, step_at(2 * batch)
+        largest = find_max_batch(batch, steps, step_at, planner, fixed_bytes, limit_bytes)
+    total_bytes = fixed_bytes + traced.input_bytes + plan.peak_bytes
     return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))

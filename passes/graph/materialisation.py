@@ -31,19 +31,16 @@ def count_reads(graph: DraftGraph) -> None:
     """
     joint = graph.joint
     addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
-    run_again = graph.run_again
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
-            _count_reads_of(draft, graph, addmms, run_again)
+            _count_reads_of(draft, graph, addmms)
         elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
             draft.expression = draft.backward_expression = Expression(ops=frozenset({draft.node.name}))
         else:
             draft.expression = draft.backward_expression = _load_of(draft)
 
 
-def _count_reads_of(
-    draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node], run_again: Collection[fx.Node]
-) -> None:
+def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]) -> None:
     rules, name = graph.rules_of(draft.node), _name(draft)
     draft.is_drawn = name in rules.drawn_ops
     draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
@@ -57,7 +54,7 @@ def _count_reads_of(
     is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
     backward = joined(draft, [s.backward_expression for s in draft.sources], rules)
     forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources], rules)
-    is_reused = most_users(draft.node, run_again) > 1
+    is_reused = most_users(draft.node, graph.run_again) > 1
     is_written_in_backward = is_always or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
     draft.is_written_if_reused = is_written_in_backward and not (

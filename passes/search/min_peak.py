@@ -3,7 +3,7 @@
 Bisection finds the lowest budget that the segments' dynamic programme meets.  Local search then lowers the peak of the best
 plan: it aims at a part of the plan's own peak, several times.  Then come random neighbours of that plan, and the whole search for a
 budget that nothing can meet: a U-Net's plan for a budget had 2 % less than the lowest plan that was found without it.  Last come
-budgets just below the lowest peak so far: a WaveNet in bfloat16 had a plan for a budget 12 % below it.
+budgets just below the lowest peak so far: a WaveNet's plan for a budget lay below its lowest plan.
 """
 
 from __future__ import annotations

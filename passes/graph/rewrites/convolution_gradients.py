@@ -3,8 +3,7 @@
 Autograd has one operator for both: what the convolution read, the gradient of its output and both results are alive at once.  The
 gradient of the input is the transposed convolution of the output's gradient, by definition, and needs no more than the weight.  So
 the operator keeps the gradients of weight and bias, and a convolution behind it makes that of the input: by then what the
-convolution read is dead.  oneDNN and cuDNN run one kernel for each gradient anyway, and the same ones for these convolutions:
-split, oneDNN's took 0.99 to 1.03 times the CPU time of the one operator (3x3, 1x1, 3x3 with stride 2; float32 and bfloat16).
+convolution read is dead.  oneDNN and cuDNN run one kernel for each gradient anyway, and the same ones for these convolutions.
 
 What stays one operator: sizes that are symbols, and convolutions that torch's own kernels compute, which share work between the
 gradients or have no fast counterpart: those that `_runs_in_library` refuses.
@@ -27,7 +26,7 @@ MASK = 10
 """Position of the operator's three flags: gradients of input, weight and bias."""
 
 LIBRARY_DTYPES = frozenset({torch.float32, torch.bfloat16})
-"""What oneDNN computes in training, and cuDNN beside float16.  In float64, split, torch's own took 1.1 to 1.9 times as long."""
+"""What oneDNN computes in training, and cuDNN beside float16; in float64 torch's own kernels share work between the gradients."""
 
 
 def split_convolution_gradients(joint: joint_graph.Joint) -> int:

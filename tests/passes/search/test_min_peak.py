@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.digest import stored_problems
 from compile_remat.passes import Planner
 from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.min_peak import MinimumPeak
@@ -49,11 +50,12 @@ def test_the_search_for_a_budget_takes_part_whatever_was_found_before(uses_pertu
 
 
 def test_the_search_goes_on_below_the_lowest_peak_as_long_as_a_budget_there_is_met() -> None:
-    for seed in (0, 3, 6):
-        search = Search(seeded_problem(seed, LARGE), WorkBudget())
-        lowest = min(map(search.peak, MinimumPeak(search).found))
-        target = int(search.options.descent_target * lowest)
-        assert min(map(search.peak, search.candidates(target))) >= lowest
+    """The first search for a budget misses a plan of a small recurrent model that lies an eighth below."""
+    search = Search(stored_problems()["recurrent small"], WorkBudget())
+    found = sorted(map(search.peak, MinimumPeak(search).found))
+    target = int(search.options.descent_target * found[0])
+    assert len(found) > 2 and found[0] <= search.options.descent_target * found[1]
+    assert min(map(search.peak, search.candidates(target))) >= found[0]
 
 
 def test_unavoidable_bytes_are_in_every_plan() -> None:
