@@ -17,6 +17,7 @@ from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
+from compile_remat.inductor.draw_order import draws_in_turn
 from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
 from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.inductor.install import CustomPartitionerFn as CustomPartitionerFn
@@ -47,8 +48,7 @@ def compile_with_partitioner(
         guarded: Keep Inductor's fusions to the plan.
         observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
             the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
-        is_ordered: Whether a graph's kernels have to run in its order.  Otherwise Inductor sorts them anew by its estimate of the
-            peak, and with them draws from a generator.
+        is_ordered: Whether what draws from a generator has to run in the order of the graph.
         rewrite: Called with a graph that is compiled for inference, behind Inductor's passes over joint graphs.
     """
     compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
@@ -58,7 +58,12 @@ def compile_with_partitioner(
     final = compiler
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        with inductor_config.patch({"reorder_for_peak_memory": False} if is_ordered(graph) else {}):
+        in_turn = (
+            {"_pre_fusion_custom_pass": draws_in_turn(inductor_config._pre_fusion_custom_pass)}
+            if is_ordered(graph)
+            else {}
+        )
+        with inductor_config.patch(in_turn):
             return final(rewrite(graph) if kwargs.get("is_inference") else graph, inputs, **kwargs)
 
     patches = {**options, PARTITIONER_OPTION: partitioner}

@@ -16,7 +16,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import compile_remat
 from compile_remat.backend import remat
+from compile_remat.compilation.driver import draws_in_turn
+from compile_remat.inductor.entry import compile_with_partitioner
 from tests.correctness.harness import Case, Observed, Wrap, check, train, without_caches
+from tests.fuzz.partitioners import Unplanned
 
 
 class Layers(nn.Module):
@@ -273,6 +276,27 @@ def test_a_budget_changes_no_number_that_is_drawn(compiler: str) -> None:
             _, *numbers = torch.compile(function, backend=remat, options=options)(x, w)
         drawn.append([*numbers, torch.get_rng_state()])
     assert all(map(torch.equal, *drawn))
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_kernel_that_is_joined_with_an_earlier_one_takes_no_draw_with_it(guarded: bool) -> None:
+    """`sin` and what reads the second draw read one tensor: joined, they run where `sin` stood, behind the second draw."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        sine = torch.sin(x)
+        product = sine @ sine
+        first = torch.empty_like(x).uniform_(-1, 1)
+        return product, torch.roll(first, 1, 0), x * torch.empty_like(x).normal_()
+
+    def compiled(gm: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        return compile_with_partitioner(gm, inputs, Unplanned(), {}, guarded=guarded, is_ordered=draws_in_turn)
+
+    seen = []
+    for wrapped in (function, torch.compile(function, backend=compiled)):
+        with without_caches():
+            torch.manual_seed(1)
+            seen.append([*wrapped(torch.ones(64, 64, requires_grad=True)), torch.get_rng_state()])
+    assert all(map(torch.equal, *seen))
 
 
 # -- the two graphs ---------------------------------------------------------------------------------------------------

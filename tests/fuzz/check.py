@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from compile_remat.backend import remat
+from compile_remat.compilation.driver import draws_in_turn
 from compile_remat.errors import PlannerWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, compile_with_partitioner
 from compile_remat.runtime.process_state import clear_process_state
@@ -91,11 +92,13 @@ def _comparison(trial: Trial) -> Compare:
     that writes over saved activations: torch's default partition saves two views of one tensor, and one may be overwritten before
     the other is read (torch 2.13).
     """
-    plain = replace(trial, program=trial.program.without_checkpoints())
-    case = Case("fuzz", lambda wrap: train(plain, wrap).seen, reference="compiled")
     if trial.follows_eager_mode:
-        expected = observe(case, lambda function: function)
-    else:
+        plain = replace(trial, program=trial.program.without_checkpoints())
+        expected = observe(
+            Case("fuzz", lambda wrap: train(plain, wrap).seen, reference="compiled"), lambda function: function
+        )
+    else:  # with its checkpoints: what they read, Dynamo returns, and draws that nothing else reads are drawn
+        case = Case("fuzz", lambda wrap: train(trial, wrap).seen, reference="compiled")
         with torch._functorch.config.patch(donated_buffer=False):
             expected = observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
     return lambda actual, where: assert_same(actual, expected, trial.tolerance, where)
@@ -105,6 +108,6 @@ def _compiled(compiler: str, partitioner: CustomPartitionerFn, function: Callabl
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if compiler == "eager":
             return compile_eager(gm, inputs, partitioner)
-        return compile_with_partitioner(gm, inputs, partitioner, {}, guarded=True)
+        return compile_with_partitioner(gm, inputs, partitioner, {}, guarded=True, is_ordered=draws_in_turn)
 
     return torch.compile(function, backend=backend)

@@ -44,10 +44,12 @@ class Forced(CustomPartitionerFn):
 
 
 class Unplanned(CustomPartitionerFn):
-    """Torch's partition that saves whatever the backward reads."""
+    """Torch's partition that saves whatever the backward reads, in checkpoints, too."""
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split, recomputing nothing."""
+        for node in gm.graph.nodes:
+            node.meta.pop("recompute", None)  # with it, torch would take its minimum cut
         modules: tuple[fx.GraphModule, fx.GraphModule] = default_partition(
             gm, joint_inputs, **_shape_of_graph(keywords)
         )

@@ -27,8 +27,8 @@ class Trained:
     Attributes:
         seen: Outputs and gradients of each step, and the state at the end, by name.
         peak_bytes: The most that each step held at once beyond what there was before; empty where nobody asked.
-        copied_bytes: Gradients of outputs that torch copies or adds outside of compiled code: those of views with gaps, and of
-            outputs that share memory.
+        copied_bytes: Gradients of outputs that torch copies or adds outside of compiled code: those of views with gaps, of
+            outputs that share memory, and of outputs that are leaves (torch adds what the graph gives, and copies the sum).
     """
 
     seen: dict[str, Any] = field(default_factory=dict)
@@ -92,7 +92,9 @@ def _gradients(trial: Trial) -> list[torch.Tensor]:
 def _copied_bytes(outputs: Sequence[torch.Tensor]) -> int:
     addresses = Counter(output.untyped_storage().data_ptr() for output in outputs)
     shared = [output for output in outputs if addresses[output.untyped_storage().data_ptr()] > 1]
-    return sum(output.nbytes for output in [*shared, *(output for output in outputs if not output.is_contiguous())])
+    gapped = [output for output in outputs if not output.is_contiguous()]
+    leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
+    return sum(output.nbytes for output in [*shared, *gapped, *leaves, *leaves])
 
 
 def _kept(tensor: torch.Tensor | None) -> torch.Tensor | None:

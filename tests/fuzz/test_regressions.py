@@ -13,6 +13,13 @@ X, W = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,))
 START = Op("v0", "mul", ("d0", "p1"))
 
 REGRESSIONS = {
+    # The check itself: torch adds the gradients of an output that is a leaf outside of compiled code, and copies the sum.
+    "output that is a leaf": Trial(
+        Program((Leaf("d0", "differentiable", (64, 64)), Leaf("p1", "parameter", (64,))), (START,), ("v0", "d0")),
+        "dynamo",
+        ("min",),
+        compiler="inductor",
+    ),
     # In a plan that was compiled in a later step, FX kept the mask that nobody reads, and drew it.
     "random numbers without a reader before a graph break": Trial(
         Program(
