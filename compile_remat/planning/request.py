@@ -69,6 +69,11 @@ class SharedOption:
         """Whether regions may follow, for all that is known."""
         return self.more_follow or not self.others_bytes
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the others were planned for peers, and Dynamo says of no more: the graph behind the last graph break."""
+        return not self.is_open and not self.may_miss
+
 
 @dataclass(frozen=True)
 class Replay:

@@ -52,7 +52,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
         elif is_fraction:
             best = _first_option_of_fraction(menu, plain, most_bytes, effective, request, planner.options.same_peak)
         else:
-            best = _first_option(menu, most_bytes, left_bytes, planner.options.same_peak)
+            best = _first_option(menu, most_bytes, left_bytes, request, planner.options.same_peak)
         plan = keyed(planned.plan_of(planned.mask_of(best.saved), None), planner)
         peak_bytes = request.others_bytes + step_peak_bytes(calls, [best])
         found.append((peak_bytes, ChosenPlan(plan, message=lapsed_text(lapsed), offers=menu)))
@@ -78,11 +78,15 @@ def _most_bytes(planner: Planner, plain: PlanOption) -> int:
     return max(_own_peak_bytes(plain), _own_peak_bytes(plain_option(planner.problem, in_groups=None)))
 
 
-def _first_option(menu: Sequence[PlanOption], most_bytes: int, left_bytes: int | None, same_peak: float) -> PlanOption:
+def _first_option(
+    menu: Sequence[PlanOption], most_bytes: int, left_bytes: int | None, request: SharedOption, same_peak: float
+) -> PlanOption:
     """The option of a region's first step, in which it is not known what else runs, under bytes or without a number to keep.
 
-    It is the one whose step would be lowest if `EXPECTED_REGIONS` such regions ran in it, among those whose own peak is inside
-    what is left and no higher than plain's, `most_bytes`.  Where none is inside, those count that are as good as the lowest.
+    Candidates are those whose own peak is inside what is left and no higher than plain's, `most_bytes`; where none is inside, those
+    that are as good as the lowest.  Under bytes it is the one whose step would be lowest if `EXPECTED_REGIONS` such regions ran in
+    it.  Without a number it is the one closest to the lowest over steps of 1, 2, ... such regions; behind the last graph break,
+    where nothing follows, the one of the lowest peak.
     """
     lowest_bytes = min(map(_own_peak_bytes, menu))
     limit_bytes = int(most_bytes / same_peak)
@@ -91,7 +95,11 @@ def _first_option(menu: Sequence[PlanOption], most_bytes: int, left_bytes: int |
     if lowest_bytes > limit_bytes:
         limit_bytes = int(lowest_bytes / same_peak)
     fitting = [option for option in menu if _own_peak_bytes(option) <= limit_bytes]
-    return min(fitting, key=_expected_bytes)
+    if left_bytes is not None:
+        return min(fitting, key=_expected_bytes)
+    following = range(1 if request.is_last else EXPECTED_REGIONS)
+    least = [min(_expected_bytes(option, n) for option in fitting) or 1 for n in following]
+    return min(fitting, key=lambda option: sum(_expected_bytes(option, n) / least[n] for n in following))
 
 
 def _first_option_of_fraction(
@@ -104,8 +112,10 @@ def _first_option_of_fraction(
 ) -> PlanOption:
     """The same under a fraction, whose bytes grow with what plain torch.compile takes for the regions to come.
 
-    It is the option that exceeds them by the least part, added up over steps in which 0, 1, ... more such regions follow, among
-    those whose own peak is no higher than plain's.
+    Steps are looked at in which 0, 1, ... more such regions follow.  It is the fastest option that exceeds the fraction in none of
+    them and holds no more than the fraction of what plain would hold: where every region keeps its share, the step does, and the
+    plan may stay when the step is known.  Where there is none, it is the option that exceeds them by the least part, added up.
+    Candidates are those whose own peak is no higher than plain's.
     """
     limit_bytes = max(most_bytes, min(map(_own_peak_bytes, menu))) / same_peak
     following = range(EXPECTED_REGIONS if request.is_open else 1)
@@ -119,12 +129,17 @@ def _first_option_of_fraction(
         return sum(max(0.0, (own_bytes + n * option.held_bytes) / limits[n] - 1) for n in following)
 
     fitting = [option for option in menu if _own_peak_bytes(option) <= limit_bytes]
+    held_plain_bytes = request.others_plain_bytes + plain.held_bytes
+    held_bytes = (bytes_of(replace(effective, plain_bytes=held_plain_bytes)) or 0) - request.others_bytes
+    keeping = [option for option in fitting if option.held_bytes <= held_bytes and not exceeds(option)]
+    if keeping:
+        return min(keeping, key=lambda option: option.time_ns)
     return min(fitting, key=lambda option: (exceeds(option), _expected_bytes(option)))
 
 
-def _expected_bytes(option: PlanOption) -> int:
-    """The peak of a step of `EXPECTED_REGIONS` such regions."""
-    return (EXPECTED_REGIONS - 1) * option.held_bytes + _own_peak_bytes(option)
+def _expected_bytes(option: PlanOption, following: int = EXPECTED_REGIONS - 1) -> int:
+    """The peak of a step in which so many such regions follow."""
+    return following * option.held_bytes + _own_peak_bytes(option)
 
 
 def _own_peak_bytes(option: PlanOption) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +43,10 @@ LOG = logging.getLogger("compile_remat")
 ROUNDS = 4
 """Joint allocations for one kind of step, at most.  After each one the chosen plans are compiled; where their code needs more than
 was predicted, the next one counts with that."""
+
+KEPT_SHARE = 0.01
+"""The regions of a step keep the plans that they run under unless others save more than this share of the step's time, each its
+part of it: compiling one again takes seconds, inside the user's second step."""
 
 CHANGES = 6
 """Plans that joint allocations give to one region, at most: where the steps of a program keep changing, a region would otherwise be
@@ -248,6 +253,7 @@ class SharedBudget(Hook):
             return
         self._allocated = key
         before = [region.running for region in regions]
+        are_new = [region.state is not PlanState.SHARED for region in regions]
         for _ in range(ROUNDS):
             found, limit_bytes = self._choose(regions, calls)
             num_known = sum(len(region.excess_bytes) for region in regions)
@@ -257,20 +263,25 @@ class SharedBudget(Hook):
                 break
         for g, region in enumerate(regions):
             region.move(PlanEvent.ALLOCATED)
-            if region.running is before[g]:
+            is_changed = region.running is not before[g]
+            if not (is_changed or are_new[g]):
                 continue
             count = sum(call.graph == g for call in calls)
             text = _text(count, len(regions), found, limit_bytes)
             report = region.running.report
             region.publish(replace(report, message="; ".join(filter(None, (report.message, text)))))
-            region.num_changes += 1
+            region.num_changes += is_changed
             if region.num_changes >= CHANGES:
                 region.move(PlanEvent.CHANGED_OFTEN)
 
     def _choose(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> tuple[Allocation, int | None]:
         limit_bytes = self._limit_bytes(regions, calls)
+        counts = Counter(call.graph for call in calls)
+        step_ns = sum(counts[g] * region.running.plan.step_time_ns for g, region in enumerate(regions))
+        kept_ns = int(KEPT_SHARE * step_ns / len(regions))
         for known_only in (False, True):
             menus = [_corrected_menu(region, known_only=known_only) for region in regions]
+            menus = [_preferring(menu, regions[g], kept_ns // counts[g]) for g, menu in enumerate(menus)]
             found = allocate(calls, menus, limit_bytes)
             if limit_bytes is None or found.peak_bytes <= limit_bytes:
                 return found, limit_bytes
@@ -330,6 +341,12 @@ def _corrected_menu(region: CompiledRegion, *, known_only: bool) -> list[PlanOpt
     """The menu with what the emitted code needs beyond it; unless `known_only`, the most seen so far where that is not known."""
     guess = 0 if known_only else max(region.excess_bytes.values(), default=0)
     return [replace(o, peak_bytes=o.peak_bytes + region.excess_bytes.get(o.saved, guess)) for o in region.menu]
+
+
+def _preferring(menu: Sequence[PlanOption], region: CompiledRegion, kept_ns: int) -> list[PlanOption]:
+    """The menu with the option that runs taken to be so much faster."""
+    running = region.running.plan.saved
+    return [replace(o, time_ns=o.time_ns - kept_ns) if o.saved == running else o for o in menu]
 
 
 def _run_option(region: CompiledRegion, option: PlanOption) -> None:

@@ -17,6 +17,7 @@ import compile_remat
 from compile_remat import BudgetError, ConfigError, PlannerWarning, RematConfig, SharedBudgetError
 from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
+from compile_remat.compilation.driver import Compilation
 from compile_remat.device.measure import peak_bytes
 from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.runtime import shared_budget
@@ -99,7 +100,21 @@ def apart(options: dict[str, Any] | None) -> tuple[nn.Module, Callable[[Tensor],
     return nn.ModuleList([encoder, decoder]), lambda x: second(first(x))
 
 
-CASES = {"by block": by_block, "three graph breaks": broken, "apart": apart}
+def halved(options: dict[str, Any] | None) -> tuple[Model, Callable[[Tensor], Tensor]]:
+    model = Model(8)
+
+    def function(x: Tensor) -> Tensor:
+        for block in model.blocks[:4]:
+            x = block(x)
+        torch._dynamo.graph_break()
+        for block in model.blocks[4:]:
+            x = block(x)
+        return mean_square(x)
+
+    return model, torch.compile(function, **options or {})
+
+
+CASES = {"by block": by_block, "three graph breaks": broken, "one graph break": halved, "apart": apart}
 
 
 class Steps:
@@ -219,6 +234,25 @@ def test_a_fraction_below_what_the_step_needs_is_the_lowest_peak_and_a_warning(c
         for _ in range(3):
             steps.step()
     assert "in a step" in compile_remat.reports()[-1].message
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.8, "min"])
+def test_pieces_that_keep_their_share_are_compiled_once(budget: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two equal halves: what the first plan of each half is when it is traced is right when the step is known."""
+    compiled: list[object] = []
+    run = Compilation.run
+
+    def count(compilation: Compilation, *args: Any, **kwargs: Any) -> Any:
+        compiled.append(compilation)
+        return run(compilation, *args, **kwargs)
+
+    monkeypatch.setattr(Compilation, "run", count)
+    steps = Steps("one graph break", budget, compiler="eager")
+    for _ in range(3):
+        steps.step()
+    assert len(compiled) == 2
+    messages = [report.message for report in compile_remat.reports()]
+    assert len(messages) == 4 and all("runs once in a step beside 1 other graph" in text for text in messages[2:])
 
 
 @pytest.mark.usefixtures("empty_kernels")
