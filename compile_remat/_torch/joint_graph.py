@@ -101,9 +101,7 @@ def prepare(
 ) -> Joint:
     """Dead code, CSE, tags and classification: torch's steps up to the choice.  Rewrites `module` in place."""
     module.graph.eliminate_dead_code()
-    module.recompile()
-    if functorch_config.cse:
-        module.graph = _cse(module, num_fwd_outputs)
+    module.graph = _cse(module, num_fwd_outputs) if functorch_config.cse else module.graph  # which recompiles
     recomputable = P.has_recomputable_ops(module)
     recomputable_rng = P.has_recomputable_rng_ops(module)
     asked = {n: n.meta["recompute"] for n in module.graph.nodes if n.meta.get("recompute") is not None}

@@ -230,5 +230,10 @@ def _file(device_type: str) -> NumberFile:
         how = (processor_name(), f"{torch.get_num_threads()} threads", f"oneDNN {torch.backends.mkldnn.enabled}")
     is_exact = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
     place = ", ".join(map(str, (*how, *is_exact, f"torch {torch.__version__}")))
-    folder = Path(cache_key_text.inductor_cache_folder()) / "remat" / "workspaces"
-    return NumberFile(folder / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json", place)
+    return _file_in(cache_key_text.inductor_cache_folder(), place)
+
+
+@functools.cache
+def _file_in(folder: str, place: str) -> NumberFile:
+    name = f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
+    return NumberFile(Path(folder) / "remat" / "workspaces" / name, place)

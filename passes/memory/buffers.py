@@ -77,21 +77,25 @@ def register_path(
     Args:
         reads: Values, each with the node of the kernel that reads it.
     """
-
-    def is_barred(node: int) -> bool:
-        return node == BARRED or (node >= 0 and parts_from(values[node], by))
-
-    nodes: dict[int, set[int]] = {}
+    barred, first, others = {BARRED: True}, dict[int, int](), set[tuple[int, int]]()
     stack = list(reads)
     while stack:
         v, node = stack.pop()
-        found = nodes.setdefault(v, set())
-        if node not in found:
-            found.add(node)
-            if not stored[v] and values[v].kernel == POINTWISE:
-                inside = BARRED if is_barred(node) else v if values[v].is_inner else node
-                stack.extend((r, inside) for r in values[v].reads)
-    return sorted(v for v, found in nodes.items() if len(found) == 1 and not any(map(is_barred, found)))
+        known = first.get(v)
+        if known is None:
+            first[v] = node
+        elif known == node or (v, node) in others:
+            continue
+        else:
+            others.add((v, node))
+        if node not in barred:
+            barred[node] = node >= 0 and parts_from(values[node], by)
+        value = values[v]
+        if value.kernel == POINTWISE and not stored[v]:
+            inside = BARRED if barred[node] else v if value.is_inner else node
+            stack += [(r, inside) for r in value.reads]
+    several = {v for v, _ in others}
+    return sorted(v for v, node in first.items() if not barred[node] and v not in several)
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:

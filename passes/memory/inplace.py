@@ -64,5 +64,7 @@ class Overwriting:
             hit = free[turn.kernels]
             hit &= may[turn.sources]
             hit &= ends[turn.sources] == at[turn.kernels]
+            if not hit.any():
+                continue
             free[turn.kernels] &= ~hit
             taken[turn.sources[turn.firsts]] |= np.logical_or.reduceat(hit, turn.firsts, axis=0)

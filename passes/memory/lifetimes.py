@@ -54,6 +54,9 @@ class Lifetimes:
 class LifetimeModel:
     """Lifetimes of buffers of one problem; what does not depend on the plan is worked out once.
 
+    Args:
+        latest_step: See `RecomputeSchedule`.
+
     Attributes:
         always_stored: Whether a value that is recomputed has a buffer in every plan, [values].
         forward_stored: Whether a value has a buffer in the forward though it is not saved, [values].
@@ -66,7 +69,13 @@ class LifetimeModel:
             [values]: random numbers, and those with `Value.is_inner`.
     """
 
-    def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        values: Sequence[Value],
+        steps: Sequence[Step],
+        readers: Sequence[Sequence[int]],
+        latest_step: NDArray[np.integer],
+    ) -> None:
         self.values, self.readers = values, readers
         self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
         self.is_saved_buffer = np.array([v.nbytes > 0 and not v.is_output for v in values], dtype=bool)
@@ -76,10 +85,15 @@ class LifetimeModel:
         )
         self._find_stored(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
-        self.overwriting = Overwriting(sources_in_place(values, self._stays_stored))
+        self._walk = self._readers_behind_steps(latest_step.tolist())
+        pairs = sources_in_place(values, self._stays_stored)
+        latest, last = latest_step.tolist(), self.last_step.tolist()
+        self.overwriting = Overwriting([(w, [v for v in sources if last[v] < latest[w]]) for w, sources in pairs])
         self.step_parted: list[tuple[int, Step]] = []
         self.step_in_place_sources = self._step_sources(values, steps)
-        self.overwriting_steps = Overwriting(self.step_in_place_sources)
+        self.overwriting_steps = Overwriting(
+            [(b, [v for v in sources if self.last_step[v] <= b]) for b, sources in self.step_in_place_sources]
+        )
         self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
@@ -109,7 +123,23 @@ class LifetimeModel:
         self.runs_once = stays_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
-        self.hints = [x.tolist() for x in (self.runs_once, self.may_stay_inside, self.is_sometimes_stored)]
+
+    def _readers_behind_steps(self, latest_step: Sequence[int]) -> list[tuple[int, list[int], bool, bool]]:
+        """Values, from the last, whose end depends on the plan, with the readers that may run behind the last step that reads it.
+
+        With each, whether it may stay inside a kernel, and whether what it reads may be read behind its own slot.
+        """
+        last, runs_once = self.last_step.tolist(), self.runs_once.tolist()
+        behind = list(latest_step)  # the last step before which a reader's kernel runs
+        found = []
+        for v in range(len(last) - 1, -1, -1):
+            readers = [w for w in self.readers[v] if behind[w] > last[v]]
+            if not runs_once[v]:
+                behind[v] = max([behind[v], last[v], *(behind[w] for w in readers)])
+            is_inside = bool(self.may_stay_inside[v])
+            if readers or is_inside or not runs_once[v]:
+                found.append((v, readers, is_inside, not runs_once[v]))
+        return found
 
     def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
         """For each pointwise step that writes over no gradient, the values that it might be written over."""
@@ -155,17 +185,18 @@ class LifetimeModel:
         ends = by_step[self.last_step]
         rows = list(ends)
         reach = list(np.where(recomputed, slots, np.int32(-1)))  # the last slot at which a reader's kernel runs
-        runs_once, inside, sometimes = self.hints
-        externs = self._externs(schedule) if any(inside) else None
-        for v in range(len(rows) - 1, -1, -1):
+        externs = self._externs(schedule) if self.may_stay_inside.any() else None
+        is_made = np.any(recomputed, axis=1).tolist()
+        for v, readers, may_stay_inside, hands_on in self._walk:
             row = rows[v]
-            for w in self.readers[v]:
+            for w in readers:
                 np.maximum(row, reach[w], out=row)
-            if externs is not None and inside[v]:
+            if may_stay_inside and externs is not None:
                 at, plan = np.clip(row, 0, schedule.length), np.arange(plans)
                 stored[v] = externs[at, plan] > externs[np.minimum(slots[v], schedule.length), plan]
-            if not runs_once[v]:
-                is_in_registers = recomputed[v] & ~stored[v] if inside[v] or sometimes[v] else recomputed[v]
+            if hands_on and is_made[v]:
+                may_be_stored = may_stay_inside or self.is_sometimes_stored[v]
+                is_in_registers = recomputed[v] & ~stored[v] if may_be_stored else recomputed[v]
                 np.copyto(reach[v], row, where=is_in_registers)  # it is read behind its own slot
         return ends
 

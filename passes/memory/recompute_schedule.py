@@ -48,6 +48,8 @@ class RecomputeSchedule:
         first_anchor: The first anchor that reads each value, [values]; NEVER for none.
         late_anchor: The anchor of each value that is one, [values]; NEVER for the others.
         step_anchor: The anchor of each step, [steps].
+        earliest: The anchor before which no plan recomputes each value, [values]; NEVER for none.
+        latest_step: The step before which each value is computed in every plan that recomputes it, [values]; -1 for none.
     """
 
     def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
@@ -57,6 +59,23 @@ class RecomputeSchedule:
         for b, step in enumerate(steps):
             for v in step.reads:
                 self.first_anchor[v] = min(self.first_anchor[v], self.step_anchor[b])
+        self._bound()
+
+    def _bound(self) -> None:
+        """Find what all plans have in common, and with it the readers that move a value in some plan."""
+        first, late, never = self.first_anchor.tolist(), self.late_anchor.tolist(), int(NEVER)
+        earliest = np.minimum(self.first_anchor, self.late_anchor).tolist()
+        latest = [anchor if anchor < never else -1 for anchor in first]
+        self._walk: list[tuple[int, list[int], bool]] = []
+        for v in range(len(first) - 1, -1, -1):
+            moving = []
+            for w in self.readers[v]:
+                earliest[v], latest[v] = min(earliest[v], earliest[w]), max(latest[v], latest[w])
+                if earliest[w] < first[v]:
+                    moving.append(w)
+            self._walk.append((v, moving, late[v] < never))
+        self.earliest = np.array(earliest, dtype=np.int64)
+        self.latest_step = np.append(self.anchor_step, np.int32(-1))[latest]
 
     def _number_anchors(self, values: Sequence[Value]) -> None:
         """Number the anchors in the joint graph's order."""
@@ -80,15 +99,16 @@ class RecomputeSchedule:
         start = np.repeat(self.first_anchor[:, None], plans, axis=1)
         rows = list(start)
         reach = rows.copy()  # the start that a value hands to what it reads
-        is_saved, is_late = np.any(saved, axis=1).tolist(), (self.late_anchor < NEVER).tolist()
-        for v in range(len(rows) - 1, -1, -1):
+        is_saved = np.any(saved, axis=1).tolist()
+        for v, readers, is_late in self._walk:
             row = rows[v]
-            for w in self.readers[v]:
+            for w in readers:
                 np.minimum(row, reach[w], out=row)
-            if is_late[v]:
+            if is_late:
                 np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
             if is_saved[v]:
-                reach[v] = np.where(saved[v], NEVER, row)
+                reach[v] = row.copy()
+                reach[v][saved[v]] = NEVER
         return start, (start < NEVER) & ~saved
 
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:

@@ -75,6 +75,24 @@ class Batch:
         """Largest number of live bytes of forward and backward, [P]."""
         return np.asarray(np.maximum(self.backward_peak, self.forward_peak))
 
+    def plan(self, p: int) -> Batch:
+        """The batch of one of its plans, as if that had been simulated alone."""
+        own = slice(p, p + 1)
+        length = int(self.step_slots[p, -1]) + 1 if self.step_slots.shape[1] else 0
+        return Batch(
+            used=self.used[:, own].copy(),
+            recomputed=self.recomputed[:, own].copy(),
+            time_ns=self.time_ns[own].copy(),
+            saved_bytes=self.saved_bytes[own].copy(),
+            forward_peak=self.forward_peak[own].copy(),
+            live=self.live[own, :length].copy(),
+            step_slots=self.step_slots[own].copy(),
+            slots=self.slots[:, own].copy(),
+            begins=self.begins[:, own].copy(),
+            ends=self.ends[:, own].copy(),
+            buffers=self.buffers[:, own].copy(),
+        )
+
 
 class Simulator:
     """Liveness of plans of one problem; what does not depend on the plan is worked out once.
@@ -100,7 +118,7 @@ class Simulator:
         self.is_saveable = np.array([v.is_saveable for v in values], dtype=bool)
         self.readers = readers_of(values)
         self.schedules = RecomputeSchedule(values, steps, self.readers)
-        self.lifetimes = lifetimes = LifetimeModel(values, steps, self.readers)
+        self.lifetimes = lifetimes = LifetimeModel(values, steps, self.readers, self.schedules.latest_step)
         self.nbytes = lifetimes.nbytes
         self.step_item_of = np.array(
             [s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)], dtype=np.int64
@@ -145,13 +163,21 @@ class Simulator:
         key = mask.tobytes()
         found = self._kept.pop(key, None)
         if found is None:
-            found = self.run(mask[:, None])
-        else:
-            self._charge(1)
-        self._kept[key] = found
+            return self._keep(key, self.run(mask[:, None]))
+        self._charge(1)
+        return self._keep(key, found)
+
+    def known(self, mask: Bools, batch: Batch, p: int) -> Batch:
+        """What `one` returns, for the plan `p` of a batch: nothing is simulated, and it counts as if it were."""
+        self._charge(1)
+        key = mask.tobytes()
+        return self._keep(key, self._kept.pop(key) if key in self._kept else batch.plan(p))
+
+    def _keep(self, key: bytes, batch: Batch) -> Batch:
+        self._kept[key] = batch
         if len(self._kept) > KEPT:
             self._kept.popitem(last=False)
-        return found
+        return batch
 
     def _charge(self, plans: int) -> None:
         self.work.charge(plans * (self.num_values + self.num_steps))

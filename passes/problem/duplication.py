@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -39,19 +38,19 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
     unread = _unread_by_copies(values, is_copied)
     made: list[Value] = []
     for v, value in enumerate(values):
-        reads, copies = tuple(read_own[r] for r in value.reads), tuple(read_own[r] for r in value.copies)
-        parts = tuple(read_own[r] for r in value.parts)
-        ordered_by = tuple(read_own[r] for r in value.ordered_by)  # who is saved is an original
+        reads, copies = _moved(value.reads, read_own), _moved(value.copies, read_own)
+        parts = _moved(value.parts, read_own)
+        ordered_by = _moved(value.ordered_by, read_own)  # who is saved is an original
         made.append(_with(value, reads=reads, copies=copies, ordered_by=ordered_by, parts=parts, position=places[v]))
         if is_copied[v]:
             made.append(
                 _with(
                     value,
                     name=value.name + SUFFIX,
-                    reads=tuple(read_copy[r] for r in value.reads),
-                    copies=tuple(read_copy[r] for r in value.copies),
+                    reads=_moved(value.reads, read_copy),
+                    copies=_moved(value.copies, read_copy),
                     ordered_by=ordered_by,
-                    parts=tuple(read_copy[r] for r in value.parts),
+                    parts=_moved(value.parts, read_copy),
                     position=places[v] + 1,
                     pin=RECOMPUTE,
                     in_forward=False,
@@ -60,16 +59,19 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                 )
             )
     steps = tuple(
-        _with(s, reads=tuple(read_copy[r] for r in s.reads), sparing=tuple(read_own[r] for r in s.sparing))
-        for s in problem.steps
+        _with(s, reads=_moved(s.reads, read_copy), sparing=_moved(s.sparing, read_own)) for s in problem.steps
     )
-    return replace(problem, values=tuple(made), steps=steps, reference=tuple(read_own[v] for v in problem.reference))
+    return replace(problem, values=tuple(made), steps=steps, reference=_moved(problem.reference, read_own))
+
+
+def _moved(indices: tuple[int, ...], places: Sequence[int]) -> tuple[int, ...]:
+    return tuple([places[v] for v in indices]) if indices else ()
 
 
 def _with(node: Node, **changes: Any) -> Node:
     """What `dataclasses.replace` gives, which asks for each field and took most of the time here."""
-    made = copy.copy(node)
-    vars(made).update(changes)
+    made = object.__new__(type(node))
+    vars(made).update(vars(node), **changes)
     return made
 
 

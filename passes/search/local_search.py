@@ -35,10 +35,11 @@ class LocalSearch:
 
     def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:
         """Time plus weighted excess, in ns; smaller is better."""
-        over = np.maximum(batch.live - budget_bytes, 0).astype(np.float64)
-        rms = np.sqrt((over * over).mean(axis=1))
-        excess = np.maximum(batch.peak - budget_bytes, 0)
-        return np.asarray(batch.time_ns + weight * (excess + self.options.rms_weight * rms))
+        over = batch.live - budget_bytes
+        excess = np.maximum(over, 0, out=over).astype(np.float64)
+        rms = np.sqrt(np.multiply(excess, excess, out=excess).mean(axis=1))
+        highest = np.maximum(batch.peak - budget_bytes, 0)
+        return np.asarray(batch.time_ns + weight * (highest + self.options.rms_weight * rms))
 
     def run(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
         """Improve one plan; returns the best found, which may still exceed the budget."""
@@ -56,7 +57,7 @@ class LocalSearch:
             columns[moves[:, 0], np.arange(len(moves))] ^= True
             swaps = np.flatnonzero(moves[:, 1] >= 0)
             columns[moves[swaps, 1], swaps] ^= True
-            scores = self._scores(columns, budget_bytes, weight)
+            scores, _ = self._tried(columns, budget_bytes, weight)
             better = np.flatnonzero(scores < best - self.options.min_gain_ns)
             if not len(better):
                 break
@@ -66,25 +67,29 @@ class LocalSearch:
                 for v in move:
                     if v >= 0:
                         prefixes[v, k:] ^= True
-            scores = self._scores(prefixes, budget_bytes, weight)
+            scores, batches = self._tried(prefixes, budget_bytes, weight, keeps=True)
             k = int(np.argmin(scores))
             if scores[k] >= best - self.options.min_gain_ns:
                 break
             best = float(scores[k])
             current = prefixes[:, k].copy()
-            batch = self.simulator.one(current)
+            batch = self.simulator.known(current, *batches[k])
         return current
 
-    def _scores(self, columns: Bools, budget_bytes: int, weight: float) -> Floats:
+    def _tried(
+        self, columns: Bools, budget_bytes: int, weight: float, *, keeps: bool = False
+    ) -> tuple[Floats, list[tuple[Batch, int]]]:
+        """The scores of the plans in `columns`, [values, P]; where asked for, each plan's batch with its number there."""
         self.simulations += columns.shape[1]
-        found, first = [], 0
+        found, places, first = [], list[tuple[Batch, int]](), 0
         for batch in self.simulator.batches(columns):
             end = first + len(batch.time_ns)
             if self.archive is not None:
                 self.archive.add(batch, columns[:, first:end])
             first = end
             found.append(self.score(batch, budget_bytes, weight))
-        return np.concatenate(found)
+            places += [(batch, k) for k in range(len(batch.time_ns))] if keeps else []
+        return np.concatenate(found), places
 
     def _moves(self, current: Bools, batch: Batch, turn: int) -> Ints:
         """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in.
@@ -95,35 +100,35 @@ class LocalSearch:
         places = np.flatnonzero(known & ~self.pinned[self.pool])
         members = self.pool[places]
         saved = current[members]
-        flips = [(int(v), -1) for v in members]
-        swaps = []
-        for k in np.flatnonzero(saved).tolist():
-            for j in range(
-                max(0, k - self.options.swap_distance), min(len(members), k + self.options.swap_distance + 1)
-            ):
-                if not saved[j]:
-                    swaps.append((int(members[k]), int(members[j])))
-        moves = flips + swaps
-        if len(moves) > self.options.max_moves:
+        flips = np.stack([members, np.full(len(members), -1)], axis=1)
+        far = self.options.swap_distance
+        near = np.arange(-far, far + 1) + np.flatnonzero(saved)[:, None]
+        may_swap = (near >= 0) & (near < len(members)) & ~saved[np.clip(near, 0, len(members) - 1)]
+        out, into = np.nonzero(may_swap)
+        swaps = np.stack([members[saved][out], members[near[out, into]]], axis=1)
+        if len(flips) + len(swaps) > self.options.max_moves:
             stride = -(-len(swaps) // max(1, self.options.max_moves - len(flips)))
-            moves = flips + swaps[::stride]
+            swaps = swaps[::stride]
+        moves = np.concatenate([flips, swaps])
         most = max(
             self.options.min_moves, self.options.move_cells // (self.simulator.num_values + self.simulator.num_steps)
         )
         parts = -(-len(moves) // most)
         if parts > 1:
             moves = moves[turn % parts :: parts]
-        return np.array(moves, dtype=np.int64).reshape(-1, 2)
+        return moves
 
     def _far_apart(self, moves: Ints) -> list[tuple[int, int]]:
-        place = {int(v): k for k, v in enumerate(self.pool)}
-        taken: list[int] = []
+        near = self.options.move_distance - 1
+        place = dict(zip(self.pool.tolist(), range(near, near + len(self.pool)), strict=True))
+        is_near = bytearray(len(self.pool) + 2 * near)
         chosen: list[tuple[int, int]] = []
         for flip, partner in moves.tolist():
             spots = [place[v] for v in (flip, partner) if v >= 0]
-            if all(abs(s - t) >= self.options.move_distance for s in spots for t in taken):
+            if not any(is_near[s] for s in spots):
                 chosen.append((flip, partner))
-                taken += spots
+                for s in spots:
+                    is_near[s - near : s + near + 1] = bytes([1]) * (2 * near + 1)
             if len(chosen) >= self.options.max_joint_moves:
                 break
         return chosen

@@ -15,7 +15,7 @@ segments of any graph.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,11 +26,11 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Simulator
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.search.local_search import LocalSearch, search_pool
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
-from compile_remat.passes.search.segment_dp import Option, SegmentTable
+from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable
 from compile_remat.passes.search.segments import Segments
 
-KEPT = 16
-"""Plans on problems with copies that are remembered: each holds a simulator."""
+KEPT, KEPT_NODES = 16, 100_000
+"""Plans on problems with copies that are remembered: so many, or more while they have so many values and steps together."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Recursion:
         self.simulator, self.level, self.pinned, self.weight, self.options = simulator, level, pinned, weight, options
         cuts, parts = options.recursive_segment_cuts, options.recursive_parts
         self.segments = Segments(simulator, [level], pinned, cuts, options, parts)
-        self.inner: dict[tuple[int, int, int], tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
+        self.inner: dict[Key, tuple[int, ...]] = {}  # bounds of the inner checkpoints, by option
         self._known: OrderedDict[tuple[bytes, bytes], Candidate] = OrderedDict()
-        self.table = self._with_recursive(self.segments.charging_whole_frontiers())
+        self.table = SegmentTable(self._with_recursive(self.segments.charging_whole_frontiers()).values())
         self.simulations = self.segments.simulations
 
     def within(self, budget_bytes: int) -> Candidate | None:
@@ -109,9 +109,9 @@ class Recursion:
 
     # -- options ------------------------------------------------------------------------------------------------------
 
-    def _with_recursive(self, table: SegmentTable) -> SegmentTable:
+    def _with_recursive(self, measured: Mapping[Key, Option]) -> dict[Key, Option]:
         """Adds for each pair of cuts and number of inner checkpoints the chain of least peak, where more of them lower it."""
-        options, count, tuning = dict(table), len(self.segments.bounds) - 1, self.options
+        options, count, tuning = dict(measured), len(self.segments.bounds) - 1, self.options
         segments = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]
         single = {(a, length): options.get((a, a + length, 0)) for a, length in segments}
         full_ns = self.segments.times_until(self.simulator.one(self.pinned))
@@ -148,12 +148,10 @@ class Recursion:
             found, base = self._candidate(path)
             if best is None or found.peak_bytes < best.peak_bytes:
                 best = found
-            changes = (
-                self.segments.corrections(table, found.batch, path, base) if found.peak_bytes > budget_bytes else {}
-            )
+            changes = self.segments.corrections(found.batch, path, base) if found.peak_bytes > budget_bytes else {}
             if not changes:
                 break
-            table = {**table, **changes}
+            table = table.corrected(changes)
         return best
 
     def _candidate(self, path: Sequence[Option]) -> tuple[Candidate, Batch]:
@@ -182,7 +180,8 @@ class Recursion:
         else:
             found.simulator.one(found.saved)  # counts as work, as it did at first
         self._known[key] = found
-        if len(self._known) > KEPT:
+        nodes = self.simulator.num_values + self.simulator.num_steps
+        if len(self._known) > max(KEPT, KEPT_NODES // nodes):
             self._known.popitem(last=False)
         return found
 

@@ -6,14 +6,19 @@ are kept; beyond that the labels are thinned.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from compile_remat.passes.memory.buffers import Ints
 from compile_remat.passes.search.options import DEFAULT
+
+BOUND_STRIDE = 1 << 48
+"""More than any number of bytes: what bounds are apart in the keys by which labels are looked up."""
+
+Key = tuple[int, int, int]
+"""First bound, last bound and level of an option."""
 
 
 @dataclass(frozen=True)
@@ -28,16 +33,45 @@ class Option:
     local_peak_bytes: int
 
     @property
-    def key(self) -> tuple[int, int, int]:
+    def key(self) -> Key:
         return self.first, self.last, self.level
 
 
-SegmentTable = Mapping[tuple[int, int, int], Option]
-"""Options by first bound, last bound and level."""
+class SegmentTable:
+    """Options by last bound, first bound and level, ascending.
+
+    Attributes:
+        options: One in each row.
+        rows: The row of each.
+        firsts, charges, times, local_peaks: What they say, [rows].
+        ends: Where the rows of each last bound end.
+    """
+
+    def __init__(self, options: Iterable[Option]) -> None:
+        self.options = sorted(options, key=lambda o: (o.last, o.first, o.level))
+        self.rows = {o.key: row for row, o in enumerate(self.options)}
+        cells = [(o.first, o.last, o.charge_bytes, o.time_ns, o.local_peak_bytes) for o in self.options]
+        columns = np.array(cells, dtype=np.int64).reshape(-1, 5).T.copy()
+        self.firsts, lasts, self.charges, self.times, self.local_peaks = columns
+        self.ends = np.searchsorted(lasts, np.arange(lasts.max(initial=0) + 1), side="right").tolist()
+
+    def corrected(self, changes: Mapping[Key, Option]) -> SegmentTable:
+        """The table with other sizes for some of its options."""
+        found = copy.copy(self)
+        found.options, found.charges, found.local_peaks = self.options[:], self.charges.copy(), self.local_peaks.copy()
+        for key, option in changes.items():
+            row = self.rows[key]
+            found.options[row], found.charges[row] = option, option.charge_bytes
+            found.local_peaks[row] = option.local_peak_bytes
+        return found
+
+    def into(self, bound: int) -> slice:
+        """The rows of the options that end at a bound, from 1."""
+        return slice(self.ends[bound - 1], self.ends[bound]) if bound < len(self.ends) else slice(0, 0)
 
 
 def fastest_path(
-    known: SegmentTable,
+    table: SegmentTable,
     last_bound: int,
     budget_bytes: int,
     max_labels: int = DEFAULT.segment_labels,
@@ -47,80 +81,64 @@ def fastest_path(
     Args:
         max_labels: Labels (prefix bytes, time) kept per cut, spread evenly over the bytes.
     """
-    into: dict[int, list[Option]] = defaultdict(list)
-    for key in sorted(known):
-        into[key[1]].append(known[key])
-    start = np.zeros(1, dtype=np.int64)
-    labels = {0: _Labels(start, start, (), start, start)}
-    for node in range(1, last_bound + 1):
-        found = _extend(into[node], labels, budget_bytes, max_labels)
-        if found is not None:
-            labels[node] = found
-    if last_bound not in labels:
+    labels = _Labels(last_bound, budget_bytes, max_labels)
+    for bound in range(1, last_bound + 1):
+        labels.extend(table, bound)
+    label = labels.fastest_at(last_bound)
+    if label is None:
         return None
-    index, node = int(np.argmin(labels[last_bound].times)), last_bound
     row = []
-    while node:
-        option, index = labels[node].before(index)
-        row.append(option)
-        node = option.first
+    while label:
+        row.append(table.options[labels.owners[label]])
+        label = int(labels.parents[label])
     return row[::-1]
 
 
-@dataclass(frozen=True)
 class _Labels:
-    """Ways to reach one cut, by their bytes, ascending.
+    """Ways to reach the cuts, bound by bound and in each by their bytes, ascending; the first is that of bound 0.
 
     Attributes:
         nbytes, times: Saved bytes and time up to the cut, [L].
-        options: That end here.
-        owners, parents: The option that each label ends with, and the label at its begin, [L].
+        owners, parents: The row of the option that each label ends with, and the label at its begin, [L].
+        begins: Where the labels of each bound begin, [bounds + 1].
     """
 
-    nbytes: Ints
-    times: Ints
-    options: Sequence[Option]
-    owners: Ints
-    parents: Ints
+    def __init__(self, last_bound: int, budget_bytes: int, max_labels: int) -> None:
+        self.budget_bytes, self.max_labels = budget_bytes, max_labels
+        self.nbytes = self.times = self.owners = self.parents = self._keys = np.zeros(1, dtype=np.int64)
+        self.begins = np.ones(last_bound + 2, dtype=np.int64)
+        self.begins[0] = 0
 
-    def before(self, index: int) -> tuple[Option, int]:
-        """The option that a label ends with, and the number of the label that it begins at."""
-        return self.options[self.owners[index]], int(self.parents[index])
+    def extend(self, table: SegmentTable, bound: int) -> None:
+        """Add those at one cut, of all options that end there: Pareto in (bytes, time), thinned evenly over the bytes."""
+        rows = table.into(bound)
+        firsts = table.firsts[rows]
+        begins = self.begins[firsts]
+        room = firsts * BOUND_STRIDE + (self.budget_bytes - table.local_peaks[rows])
+        counts = np.maximum(
+            np.searchsorted(self._keys, room, side="right") - begins, 0
+        )  # labels beside which each fits
+        which = np.repeat(np.arange(len(counts)), counts)
+        if not len(which):
+            return
+        parents = np.arange(len(which)) + (begins - np.cumsum(counts) + counts)[which]
+        owners = which + rows.start
+        nbytes, times = self.nbytes[parents] + table.charges[owners], self.times[parents] + table.times[owners]
+        order = np.argsort(nbytes, kind="stable")
+        best = np.minimum.accumulate(times[order])
+        order = order[np.concatenate([[True], best[1:] < best[:-1]])]
+        order = order[np.flatnonzero(np.diff(nbytes[order], append=-1))]  # the fastest of equal bytes stands last
+        if len(order) > self.max_labels:
+            buckets = nbytes[order] * self.max_labels // max(1, self.budget_bytes)
+            order = order[np.flatnonzero(np.diff(buckets, append=-1))]  # the fastest of each bucket stands last in it
+        self.nbytes = np.concatenate([self.nbytes, nbytes[order]])
+        self.times = np.concatenate([self.times, times[order]])
+        self.owners = np.concatenate([self.owners, owners[order]])
+        self.parents = np.concatenate([self.parents, parents[order]])
+        self._keys = np.concatenate([self._keys, nbytes[order] + bound * BOUND_STRIDE])
+        self.begins[bound + 1 :] = len(self.nbytes)
 
-
-def _extend(
-    options: Sequence[Option], labels: dict[int, _Labels], budget_bytes: int, max_labels: int
-) -> _Labels | None:
-    """Labels at one cut from all options that end there: Pareto in (bytes, time), thinned evenly over the bytes.
-
-    Options that begin at the same cut stand side by side and take its labels together.
-    """
-    all_bytes, all_times, owner, parent = [], [], [], []
-    begin = 0
-    while begin < len(options):
-        first, end = options[begin].first, begin
-        while end < len(options) and options[end].first == first:
-            end += 1
-        if first in labels:
-            known, here = labels[first], options[begin:end]
-            local = np.array([o.local_peak_bytes for o in here], dtype=np.int64)
-            fits = known.nbytes[None, :] + local[:, None] <= budget_bytes
-            which, label = np.nonzero(fits)
-            charge, time_ns = np.array([(o.charge_bytes, o.time_ns) for o in here], dtype=np.int64).T
-            all_bytes.append(known.nbytes[label] + charge[which])
-            all_times.append(known.times[label] + time_ns[which])
-            owner.append(which + begin)
-            parent.append(label)
-        begin = end
-    if not sum(map(len, all_bytes)):
-        return None
-    nbytes, times = np.concatenate(all_bytes), np.concatenate(all_times)
-    owners, parents = np.concatenate(owner), np.concatenate(parent)
-    order = np.argsort(nbytes, kind="stable")
-    best = np.minimum.accumulate(times[order])
-    order = order[np.concatenate([[True], best[1:] < best[:-1]])]
-    order = order[np.flatnonzero(np.diff(nbytes[order], append=-1))]  # the fastest of equal bytes stands last
-    if len(order) > max_labels:
-        buckets = (nbytes[order] * max_labels // max(1, budget_bytes)).astype(np.int64)
-        order = order[np.flatnonzero(np.diff(buckets, append=-1))]  # the fastest of each bucket stands last in it
-    return _Labels(nbytes[order], times[order], options, owners[order], parents[order])
+    def fastest_at(self, bound: int) -> int | None:
+        """The number of the fastest label of a bound."""
+        begin, end = self.begins[bound : bound + 2].tolist()
+        return None if begin == end else begin + int(np.argmin(self.times[begin:end]))

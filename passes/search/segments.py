@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Ints, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, POINTWISE, Problem
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
-from compile_remat.passes.search.segment_dp import Option, SegmentTable, fastest_path
+from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable, fastest_path
 
 
 class Segments:
@@ -32,7 +33,7 @@ class Segments:
         archive: Remembers the best of the simulated plans.
 
     Attributes:
-        table: What a segment costs beside equal ones.
+        measured: What a segment costs beside equal ones.
         simulations: How many plans that took.
     """
 
@@ -58,7 +59,7 @@ class Segments:
         self.first_steps = np.searchsorted(-self.reach, -self.bounds)  # that read nothing at or behind a bound
         self.first_steps[0] = len(self.reach)
         self.simulations = 0
-        self.table: SegmentTable = self._measured(lengths, archive)
+        self.measured = self._measured(lengths, archive)
 
     # -- where to cut -------------------------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ class Segments:
 
     # -- what a segment costs --------------------------------------------------------------------------------------------
 
-    def _measured(self, lengths: Sequence[int], archive: ParetoArchive | None) -> SegmentTable:
+    def _measured(self, lengths: Sequence[int], archive: ParetoArchive | None) -> dict[Key, Option]:
         """Simulate tilings with segments of these lengths and read the options off."""
         tilings, columns = [], []
         for segment in lengths:
@@ -108,7 +109,7 @@ class Segments:
                 for level in levels:
                     tilings.append((chosen, level))
                     columns.append(fronts | self.levels[level])
-        table: dict[tuple[int, int, int], Option] = {}
+        table: dict[Key, Option] = {}
         self.simulations += len(columns)
         if not columns:
             return table
@@ -177,6 +178,11 @@ class Segments:
                 peaks[k] = peak
         return peaks
 
+    @cached_property
+    def table(self) -> SegmentTable:
+        """The same, to choose from."""
+        return SegmentTable(self.measured.values())
+
     # -- choosing -----------------------------------------------------------------------------------------------------
 
     def plan(self, budget_bytes: int, rounds: int = DEFAULT.segment_rounds) -> Bools | None:
@@ -199,10 +205,10 @@ class Segments:
                 best, best_peak = mask, peak
             if peak <= budget_bytes:
                 return mask
-            changes = self.corrections(table, batch, path, batch)
+            changes = self.corrections(batch, path, batch)
             if not changes:
                 return best
-            table = {**table, **changes}  # they hold beside these neighbours, not beside others
+            table = table.corrected(changes)  # they hold beside these neighbours, not beside others
         return best
 
     def _mask(self, path: Sequence[Option]) -> Bools:
@@ -213,7 +219,7 @@ class Segments:
             mask |= self.levels[option.level] & inside
         return np.asarray(mask)
 
-    def corrections(self, table: SegmentTable, batch: Batch, path: Sequence[Option], base: Batch) -> SegmentTable:
+    def corrections(self, batch: Batch, path: Sequence[Option], base: Batch) -> dict[Key, Option]:
         """The options of a path that were worse beside these neighbours than the table says, with their larger sizes.
 
         Args:
@@ -230,14 +236,14 @@ class Segments:
                 changes[o.key] = replace(o, local_peak_bytes=local, charge_bytes=charge)
         return changes
 
-    def charging_whole_frontiers(self) -> SegmentTable:
-        """The table in which each segment is charged for its exit as if all behind it ran again.
+    def charging_whole_frontiers(self) -> dict[Key, Option]:
+        """The options where each segment is charged for its exit as if all behind it ran again.
 
         How much of a frontier is needed depends on what follows, and a programme that minimises finds each place where
         too little was charged.
         """
         if not len(self.cuts):
-            return self.table
+            return self.measured
         columns = np.stack([self.union([k]) for k in range(len(self.cuts))], axis=1)
         self.simulations += len(self.cuts)
         charges = np.concatenate([self._prefixes(batch)[0] for batch in self.simulator.batches(columns)], axis=1)
@@ -247,7 +253,7 @@ class Segments:
             )
             if o.last <= len(self.cuts)
             else o
-            for key, o in self.table.items()
+            for key, o in self.measured.items()
         }
 
     def times_until(self, batch: Batch) -> Ints:

@@ -112,7 +112,7 @@ def _in_backward(simulator: Simulator, options: SearchOptions, *, once: bool) ->
     """The points at which steps run, in each window the one with the most bytes that no plan avoids."""
     spans = _between_steps(simulator) if once else read_spans(simulator)
     always = gradient_bytes(simulator) + bytes_of(spans, simulator)
-    last, earliest = last_steps(simulator), earliest_anchors(simulator)
+    last, earliest = last_steps(simulator), simulator.schedules.earliest
     points = []
     for window in np.array_split(
         np.arange(simulator.num_steps), min(options.bound_backward_points, simulator.num_steps)
@@ -201,15 +201,6 @@ def last_steps(simulator: Simulator) -> Ints:
 def _first_step(simulator: Simulator) -> Ints:
     """The first step at or before which each value is read by a step: there it was computed, [values]."""
     return np.searchsorted(simulator.schedules.step_anchor, simulator.schedules.first_anchor)
-
-
-def earliest_anchors(simulator: Simulator) -> Ints:
-    """The anchor before which no plan recomputes each value: the first of all that it can be computed for."""
-    found = np.minimum(simulator.schedules.first_anchor, simulator.schedules.late_anchor).astype(np.int64)
-    for v in range(simulator.num_values - 1, -1, -1):
-        for w in simulator.readers[v]:
-            found[v] = min(found[v], found[w])
-    return np.asarray(found)
 
 
 def _late_pairs(simulator: Simulator, b: int, known: Bools, earliest: Ints) -> tuple[tuple[int, int], ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from compile_remat.passes.memory.forward_epilogue import Source
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import SAVE
-from compile_remat.passes.search.bounds.lp_bound import earliest_anchors, gradient_bytes, last_steps, surely_buffers
+from compile_remat.passes.search.bounds.lp_bound import gradient_bytes, last_steps, surely_buffers
 from compile_remat.passes.search.bounds.programme import Entry, Programme
 
 
@@ -28,7 +28,7 @@ class Moments:
         self.has_buffer = (simulator.nbytes > 0) & model.always_stored & ~model.may_stay_inside
         self.is_buffer = surely_buffers(simulator)
         self.first = np.minimum(schedules.first_anchor, schedules.late_anchor)
-        self.earliest, self.last = earliest_anchors(simulator), last_steps(simulator)
+        self.earliest, self.last = schedules.earliest, last_steps(simulator)
         self.gradients = gradient_bytes(simulator)
         self.is_always_saved = [v.pin == SAVE and v.is_saveable for v in problem.values]
 

@@ -48,11 +48,12 @@ class Programme:
         self._weights: list[float] = []
         self._right: list[float] = []
         self._is_point: list[bool] = []
-        self.cost = np.concatenate([simulator.save_time_ns, simulator.time_ns - simulator.save_time_ns]).astype(float)
-        self.box = np.zeros((2 * n, 2))
-        self.box[:, 1] = 1.0
-        self.box[sorted({v for s in simulator.problem.steps for v in s.reads}), 0] = 1.0
-        self.box[[n + v for v in range(n) if values[v].pin == SAVE and values[v].is_saveable], 1] = 0.0
+        self._num_variables = 2 * n
+        self._cost = np.concatenate([simulator.save_time_ns, simulator.time_ns - simulator.save_time_ns]).astype(float)
+        self._box = np.zeros((2 * n, 2))
+        self._box[:, 1] = 1.0
+        self._box[sorted({v for s in simulator.problem.steps for v in s.reads}), 0] = 1.0
+        self._box[[n + v for v in range(n) if values[v].pin == SAVE and values[v].is_saveable], 1] = 0.0
         for w in range(n):
             for v in values[w].reads:
                 self.at_most([(n + w, 1), (v, -1)])
@@ -64,10 +65,20 @@ class Programme:
 
     def variables(self, count: int = 1) -> int:
         """Add free variables; the number of the first."""
-        first = len(self.cost)
-        self.cost = np.concatenate([self.cost, np.zeros(count)])
-        self.box = np.concatenate([self.box, np.tile([0.0, 1.0], (count, 1))])
+        first = self._num_variables
+        self._num_variables += count
         return first
+
+    @property
+    def cost(self) -> Floats:
+        """What each variable costs, ns, [variables]."""
+        return np.append(self._cost, np.zeros(self._num_variables - len(self._cost)))
+
+    @property
+    def box(self) -> Floats:
+        """The least and the most of each variable, [variables, 2]."""
+        free = np.tile([0.0, 1.0], (self._num_variables - len(self._box), 1))
+        return np.concatenate([self._box, free])
 
     def saved(self, v: int, weight: float = 1.0) -> list[Entry]:
         """Entries of what saves a value."""
@@ -82,10 +93,10 @@ class Programme:
         self._add(entries, -float(fixed_bytes), is_point=True)
 
     def _add(self, entries: Iterable[Entry], right: float, *, is_point: bool) -> None:
-        for column, weight in entries:
-            self._rows.append(len(self._right))
-            self._columns.append(column)
-            self._weights.append(weight)
+        pairs = list(entries)
+        self._rows += [len(self._right)] * len(pairs)
+        self._columns += [column for column, _ in pairs]
+        self._weights += [weight for _, weight in pairs]
         self._right.append(right)
         self._is_point.append(is_point)
 
@@ -96,12 +107,13 @@ class Programme:
 
     def solve(self, budget_bytes: int) -> Solution:
         """The fastest fractional plan within the budget."""
-        unit = max(1.0, float(self.cost.max(initial=0.0)))
+        cost = self.cost
+        unit = max(1.0, float(cost.max(initial=0.0)))
         limits = self._limits(budget_bytes)
         scales = np.where(self._is_point, max(1.0, float(budget_bytes)), 1.0)
         matrix = scipy.sparse.diags_array(1.0 / scales) @ self._matrix()
         found = scipy.optimize.linprog(
-            self.cost / unit, A_ub=matrix, b_ub=limits / scales, bounds=self.box, method="highs-ds"
+            cost / unit, A_ub=matrix, b_ub=limits / scales, bounds=self.box, method="highs-ds"
         )
         if found.status != 0:  # below the lowest peak
             return Solution(np.zeros(len(limits)), None)
@@ -109,11 +121,11 @@ class Programme:
 
     def proven_ns(self, multipliers: Floats, budget_bytes: int) -> int:
         """What the multipliers prove over the box, rounded up because times are whole; the slack covers floats' arithmetic."""
-        matrix, limits = self._matrix(), self._limits(budget_bytes)
-        reduced = self.cost + matrix.T @ multipliers
-        terms = np.where(reduced > 0, reduced * self.box[:, 0], reduced * self.box[:, 1])
+        matrix, limits, cost, box = self._matrix(), self._limits(budget_bytes), self.cost, self.box
+        reduced = cost + matrix.T @ multipliers
+        terms = np.where(reduced > 0, reduced * box[:, 0], reduced * box[:, 1])
         charges = multipliers * limits
-        size = np.abs(terms).sum() + np.abs(charges).sum() + np.abs(self.cost).sum()
+        size = np.abs(terms).sum() + np.abs(charges).sum() + np.abs(cost).sum()
         size += (abs(matrix).T @ multipliers).sum()
         return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
 
@@ -125,5 +137,5 @@ class Programme:
         return np.array(self._right) + np.where(self._is_point, float(budget_bytes), 0.0)
 
     def _matrix(self) -> scipy.sparse.csr_array:
-        shape = len(self._right), len(self.cost)
+        shape = len(self._right), self._num_variables
         return scipy.sparse.csr_array((self._weights, (self._rows, self._columns)), shape=shape, dtype=np.float64)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from compile_remat.passes.search.segment_dp import Option, fastest_path
+from compile_remat.passes.search.segment_dp import Option, SegmentTable, fastest_path
 
 Options = dict[tuple[int, int, int], Option]
 LAST = 6
@@ -41,7 +41,7 @@ def test_no_row_that_fits_is_faster(seed: int) -> None:
     every = [(peak_of(row), sum(o.time_ns for o in row)) for row in all_rows(options)]
     for budget_bytes in range(0, 40, 3):
         fitting = [time_ns for peak, time_ns in every if peak <= budget_bytes]
-        found = fastest_path(options, LAST, budget_bytes)
+        found = fastest_path(SegmentTable(options.values()), LAST, budget_bytes)
         assert (found is None) is (not fitting)
         if found is not None:
             assert [o.first for o in found] + [LAST] == [0] + [o.last for o in found]
@@ -51,5 +51,5 @@ def test_no_row_that_fits_is_faster(seed: int) -> None:
 
 def test_thinned_labels_still_fit() -> None:
     for seed in range(10):
-        found = fastest_path(drawn_options(seed), LAST, 12, max_labels=3)
+        found = fastest_path(SegmentTable(drawn_options(seed).values()), LAST, 12, max_labels=3)
         assert found is None or peak_of(found) <= 12

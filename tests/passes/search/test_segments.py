@@ -88,7 +88,7 @@ def test_options_predict_what_the_simulator_finds(seed: int) -> None:
     segments = segments_of(problem)
     last = len(segments.bounds) - 1
     for level, mask in enumerate(segments.levels):
-        whole = segments.table.get((0, last, level))
+        whole = segments.measured.get((0, last, level))
         if whole is None:
             continue
         batch = segments.simulator.run((mask | segments.pinned)[:, None])
@@ -129,7 +129,7 @@ def test_no_plan_below_what_any_option_needs() -> None:
 def test_repeated_calls_agree(seed: int) -> None:
     problem = seeded_problem(seed, LARGE)
     first, second = segments_of(problem), segments_of(problem)
-    assert first.table == second.table
+    assert first.measured == second.measured
     budget_bytes = int(0.8 * peak(first, first.levels[0]))
     ours, theirs = first.plan(budget_bytes), second.plan(budget_bytes)
     assert (ours is None and theirs is None) or (ours == theirs).all()
