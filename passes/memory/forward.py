@@ -113,6 +113,7 @@ class Forward:
         self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
         has_bytes = self.stored & (self.nbytes > 0)
         self.sure, self.drawn = np.flatnonzero(has_bytes & ~self.is_drawn), np.flatnonzero(has_bytes & self.is_drawn)
+        self.bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
         begun = np.bincount(self.begin[self.sure], self.nbytes[self.sure], minlength=n + 1)
         self.always = self.fixed + np.cumsum(begun)  # with what is always written, before it is freed
         self.tops, self.order = self._lowest()
@@ -267,27 +268,23 @@ class Forward:
             among = np.isin(rest, source.drawn_with)
             late[among] = np.where(waits, late[among], source.value)
         sure, drawn = self.sure, self.drawn
-        grid = has_buffer[drawn] * self.nbytes[drawn][:, None]
-        index = [
-            (stops[sure] + rows).ravel(),
-            (np.broadcast_to(self.begin[drawn][:, None], grid.shape) + rows).ravel(),
-            (stops[drawn] + rows).ravel(),
-            (late + rows).ravel(),
-        ]
-        weight = [
-            np.broadcast_to(-self.nbytes[sure].astype(np.float64)[:, None], (len(sure), plans)).ravel(),
-            grid.ravel(),
-            -grid.ravel(),
+        index = [(stops[sure] + rows).ravel(), (late + rows).ravel()]
+        weight: list[NDArray[Any]] = [
+            np.repeat(-self.nbytes[sure].astype(np.float64), plans),
             (saved[rest] * self.saved_nbytes[rest].astype(np.float64)[:, None]).ravel(),
         ]
+        if len(drawn):
+            grid = (has_buffer[drawn] * self.nbytes[drawn][:, None]).ravel()
+            index += [(self.begin[drawn][:, None] + rows).ravel(), (stops[drawn] + rows).ravel()]
+            weight += [grid, -grid]
         # Random numbers that have no buffer but are saved get one, from their own place on.
-        bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
-        grid = (saved[bare] & ~has_buffer[bare]) * self.saved_nbytes[bare][:, None]
-        index.append((np.broadcast_to(self.begin[bare][:, None], grid.shape) + rows).ravel())
-        weight.append(grid.ravel())
-        grid = lifetimes.copies * self.held_nbytes[:, None]
-        index.append((np.broadcast_to(self.held[:, None] + 1, grid.shape) + rows).ravel())
-        weight.append(grid.ravel())
+        if len(self.bare):
+            grid = (saved[self.bare] & ~has_buffer[self.bare]) * self.saved_nbytes[self.bare][:, None]
+            index.append((self.begin[self.bare][:, None] + rows).ravel())
+            weight.append(grid.ravel())
+        if len(self.held):
+            index.append((self.held[:, None] + 1 + rows).ravel())
+            weight.append((lifetimes.copies * self.held_nbytes[:, None]).ravel())
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
         return np.asarray(live + self.always, dtype=np.int64)

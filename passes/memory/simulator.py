@@ -167,11 +167,12 @@ class Simulator:
         self._charge(1)
         return self._keep(key, found)
 
-    def known(self, mask: Bools, batch: Batch, p: int) -> Batch:
-        """What `one` returns, for the plan `p` of a batch: nothing is simulated, and it counts as if it were."""
+    def known(self, mask: Bools, batch: Batch) -> Batch:
+        """What `one` returns, where `Batch.plan` gave it before: nothing is simulated, and it counts as if it were."""
         self._charge(1)
         key = mask.tobytes()
-        return self._keep(key, self._kept.pop(key) if key in self._kept else batch.plan(p))
+        self._kept.pop(key, None)
+        return self._keep(key, batch)
 
     def _keep(self, key: bytes, batch: Batch) -> Batch:
         self._kept[key] = batch
@@ -216,7 +217,7 @@ class Simulator:
         width = length + 2
         rows = np.arange(plans, dtype=np.int64) * width
         own = np.flatnonzero((self.nbytes > 0) & alive.any(axis=1))
-        nbytes = np.broadcast_to(self.nbytes[own].astype(np.float64)[:, None], (len(own), plans))
+        nbytes = np.repeat(self.nbytes[own].astype(np.float64), plans).reshape(len(own), plans)
         made, freed = lifetimes.buffers[own], alive[own]
         begin, end, held = self._step_begins, self._step_ends, self.forward.held
         coming = schedule.used[self._incoming] * self.nbytes[self._incoming, None]
@@ -233,8 +234,8 @@ class Simulator:
         weight = (
             nbytes[made],
             -nbytes[freed],
-            np.broadcast_to(self._begin_bytes[begin], (plans, len(begin))).ravel(),
-            np.broadcast_to(self._end_bytes[end], (plans, len(end))).ravel(),
+            np.tile(self._begin_bytes[begin], plans),
+            np.tile(self._end_bytes[end], plans),
             -coming.ravel(),
             -copied[again],
         )

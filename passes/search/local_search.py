@@ -57,7 +57,7 @@ class LocalSearch:
             columns[moves[:, 0], np.arange(len(moves))] ^= True
             swaps = np.flatnonzero(moves[:, 1] >= 0)
             columns[moves[swaps, 1], swaps] ^= True
-            scores, _ = self._tried(columns, budget_bytes, weight)
+            scores, tried = self._tried(columns, budget_bytes, weight)
             better = np.flatnonzero(scores < best - self.options.min_gain_ns)
             if not len(better):
                 break
@@ -67,29 +67,33 @@ class LocalSearch:
                 for v in move:
                     if v >= 0:
                         prefixes[v, k:] ^= True
-            scores, batches = self._tried(prefixes, budget_bytes, weight, keeps=True)
+            if len(chosen) > 1:
+                scores, tried = self._tried(prefixes, budget_bytes, weight)
+            else:  # the best move, which was tried alone
+                self.simulations += 1
+                scores = self.score(self.simulator.known(prefixes[:, 0], tried), budget_bytes, weight)
             k = int(np.argmin(scores))
             if scores[k] >= best - self.options.min_gain_ns:
                 break
             best = float(scores[k])
             current = prefixes[:, k].copy()
-            batch = self.simulator.known(current, *batches[k])
+            batch = self.simulator.known(current, tried)
         return current
 
-    def _tried(
-        self, columns: Bools, budget_bytes: int, weight: float, *, keeps: bool = False
-    ) -> tuple[Floats, list[tuple[Batch, int]]]:
-        """The scores of the plans in `columns`, [values, P]; where asked for, each plan's batch with its number there."""
+    def _tried(self, columns: Bools, budget_bytes: int, weight: float) -> tuple[Floats, Batch]:
+        """The scores of the plans in `columns`, [values, P], and the batch of the first of lowest score alone."""
         self.simulations += columns.shape[1]
-        found, places, first = [], list[tuple[Batch, int]](), 0
+        found, lowest, first = list[Floats](), np.inf, 0
         for batch in self.simulator.batches(columns):
             end = first + len(batch.time_ns)
             if self.archive is not None:
                 self.archive.add(batch, columns[:, first:end])
             first = end
-            found.append(self.score(batch, budget_bytes, weight))
-            places += [(batch, k) for k in range(len(batch.time_ns))] if keeps else []
-        return np.concatenate(found), places
+            scores = self.score(batch, budget_bytes, weight)
+            found.append(scores)
+            if scores.min() < lowest:
+                lowest, tried = scores.min(), batch.plan(int(np.argmin(scores)))
+        return np.concatenate(found), tried
 
     def _moves(self, current: Bools, batch: Batch, turn: int) -> Ints:
         """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in.

@@ -207,14 +207,17 @@ def _longer(
     tuning: SearchOptions,
 ) -> dict[tuple[int, int], _Chain]:
     """The chains of least peak with one more segment at the end, by first bound and length."""
-    found: dict[tuple[int, int], _Chain] = {}
+    found: dict[tuple[int, int], tuple[int, _Chain, Option]] = {}
     for (first, length), chain in chains.items():
         for more in tuning.recursive_parts:
             whole = length + more
             option = single.get((first + length, more))
             if option is None or whole > tuning.recursive_lengths[-1] or first + whole > count:
                 continue
-            known = found.get((first, whole))
-            if known is None or max(chain.peak_bytes, chain.kept_bytes + option.local_peak_bytes) < known.peak_bytes:
-                found[first, whole] = chain + option
-    return found
+            peak_bytes, known = (
+                max(chain.peak_bytes, chain.kept_bytes + option.local_peak_bytes),
+                found.get((first, whole)),
+            )
+            if known is None or peak_bytes < known[0]:
+                found[first, whole] = peak_bytes, chain, option
+    return {key: chain + option for key, (_, chain, option) in found.items()}

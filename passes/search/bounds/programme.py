@@ -48,6 +48,7 @@ class Programme:
         self._weights: list[float] = []
         self._right: list[float] = []
         self._is_point: list[bool] = []
+        self._made: scipy.sparse.csr_array | None = None
         self._num_variables = 2 * n
         self._cost = np.concatenate([simulator.save_time_ns, simulator.time_ns - simulator.save_time_ns]).astype(float)
         self._box = np.zeros((2 * n, 2))
@@ -138,4 +139,7 @@ class Programme:
 
     def _matrix(self) -> scipy.sparse.csr_array:
         shape = len(self._right), self._num_variables
-        return scipy.sparse.csr_array((self._weights, (self._rows, self._columns)), shape=shape, dtype=np.float64)
+        if self._made is not None and self._made.shape == shape:
+            return self._made
+        self._made = scipy.sparse.csr_array((self._weights, (self._rows, self._columns)), shape=shape, dtype=np.float64)
+        return self._made
