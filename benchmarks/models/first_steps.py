@@ -68,10 +68,8 @@ def _of_transformers(name: str) -> tuple[nn.Module, Step]:
         module, inputs = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=VOCABULARY, use_cache=False, **wide)), text
     elif name == "t5":
         small = {"d_model": WIDTH, "d_kv": WIDTH // HEADS, "d_ff": 4 * WIDTH, "num_layers": LAYERS, "num_heads": HEADS}
-        module, inputs = (
-            hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=VOCABULARY, use_cache=False, **small)),
-            text,
-        )
+        t5 = hf.T5Config(vocab_size=VOCABULARY, use_cache=False, decoder_start_token_id=0, **small)
+        module, inputs = hf.T5ForConditionalGeneration(t5), text
     else:
         module = hf.ViTForImageClassification(hf.ViTConfig(image_size=64, patch_size=8, num_labels=10, **wide))
         inputs = {"pixel_values": torch.randn(BATCH, 3, 64, 64), "labels": torch.randint(10, (BATCH,))}
