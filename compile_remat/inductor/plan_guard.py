@@ -14,7 +14,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from compile_remat._torch.version import private_module, private_name
-from compile_remat.inductor.cpp_kernels.scheduling import call_kernels_apart
+from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
 from compile_remat.inductor.fusion_guard import GuardedChoices
 from compile_remat.inductor.kernel_order import move_kernels_up
 from compile_remat.inductor.observe import GraphCompiler
@@ -59,7 +59,7 @@ class PlannedKernels(CustomSchedulerPass):
 
     A pass that the user set runs first: it sees the nodes as plain Inductor shows them.  Then kernels move up to their place
     in the plan where that does not raise the peak, in whatever order that pass left, and so the budget holds under it.  Last,
-    the scheduler is told to call C++ kernels one by one.
+    the scheduler is told to call C++ kernels one by one, and to have no kernel built yet.
 
     Args:
         users: The user's pass.
@@ -79,7 +79,7 @@ class PlannedKernels(CustomSchedulerPass):
         if moved != before:
             scheduler.nodes = moved
             scheduler.compute_ancestors()  # numbers the nodes anew; the fusion guard reads the numbers
-        call_kernels_apart(scheduler)
+        replace_backends(scheduler)
         return moved
 
     def uuid(self) -> object:

@@ -31,6 +31,13 @@ def test_kernels_are_tritons_and_become_cubins(job: Job) -> None:
     assert found["set_device"] == 0
 
 
+def test_no_kernel_is_compiled_before_its_plan_is_kept(job: Job) -> None:
+    """Not even handed to a process, as Inductor does while it writes code."""
+    (found,) = job("tests.cuda_codegen.jobs.refused", TORCHINDUCTOR_COMPILE_THREADS="2")
+    assert found["rounds"][:2] == [0, 0]
+    assert found["asked"] == found["in the code"] > 15
+
+
 @pytest.mark.parametrize(
     ("options", "counted"),
     [({"triton.cudagraphs": True}, "partitions"), ({"triton.multi_kernel": 1}, "multi_kernels")],

@@ -223,7 +223,7 @@ def test_the_users_pass_sees_the_kernels_first(monkeypatch: pytest.MonkeyPatch) 
         return moved
 
     monkeypatch.setattr(plan_guard, "move_kernels_up", note)
-    monkeypatch.setattr(plan_guard, "call_kernels_apart", lambda own: seen.append("apart"))
+    monkeypatch.setattr(plan_guard, "replace_backends", lambda own: seen.append("apart"))
     assert PlannedKernels()(list(nodes)) == nodes
     assert (seen, scheduler.numbered) == (["abc", "apart"], [])
     turned = PlannedKernels(lambda given: given[::-1])(list(nodes))

@@ -1,16 +1,23 @@
-"""How Inductor calls its C++ kernels: one by one.  Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15."""
+"""How Inductor calls its C++ kernels: one by one; and when its kernels are built: once the plan is kept.
+
+Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch._inductor import config as inductor_config
+
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.cpp_kernels.building import build_together
+from compile_remat.inductor.cpp_kernels.building import build_together, is_postponed
 
 if TYPE_CHECKING:
     from torch._inductor.codegen.cpp import CppScheduling
+    from torch._inductor.codegen.triton import TritonScheduling
 else:
     CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
+    TritonScheduling = private_name("torch._inductor.codegen.triton", "TritonScheduling")
 ComputedBuffer = private_name("torch._inductor.ir", "ComputedBuffer")
 SchedulerNode = private_name("torch._inductor.scheduler", "SchedulerNode")
 V = private_name("torch._inductor.virtualized", "V")
@@ -59,13 +66,29 @@ def _sizes(node: Any) -> tuple[Any, ...] | None:
     return tuple(node.node.data.get_size()) if isinstance(node.node, ComputedBuffer) else None
 
 
-def call_kernels_apart(scheduler: Any) -> None:
-    """Give a graph's scheduler `SeparateKernels` for the devices that Inductor makes C++ for; before any code is made.
+class UnsubmittedKernels(TritonScheduling):
+    """Inductor's Triton backend, which by itself hands each kernel to the compiling processes as soon as it has its code."""
 
-    What is called apart is built together, unless the wrapper itself is C++.
+    def define_kernel(self, *args: Any, **kwargs: Any) -> Any:
+        """Write a kernel into the graph's code, as where nothing compiles beside this process."""
+        with inductor_config.patch(compile_threads=1):
+            return super().define_kernel(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def replace_backends(scheduler: Any) -> None:
+    """Give a graph's scheduler our backends for the devices that Inductor makes C++ or Triton for; before any code is made.
+
+    C++ kernels are called apart and built together, and while building is postponed, no Triton kernel is handed to a compiler.
+    A wrapper that itself is C++ builds its kernels.
     """
     for device in {node.get_device() for node in scheduler.nodes} - {None}:
-        if type(scheduler.get_backend(device)) is CppScheduling:
+        backend = scheduler.get_backend(device)
+        if type(backend) is CppScheduling:
             scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
-            if not V.graph.cpp_wrapper:
-                build_together(V.graph.wrapper_code)
+        elif type(getattr(backend, "_triton_scheduling", None)) is TritonScheduling:
+            if is_postponed():
+                backend._triton_scheduling = UnsubmittedKernels(scheduler)
+        else:
+            continue
+        if not V.graph.cpp_wrapper:
+            build_together(V.graph.wrapper_code)

@@ -7,6 +7,7 @@ it wants; ``options`` of Inductor; ``out``, a file for what was emitted.  Prints
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "cpu_buffers": sources.count("empty_strided_cpu("),
         "multi_kernels": sources.count("async_compile.multi_kernel("),
         "partitions": sources.count("\ndef partition_"),
-        "cubins": len(list(Path(torch._inductor.runtime.cache_dir_utils.cache_dir()).rglob("*.cubin"))),
+        "cubins": len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))),
     }
 
 

@@ -1,0 +1,63 @@
+"""What the rounds of one compilation cost: what is lowered, and what is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.graph import GraphLowering
+
+from compile_remat.backend import remat
+from compile_remat.compilation import driver
+from compile_remat.inductor.cpp_kernels import building
+from compile_remat.inductor.cpp_kernels.unit import Kernel
+
+
+class Compiler:
+    """Counts graphs that are lowered and kernels that are handed to the C++ compiler, which gets none.
+
+    Attributes:
+        lowered: Graphs so far.
+        built: Kernels so far.
+        seen: What was built by the end of each round.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+        self.lowered, self.built, self.seen = 0, 0, list[int]()
+        run = GraphLowering.run
+
+        def lower(graph: GraphLowering, *inputs: Any) -> Any:
+            self.lowered += 1
+            return run(graph, *inputs)
+
+        def build(keys: dict[Kernel, str]) -> None:
+            self.built += len(keys)
+            building._functions.update(dict.fromkeys(keys.values(), lambda *arguments: None))
+
+        def refuse(reports: Sequence[Any], settings: Any, request: Any) -> int | None:
+            self.seen.append(self.built)
+            return None if len(self.seen) > refused else int(0.9 * reports[0].plan.peak_bytes)
+
+        monkeypatch.setattr(GraphLowering, "run", lower)
+        monkeypatch.setattr(building, "_build_missing", build)
+        monkeypatch.setattr(building, "_functions", {})
+        monkeypatch.setattr(building, "_function_in_cache", lambda key: None)
+        monkeypatch.setattr(driver, "bytes_to_plan_for", refuse)
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_a_refused_round_builds_nothing_and_an_accepted_one_is_lowered_once(
+    own_caches: Path, monkeypatch: pytest.MonkeyPatch, refused: int
+) -> None:
+    compiler = Compiler(monkeypatch, refused)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(4)])
+    step = torch.compile(model, backend=remat, options={"memory_budget": 0.8})
+    for _ in range(2):
+        step(torch.randn(256, 32)).sum().backward()
+    assert compiler.seen == [0] * min(refused + 1, driver.TIGHTENINGS)
+    assert compiler.lowered == 2 * (refused + 1)
+    assert compiler.built > 4

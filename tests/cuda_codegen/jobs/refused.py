@@ -1,0 +1,50 @@
+"""A round whose code is refused, and one that is accepted: how many kernels had been asked for behind each, as one line of JSON.
+
+Inductor is told that compiling processes are there, to which it would hand kernels while it writes code.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from benchmarks.common.fake_cuda import install
+
+
+def main() -> dict[str, Any]:
+    install.install(compiled=False)
+    from torch._inductor.async_compile import AsyncCompile
+
+    from benchmarks.common.fake_cuda import step
+    from compile_remat.compilation import driver
+    from tests.cuda_codegen import toys
+
+    asked: list[str] = []
+    rounds: list[int] = []
+    triton, decide = AsyncCompile.triton, driver.bytes_to_plan_for
+
+    def count(self: AsyncCompile, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
+        asked.append(source_code)
+        return triton(self, kernel_name, source_code, *args, **kwargs)
+
+    def refuse_once(reports: Any, settings: Any, request: Any) -> int | None:
+        rounds.append(len(asked))
+        return int(0.9 * reports[0].plan.peak_bytes) if len(rounds) == 1 else decide(reports, settings, request)
+
+    AsyncCompile.triton = count  # type: ignore[method-assign]
+    AsyncCompile.use_process_pool = classmethod(lambda cls: threads() > 1)  # type: ignore[assignment]
+    driver.bytes_to_plan_for = refuse_once
+    emitted = step.compile_step(lambda: toys.make(None), step.ours("0.8"))
+    last = "\n".join(e.source_code for e in emitted[-2:])
+    return {"rounds": rounds, "asked": len(asked), "in the code": last.count("async_compile.triton(")}
+
+
+def threads() -> int:
+    """The processes that Inductor may compile in, as it is told at this moment."""
+    from torch._inductor.async_compile import get_compile_threads
+
+    return get_compile_threads()
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))
