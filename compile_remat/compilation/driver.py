@@ -217,7 +217,7 @@ class Compilation:
             partitioner = replace(partitioner, request=FitBelow(bytes_then))
             side_file = self._side_file(partitioner)
         for left in reversed(range(TIGHTENINGS + 1)):
-            with recording() as reports, building_postponed() as graphs:
+            with recording() as reports, building_postponed(self.patches) as graphs:
                 emissions = Emissions()
                 compiled, partitioner = self._enter(partitioner, emissions)
                 side_file = None if isinstance(partitioner.request, Resume) else side_file

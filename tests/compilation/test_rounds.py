@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch._inductor.graph import GraphLowering
 
 from compile_remat.backend import remat
@@ -24,10 +25,12 @@ class Compiler:
         lowered: Graphs so far.
         built: Kernels so far.
         seen: What was built by the end of each round.
+        vector_bits: Inductor's option for the length of vectors, as the kernels are built.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
         self.lowered, self.built, self.seen = 0, 0, list[int]()
+        self.vector_bits = set[int | None]()
         run = GraphLowering.run
 
         def lower(graph: GraphLowering, *inputs: Any) -> Any:
@@ -36,6 +39,7 @@ class Compiler:
 
         def build(keys: dict[Kernel, str]) -> None:
             self.built += len(keys)
+            self.vector_bits.add(inductor_config.cpp.simdlen)
             building._functions.update(dict.fromkeys(keys.values(), lambda *arguments: None))
 
         def refuse(reports: Sequence[Any], settings: Any, request: Any) -> int | None:
@@ -61,3 +65,15 @@ def test_a_refused_round_builds_nothing_and_an_accepted_one_is_lowered_once(
     assert compiler.seen == [0] * min(refused + 1, driver.TIGHTENINGS)
     assert compiler.lowered == 2 * (refused + 1)
     assert compiler.built > 4
+
+
+def test_kernels_are_built_under_the_options_that_their_code_is_made_for(
+    own_caches: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code with vectors of 256 bits, built for 512, writes behind the end of its buffers."""
+    compiler = Compiler(monkeypatch, refused=1)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
+    options = {"memory_budget": 0.8, "cpp.simdlen": 256}
+    torch.compile(model, backend=remat, options=options)(torch.randn(256, 32)).sum().backward()
+    assert compiler.seen == [0, 0] and compiler.built
+    assert compiler.vector_bits == {256}

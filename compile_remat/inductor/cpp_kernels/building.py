@@ -19,11 +19,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch._inductor import config as inductor_config
 
 from compile_remat._torch.version import private_module, private_name
 from compile_remat._util.atomic_write import write_atomically
@@ -104,11 +106,13 @@ class KernelsOfGraph(AsyncCompile):
 
     Attributes:
         scope: Names of the code, once it was read to its end.
+        options: Inductor's, as the user gave them: the compiler is called by them, and they may be out of force by then.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.scope: dict[str, Any] = {}
+        self.options: Mapping[str, Any] = {}
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
         """A kernel of C++: what calls it, or will be replaced by what calls it."""
@@ -125,10 +129,11 @@ class KernelsOfGraph(AsyncCompile):
         super().wait(ready)
         scope.update(ready)
         self.scope = scope
-        graphs = _postponed.get()
-        if graphs is None:
+        postponed = _postponed.get()
+        if postponed is None:
             build([self])
         else:
+            graphs, self.options = postponed
             graphs.append(self)
 
     def start(self) -> bool:
@@ -151,10 +156,14 @@ def build_together(wrapper: Any) -> None:
 
 
 @contextmanager
-def building_postponed() -> Iterator[list[KernelsOfGraph]]:
-    """The graphs whose code is read inside; their kernels are not built before `build`, or before one of them is called."""
+def building_postponed(options: Mapping[str, Any]) -> Iterator[list[KernelsOfGraph]]:
+    """The graphs whose code is read inside; their kernels are not built before `build`, or before one of them is called.
+
+    Args:
+        options: Inductor's, which the graphs are compiled under.
+    """
     graphs: list[KernelsOfGraph] = []
-    token = _postponed.set(graphs)
+    token = _postponed.set((graphs, options))
     try:
         yield graphs
     finally:
@@ -164,10 +173,13 @@ def building_postponed() -> Iterator[list[KernelsOfGraph]]:
 def build(graphs: Sequence[KernelsOfGraph]) -> None:
     """Put functions in the place of `Unbuilt` kernels, and kernels in the place of `Postponed` ones.
 
+    Args:
+        graphs: Of one `building_postponed`.
+
     Raises:
         CppCompileError: The compiler refuses a kernel.
     """
-    with _building:
+    with _building, inductor_config.patch(dict(graphs[0].options) if graphs else {}):
         begun = [graph for graph in graphs if graph.start()]
         unbuilt = [(graph.scope, graph.unbuilt()) for graph in graphs]
         functions = functions_of(kernel for _, kernels in unbuilt for kernel in kernels.values())
@@ -188,7 +200,9 @@ def _later(start: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return Postponed(start) if is_postponed() else start()
 
 
-_postponed: ContextVar[list[KernelsOfGraph] | None] = ContextVar("graphs whose kernels are built later", default=None)
+_postponed: ContextVar[tuple[list[KernelsOfGraph], Mapping[str, Any]] | None] = ContextVar(
+    "graphs whose kernels are built later, and Inductor's options", default=None
+)
 _building = threading.RLock()
 _functions: dict[str, Function] = {}
 

@@ -127,7 +127,7 @@ def test_kernels_of_triton_are_compiled_once_their_plan_is_kept(monkeypatch: pyt
     module = "\n".join([*building.HEADER, *makes, "async_compile.wait(globals())"])
     refused: dict[str, Any] = {}
     kept: dict[str, Any] = {}
-    with building.building_postponed() as graphs:
+    with building.building_postponed({}) as graphs:
         exec(module, refused)
         graphs.clear()
         exec(module, kept)
