@@ -3,6 +3,7 @@
 Run as a module it is that process; its arguments are ``MODEL SETTING SCALE``, and it prints one line of JSON.
 """
 
+import compileall
 import json
 import os
 import resource
@@ -52,7 +53,13 @@ def missing_package(model: str) -> str:
 
 
 def run(model: str, setting: str, *, is_toy: bool) -> tuple[Taken, Taken]:
-    """Two processes that share folders, the first of which finds them empty."""
+    """Two processes that share folders, the first of which finds them empty.
+
+    Both find this package as `pip` leaves it, as bytecode: its sources take 0.3 CPU seconds more.
+    """
+    root = Path(__file__).parents[2]
+    for package in ("compile_remat", "passes", "cost_models", "benchmarks"):
+        compileall.compile_dir(root / package, quiet=1)
     with tempfile.TemporaryDirectory(prefix="remat-first-step-", ignore_cleanup_errors=True) as folder:
         first = _process(model, setting, Path(folder), is_toy=is_toy)
         return first, _process(model, setting, Path(folder), is_toy=is_toy)
