@@ -21,11 +21,12 @@ VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python
 PIP  := $(PY) -m pip --disable-pip-version-check
 PINS := $(VENV)/constraints.txt
+STACKS := $(VENV)-stacks
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
-.PHONY: help layers docs demo test test-full test-cuda-codegen test-browser durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
+.PHONY: help layers docs demo test test-full test-cuda-codegen test-browser test-stacks durations test-versions fuzz bench dev lint types wheel-test dist clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-17s %s\n", $$1, $$2}' Makefile
@@ -46,6 +47,11 @@ test-cuda-codegen: $(VENV)/.triton  ## check Triton code for an H100 that is not
 
 test-browser: $(VENV)/.installed  ## run the tests of pages in a headless chromium (skipped where there is none)
 	$(PY) -m pytest -rs --timeout=$(TIMEOUT) tests/browser $(PYTEST_ARGS)
+
+test-stacks: $(VENV)/.installed  ## train with transformers, accelerate, peft, lightning, timm, diffusers in .venv-stacks (downloads 50 MB)
+	@$(MAKE) --no-print-directory $(STACKS)/.installed || echo "$(STACKS) cannot be made; tests of what is not there are skipped"
+	@test -e $(STACKS)/.installed && py=$(STACKS)/bin/python || py=$(PY); \
+	$$py -m pytest -rs --full --timeout=1200 tests/stacks $(PYTEST_ARGS)
 
 durations: $(VENV)/.installed  ## run the tests and write how long each takes to tests/durations.txt
 	$(PYTEST) --write-durations $(PYTEST_ARGS)
@@ -135,6 +141,14 @@ $(VENV)/.dev: $(VENV)/.installed
 # In a folder of its own: torch for CPUs behaves otherwise where it finds triton.
 $(VENV)/.triton: $(VENV)/.installed
 	$(PY) -c 'import triton' 2>/dev/null || $(PIP) install --quiet --no-deps --target $(VENV)/triton triton==$(TRITON)
+	@touch $@
+
+# It sees the packages of .venv, torch among them, and has the others beside it: nothing that tests skip gets into .venv.
+$(STACKS)/.installed: $(VENV)/.installed
+	$(PY) -m venv $(VENV_ARGS) $(STACKS)
+	@where='import sysconfig; print(sysconfig.get_path("purelib"))' && \
+	$(PY) -c "$$where" >"$$($(STACKS)/bin/python -c "$$where")/beside.pth"
+	$(STACKS)/bin/python -m pip --disable-pip-version-check install --quiet -c $(PINS) --no-build-isolation -e '.[stacks]'
 	@touch $@
 
 $(VENV)/.dist: $(VENV)/.installed

@@ -210,12 +210,15 @@ def _first(seen: Sequence[Planned]) -> Planned:
 def install(**settings: Any) -> None:
     """Let Inductor itself use our partitioner in this process, for tools that only know the name "inductor".
 
-    Accelerate and the Hugging Face Trainer accept no other backend name.  What this cannot give: `auto` reads the free
-    memory once, here; an error comes out wrapped in ``BackendCompilerFailed``, and so does a failure of the planner;
-    Inductor's fusions are not kept to the plan, so a measured peak may exceed the predicted one by a few per cent; where
-    Inductor finds a graph in its cache nothing of ours runs, and `reports` has no row for it; `check` compares nothing,
-    with a warning; `cost_model="profile"` times nothing and takes the times that are in its file.  Inductor's
-    `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  So is
+    Accelerate and the Hugging Face Trainer accept no other backend name.  Where the model can be compiled before they get it,
+    ``model.compile(backend="remat")`` is better: what keeps a budget around Inductor is not there under `install`.  Emitted code is
+    not compared with the budget, and a measured peak may exceed the predicted one by a few per cent; each graph has the whole
+    budget for itself, at the sizes of its compilation; `auto` reads the free memory once, here; nothing runs again that is out of
+    memory; no peaks are measured; an error, and a failure of the planner, comes out wrapped in ``BackendCompilerFailed``; a graph in
+    Inductor's cache has no row in `reports`; `check` compares nothing, with a warning; `cost_model="profile"` takes the times that
+    are in its file.  docs/stacks.md has the table.
+
+    Inductor's `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  So is
     `reorder_for_locality`, for graphs that compute gradients themselves; they are planned by Inductor's `joint_custom_post_pass`,
     unless you have set one.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
     """

@@ -13,6 +13,7 @@ from compile_remat._util.text_table import print_table
 _PACKAGES = ("compile-remat", "torch", "scipy", "numpy", "rich", "matplotlib")
 _OPTIONAL = ("rich", "matplotlib")
 _ENTRY_POINT_GROUP = "torch_dynamo_backends"
+_ACCELERATE = "ACCELERATE_DYNAMO_BACKEND"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Finding:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Print what was found; the exit status is 1 if something needed is missing."""
-    found = [*versions(), entry_point(), cuda(), cpp_compiler()]
+    found = [*versions(), entry_point(), *accelerate(os.environ), cuda(), cpp_compiler()]
     _print_findings(found)
     print("\nsettings in force (an option of torch.compile beats these)")
     _print_findings(settings(os.environ))
@@ -63,6 +64,17 @@ def entry_point() -> Finding:
     if len(targets) > 1:
         return Finding(what, " and ".join(targets), "two packages register this name: uninstall one")
     return Finding(what, f"registered as {targets[0]}")
+
+
+def accelerate(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """How a model gets past Accelerate, and so past the Trainer: their list of backends has no room for another name."""
+    try:
+        found = importlib.metadata.version("accelerate")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    way = 'model.compile(backend="remat", options=...) before the Trainer or Accelerator.prepare'
+    problem = f"it knows no backend of this name, and raises a ValueError: unset {_ACCELERATE}, and call {way}"
+    yield Finding("accelerate", f"{found}; {way}", problem if environ.get(_ACCELERATE, "").lower() == "remat" else "")
 
 
 def cuda() -> Finding:

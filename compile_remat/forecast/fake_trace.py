@@ -17,6 +17,7 @@ from torch import fx, nn
 from compile_remat._torch import joint_graph
 from compile_remat._torch.cuda_sdpa import replace_cpu_attention, use_cuda_attention
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors, say_device
+from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.operators import tree_leaves
 from compile_remat._torch.version import version_problem
 from compile_remat.cost_models import Device
@@ -98,10 +99,9 @@ def built(builder: Builder) -> tuple[nn.Module, tuple[Any, ...]]:
 
 
 def _run(model: nn.Module, inputs: Sequence[Any], backend: Callable[..., Any], name: str) -> None:
-    torch.compiler.reset()
     try:
         with fake_tensors():
-            torch.compile(model, backend=backend)(*inputs)
+            trace_isolated(model, backend, inputs)
     except RematError:
         raise
     except Exception as error:
@@ -109,8 +109,6 @@ def _run(model: nn.Module, inputs: Sequence[Any], backend: Callable[..., Any], n
         raise RematError(
             f"{name} cannot be traced without data: {type(error).__name__}: {reason[0] if reason else ''}"
         ) from error
-    finally:
-        torch.compiler.reset()
 
 
 def _refuse(graphs: int, name: str) -> None:

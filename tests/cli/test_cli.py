@@ -74,6 +74,14 @@ def test_optional_packages_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> No
     assert problems == {"compile-remat", "torch", "scipy", "numpy"}
 
 
+def test_the_way_past_accelerates_list_of_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.15.0")
+    (fine,) = doctor.accelerate({"ACCELERATE_DYNAMO_BACKEND": "inductor"})
+    assert 'model.compile(backend="remat", options=...) before the Trainer' in fine.value and not fine.problem
+    (refused,) = doctor.accelerate({"ACCELERATE_DYNAMO_BACKEND": "REMAT"})
+    assert "unset ACCELERATE_DYNAMO_BACKEND" in refused.problem
+
+
 def test_a_closed_pipe_and_an_interrupt_end_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

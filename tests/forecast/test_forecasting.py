@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import compile_remat
 from compile_remat import api
@@ -234,3 +235,32 @@ def test_saved_bytes_are_those_of_a_trace_on_a_gpu(name: str) -> None:
     seen = api.look(model.cuda(), on_gpu, device="h100-sxm", memory_budget="max")[0].plan
     assert planned.saved_bytes == seen.saved_bytes
     assert planned.peak_bytes == seen.peak_bytes
+
+
+def test_what_is_compiled_stays_compiled() -> None:
+    """A callback asks for the largest batch while a model trains."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.body(x)
+            return found
+
+    def build(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor]]:
+        return Net(), (torch.randn(batch, 16),)
+
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> object:
+        compiled.append(gm)
+        return gm.forward
+
+    model, inputs = build()
+    call = torch.compile(model, backend=backend)
+    call(*inputs)
+    assert compile_remat.largest_batch(build, device="l4").batch > 8
+    call(*inputs)
+    assert len(compiled) == 1

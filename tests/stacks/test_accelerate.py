@@ -1,0 +1,38 @@
+"""A loop with Accelerate: compiled by the user, or by Accelerate under `install`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.stacks.promise import assert_same, assert_within_budget, planned
+
+pytest.importorskip("accelerate", reason="accelerate is not installed: make test-stacks")
+
+import accelerate_loop
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+
+def losses(budget: float | None, precision: str, *, install: bool = False) -> list[float]:
+    torch.compiler.reset()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return accelerate_loop.train(budget, precision=precision, install=install)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_compiled_before_prepare(precision: str) -> None:
+    expected = losses(None, precision)
+    assert_same(losses(0.5, precision), expected, rel=2e-3 if precision == "bf16" else 1e-5)
+    report = planned()[0]
+    assert_within_budget(report.measured_peak_bytes, report.budget_bytes)
+
+
+def test_install() -> None:
+    assert_same(losses(0.5, "no", install=True), losses(None, "no"))
+    assert len(planned()) == 1
+
+
+def test_a_backend_name_of_ours_is_no_name_of_theirs() -> None:
+    with pytest.raises(ValueError, match="REMAT"):
+        Accelerator(dynamo_backend="remat")

@@ -1,0 +1,80 @@
+"""The Hugging Face Trainer, Accelerate and PEFT with their own training loops, at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import compile_remat
+from tests.stacks.promise import assert_same, assert_within_budget, planned
+
+pytest.importorskip("transformers", reason="transformers is not installed: make test-stacks")
+pytest.importorskip("accelerate", reason="accelerate is not installed: make test-stacks")
+
+import hf_trainer
+
+
+def losses(budget: str | float | None, **arguments: Any) -> list[float]:
+    torch.compiler.reset()
+    run = hf_trainer.trainer(hf_trainer.llama(), budget, **arguments)
+    run.train()
+    return hf_trainer.losses(run)
+
+
+def test_accumulation_evaluation_a_smaller_last_batch_and_a_checkpoint(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
+    expected = losses(None, **arguments)
+    assert len(expected) == 6  # four steps, two evaluations
+    saving = {**arguments, "save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path / "out")}
+    torch.compiler.reset()
+    run = hf_trainer.trainer(hf_trainer.llama(), 0.5, **saving)
+    run.add_callback(callback := hf_trainer.MemoryCallback())
+    run.train()
+    assert_same(hf_trainer.losses(run), expected)
+    assert len(planned()) == 3  # batches of 8, then of 4, then of any size up to a size class
+    first = planned()[0]
+    assert_within_budget(callback.report.measured.peak_bytes, first.budget_bytes)
+    assert first.plain is not None and first.budget_bytes == first.plain.peak_bytes // 2
+    assert f"{callback.report.measured.peak_bytes / 2**20:.1f} MiB" in callback.report.text
+
+    torch.compiler.reset()
+    resumed = hf_trainer.trainer(hf_trainer.llama(), 0.5, **saving)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert_same(hf_trainer.losses(resumed), expected)
+
+
+def test_bf16_and_gradient_checkpointing() -> None:
+    """Half of what the checkpoints of the model leave may lie below the lowest peak: `min` is what can be had."""
+    arguments: dict[str, Any] = {"bf16": True, "gradient_checkpointing": True, "max_steps": 2}
+    expected = losses(None, **arguments)
+    assert_same(losses("min", **arguments), expected, rel=2e-3)
+    assert planned()[0].budget == "min"
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_install(bf16: bool) -> None:
+    expected = losses(None, bf16=bf16, max_steps=2)
+    found = losses(0.5, install=True, bf16=bf16, max_steps=2)
+    assert_same(found, expected, rel=2e-3 if bf16 else 1e-5)
+    assert planned()
+
+
+def test_lora() -> None:
+    pytest.importorskip("peft", reason="peft is not installed: make test-stacks")
+    found = []
+    for arguments in (["--plain", "--lora"], ["--budget", "0.6", "--lora"]):
+        torch.compiler.reset()
+        found.append(hf_trainer.main(arguments))
+    assert_same(found[1], found[0])
+    for report in planned()[:1]:
+        assert_within_budget(report.measured_peak_bytes, report.budget_bytes)
+
+
+def test_a_backend_name_of_ours_is_no_name_of_theirs() -> None:
+    """`compile-remat doctor` and the manual name the way out."""
+    with pytest.raises(ValueError, match="REMAT"):
+        hf_trainer.trainer(hf_trainer.llama(), None, torch_compile_backend="remat")
+    assert not compile_remat.reports()

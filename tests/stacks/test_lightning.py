@@ -1,0 +1,40 @@
+"""Lightning's Trainer and Fabric with their own loops, at toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.stacks.promise import assert_same, assert_within_budget, planned
+
+pytest.importorskip("lightning", reason="lightning is not installed: make test-stacks")
+
+import lightning_trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+
+def test_clipping_accumulation_validation_and_a_checkpoint(tmp_path: Path) -> None:
+    expected = lightning_trainer.fit(None, enable_checkpointing=False)
+    torch.compiler.reset()
+    callback = lightning_trainer.MemoryCallback()
+    kept = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    assert_same(lightning_trainer.fit(0.5, [callback, kept]), expected)
+    first = planned()[0]
+    assert_within_budget(callback.report.measured.peak_bytes, first.budget_bytes)
+    assert f"predicted peak {first.plan.peak_bytes / 2**20:.1f} MiB" in callback.report.text
+
+    torch.compiler.reset()
+    resumed = lightning_trainer.fit(0.5, ckpt_path=str(tmp_path / "epoch=0.ckpt"), enable_checkpointing=False)
+    assert_same(resumed[-5:], expected[-5:])  # the second epoch: four batches, one of validation
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_fabric(precision: str) -> None:
+    expected = lightning_trainer.fabric_loop(None, precision=precision)
+    torch.compiler.reset()
+    found = lightning_trainer.fabric_loop(0.5, precision=precision)
+    assert_same(found, expected, rel=2e-3 if precision == "bf16-mixed" else 1e-5)
+    (full, _) = planned()
+    assert_within_budget(full.measured_peak_bytes, full.budget_bytes)

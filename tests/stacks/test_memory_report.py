@@ -1,0 +1,63 @@
+"""What the callbacks print, of a step that runs operator by operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from memory_report import MemoryReport
+from torch import Tensor, nn
+
+import compile_remat
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x)
+        return found
+
+
+def build(batch: int = 8) -> tuple[nn.Module, tuple[Any, ...]]:
+    return Net(), (torch.randn(batch, 64),)
+
+
+def test_budget_predicted_and_measured_peak_and_the_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    model, (x,) = build(256)
+    model.compile(backend="remat", options={"compiler": "eager", "memory_budget": "min"})
+    report = MemoryReport(step=2, build=build, device="l4", optimizer_state="adamw")
+    for _ in range(3):
+        report.begin()
+        model(x).sum().backward()
+        report.end()
+        model.zero_grad()
+    (found,) = compile_remat.reports()
+    assert found.measured_peak_bytes == report.measured.peak_bytes
+    graph, step, largest = report.text.splitlines()
+    assert graph.startswith(f"graph {found.graph_key}: memory_budget min (-), predicted peak 0.")
+    assert step.startswith("forward and backward: measured peak 0.")
+    assert largest.startswith("largest batch on l4: ") and int(largest.split()[-1]) > 256
+    assert capsys.readouterr().out.count("largest batch") == 1
+
+
+def test_a_step_without_a_plan_says_only_what_was_measured() -> None:
+    report = MemoryReport(step=1)
+    report.begin()
+    report.end()
+    assert report.text == "no graph with a plan: forward and backward took 0.0 MiB"
+
+
+def test_torch_compiles_nothing_where_a_module_of_its_own_is_compiled_in_place() -> None:
+    """Plain torch as well: the manual says so.  Where this fails, the manual can drop it."""
+    x = torch.randn(4, 64)
+    options = {"compiler": "eager", "memory_budget": "min"}
+    body = Net().body
+    body.compile(backend="remat", options=options)
+    body(x).sum().backward()
+    assert not compile_remat.reports()
+    torch.compile(Net().body, backend="remat", options=options)(x).sum().backward()
+    assert len(compile_remat.reports()) == 1

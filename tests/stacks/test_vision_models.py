@@ -1,0 +1,23 @@
+"""Models of timm and diffusers, at toy size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.stacks.promise import assert_same, assert_within_budget, planned
+
+LIBRARIES = {"resnet": "timm", "convnext": "timm", "swin": "timm", "unet": "diffusers"}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_losses_and_peak(name: str) -> None:
+    library = LIBRARIES[name]
+    pytest.importorskip(library, reason=f"{library} is not installed: make test-stacks")
+    import vision_models
+
+    expected = vision_models.train(name, None)
+    torch.compiler.reset()
+    assert_same(vision_models.train(name, 0.7), expected, rel=1e-4)
+    (report,) = planned()
+    assert_within_budget(report.measured_peak_bytes, report.budget_bytes)
