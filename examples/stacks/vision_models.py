@@ -46,10 +46,10 @@ def resnet() -> nn.Module:
 
 
 def convnext() -> nn.Module:
-    """Two stages of one block."""
+    """Four stages of one block."""
     from timm.models.convnext import ConvNeXt
 
-    return WithLoss(ConvNeXt(depths=(1, 1), dims=(16, 32), num_classes=10))
+    return WithLoss(ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 16, 16, 32), num_classes=10))
 
 
 def swin() -> nn.Module:
