@@ -214,7 +214,7 @@ def install(**settings: Any) -> None:
     ``model.compile(backend="remat")`` is better: what keeps a budget around Inductor is not there under `install`.  Emitted code is
     not compared with the budget, and a measured peak may exceed the predicted one by a few per cent; each graph has the whole
     budget for itself, at the sizes of its compilation; `auto` reads the free memory once, here; nothing runs again that is out of
-    memory; no peaks are measured; an error, and a failure of the planner, comes out wrapped in ``BackendCompilerFailed``; a graph in
+    memory; no peaks are measured; an error, and a failure of the planner, is wrapped in ``BackendCompilerFailed``; a graph in
     Inductor's cache has no row in `reports`; `check` compares nothing, with a warning; `cost_model="profile"` takes the times that
     are in its file.  docs/stacks.md has the table.
 

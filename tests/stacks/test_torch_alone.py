@@ -9,7 +9,6 @@ import torch_alone
 import compile_remat
 from tests.stacks.promise import assert_same, assert_within_budget, planned
 
-
 pytestmark = pytest.mark.full
 
 
