@@ -4,9 +4,9 @@
 
 Each row is a process with empty folders for what torch compiles, and a second one that finds them filled. It builds a model and
 takes three steps (forward and backward); then the CPU seconds of the process and its compilers are read, those of importing torch
-among them. "compilers" counts the files that were handed to the C++ compiler, headers included. The ratio is to the row of
-plain torch.compile, which is made just before those of the same model; a machine that is busy with other things distorts CPU time
-much less than wall time.
+among them. "lowered" counts the graphs that Inductor made code for, "compilers" the files that were handed to the C++ compiler,
+headers included. The ratio is to the row of plain torch.compile, which is made just before those of the same model; a machine that
+is busy with other things distorts CPU time much less than wall time.
 
 Rows are stored in OUT one by one, and those that are there already are not made again; `--show` makes none. The models of
 transformers are built from configurations (4 layers, width 256), where that package is installed.
@@ -24,7 +24,7 @@ from benchmarks.common import harness
 from benchmarks.common.first_step_run import MODELS, PLAIN, Taken, missing_package, run
 
 SETTINGS = ("0.5", "min")
-TITLES = ("model", "setting", "CPU s", "ratio", "compilers", "wall s", "warm CPU s", "warm ratio")
+TITLES = ("model", "setting", "CPU s", "ratio", "lowered", "compilers", "wall s", "warm CPU s", "warm ratio")
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ def table(rows: Sequence[FirstStepRow]) -> tuple[Sequence[str], list[list[str]]]
 
 def _cells(row: FirstStepRow, rows: Sequence[FirstStepRow]) -> list[str]:
     if row.cold is None or row.warm is None:
-        return [row.model, row.setting, *["-"] * 5, row.skipped]
+        return [row.model, row.setting, *["-"] * 6, row.skipped]
     cold, warm = ratios(row, rows)
-    cells = [f"{row.cold.cpu_s:.1f}", _ratio(cold), str(row.cold.num_files), f"{row.cold.wall_s:.1f}"]
+    lowered = "-" if row.cold.lowered is None else str(row.cold.lowered)
+    cells = [f"{row.cold.cpu_s:.1f}", _ratio(cold), lowered, str(row.cold.num_files), f"{row.cold.wall_s:.1f}"]
     return [row.model, row.setting, *cells, f"{row.warm.cpu_s:.1f}", _ratio(warm)]
 
 

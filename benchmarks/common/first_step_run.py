@@ -39,12 +39,14 @@ class Taken:
         cpu_s: CPU seconds of the process and of all that it started and that ended.
         num_files: Files that the C++ compiler was called with, each counted once.
         graphs: Compiled graphs that have a report.
+        lowered: Graphs that Inductor made code for, forwards and backwards apart; None where they were not counted.
     """
 
     cpu_s: float
     wall_s: float
     num_files: int = 0
     graphs: int = 0
+    lowered: int | None = None
 
 
 def missing_package(model: str) -> str:
@@ -121,7 +123,10 @@ def _three_steps(model: str, setting: str, *, is_toy: bool) -> Taken:
 
         graphs = len(compile_remat.reports())
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Taken(sum(usage.ru_utime + usage.ru_stime for usage in usages), 0.0, graphs=graphs)
+    cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    counted = torch._dynamo.utils.counters["inductor"]
+    lowered = counted["fxgraph_cache_miss"] + counted["fxgraph_cache_bypass"]
+    return Taken(cpu_s, 0.0, graphs=graphs, lowered=lowered)
 
 
 if __name__ == "__main__":

@@ -399,6 +399,7 @@ first code over its prediction. What a real device adds (workspaces of cuDNN and
         """\
 CPU seconds of a process and its compilers until the end of the third step, importing torch among them, in empty folders for what
 torch compiles; "warm": of a second process that finds them filled. Ratios are to plain `torch.compile` of the same model.
+"lowered" counts the graphs that Inductor made code for, forwards and backwards apart, over all rounds and steps.
 "compilers" counts the files that were handed to the C++ compiler: under a budget, kernels are built together, in one file for each
 compiling process. Some 20 seconds of each row in empty folders are the same for all: torch and its headers. 64GiB recomputes
 nothing, so what a lower budget takes beyond it is recomputed code, and finding the plan. The models of transformers have 4 layers

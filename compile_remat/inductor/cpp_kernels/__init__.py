@@ -1,1 +1,1 @@
-"""The kernels that Inductor makes of C++: called one by one, and built together."""
+"""The kernels that Inductor makes: built once a plan is kept, and those of C++ called one by one and built together."""
