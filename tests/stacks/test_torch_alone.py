@@ -21,4 +21,5 @@ def test_losses_and_peak(what: str) -> None:
     if what != "train_step":  # there the update is measured with the rest
         assert_within_budget(first.measured_peak_bytes, first.budget_bytes)
     statuses = [report.status for report in compile_remat.reports()]
-    assert statuses.count("NOT_PLANNED") == (what == "optimizer")
+    assert statuses[0] == "FEASIBLE"
+    assert ("NOT_PLANNED" in statuses) == (what != "transformer")  # the update has no backward
