@@ -30,6 +30,7 @@ class SearchOptions:
         rounding_levels: The parts that a value is saved by in the programme's answer, above which it is saved in a start.
         max_levels: Cuts of the hull whose saved sets are starts of the search.
         close_gap: A plan this close to its lower bound, as a part of the step, is good enough: the search for it ends.
+        wide_gap: Where more than this part of the step stays open, faster plans are sought among a plan's random neighbours.
         excess_weight: A peak of twice the budget scores like this many forward passes.
         strict_factor: Factor on that weight where a plan is still above the budget, or its peak is to be lowered.
         rms_weight: Weight of the root mean square of the excess over all points of the backward, against that of the peak.
@@ -43,6 +44,7 @@ class SearchOptions:
         min_gain_ns: The least improvement of a score that counts.
         rounds: Rounds of local search on a start for a budget.
         lower_target: Where the gap stays open, the plan for this part of the budget is sought as well.
+        lower_targets: Where no plan for a budget is found, plans for these parts of it are sought, one after the other.
         max_segment_cuts: Most cuts between segments of the forward.
         values_per_cut: Values of the graph for each such cut at least.
         cut_width: A cut is dropped where more than this factor of its narrowest neighbour's bytes cross it.
@@ -66,6 +68,9 @@ class SearchOptions:
         same_peak: Of plans whose peaks differ by less than this factor the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_perturbations, perturbation_work: Most perturbations, and most perturbations times values to choose from.
+        perturbation_width: Places of the pool on each side from which values are flipped, where they are flipped in one place.
+        perturbation_patience: Perturbations in a row that find no faster plan and end the search for one.
+        faster_work: The same limit as `perturbation_work`, where perturbations look for a faster plan.
         perturbation_target: The target of the local search behind each, as a part of the lowest peak.
         recursive_segment_cuts: Most cuts between segments that may be recursive.
         recursive_parts: Lengths, in cuts, of the segments between inner checkpoints.
@@ -103,6 +108,7 @@ class SearchOptions:
     rounding_levels: tuple[float, ...] = (1e-6, 0.25, 0.4, 0.5, 0.6, 0.75, 1 - 1e-6)
     max_levels: int = 9
     close_gap: float = 0.008
+    wide_gap: float = 0.03
     excess_weight: float = 4.0
     strict_factor: float = 10.0
     rms_weight: float = 0.2
@@ -116,6 +122,7 @@ class SearchOptions:
     min_gain_ns: float = 0.5
     rounds: int = 3
     lower_target: float = 0.95
+    lower_targets: tuple[float, ...] = (0.95, 0.9, 0.85)
     max_segment_cuts: int = 50
     values_per_cut: int = 3
     cut_width: int = 2
@@ -143,6 +150,9 @@ class SearchOptions:
     perturbation_flips: int = 4
     max_perturbations: int = 16
     perturbation_work: int = 600
+    perturbation_width: int = 8
+    perturbation_patience: int = 8
+    faster_work: int = 2400
     perturbation_target: float = 0.9
     recursive_segment_cuts: int = 100
     recursive_parts: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8, 10, 12)

@@ -61,7 +61,7 @@ def _look(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Se
 
 def _is_open(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Sequence[int]) -> bool:
     known = archive.within(budget_bytes)
-    return known is None or search.is_open(known, budget_bytes, anchors)
+    return known is None or search.is_open(known, budget_bytes, anchors=anchors)
 
 
 def _best(plans: Sequence[Plan]) -> list[Plan]:

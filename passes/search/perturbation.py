@@ -32,5 +32,32 @@ def lower(searcher: LocalSearch, mask: Bools, rounds: int, weight_factor: float)
     return best
 
 
+def faster(searcher: LocalSearch, mask: Bools, budget_bytes: int) -> Bools:
+    """The fastest plan within the budget among the given one, which fits, and what its perturbations lead to.
+
+    They take turns: a few values anywhere, more in one place, many anywhere.  So many in a row that find nothing are enough.
+    """
+    options = searcher.options
+    choices = searcher.pool[~searcher.pinned[searcher.pool]]
+    few, width = options.perturbation_flips, options.perturbation_width
+    if len(choices) < 2 * few:
+        return mask
+    random = np.random.default_rng(0)
+    best, found_at = mask, 0
+    for turn in range(min(options.max_perturbations, options.faster_work // len(choices))):
+        if searcher.simulator.work.is_spent or turn - found_at >= options.perturbation_patience:
+            break
+        kind, place = turn % 3, int(random.integers(len(choices)))
+        among = choices[max(0, place - width) : place + width] if kind == 1 else choices
+        size = min(len(among), (few, few + few // 2, 2 * few)[kind])
+        start = best.copy()
+        start[random.choice(among, size=size, replace=False)] ^= True
+        found = searcher.run(start, budget_bytes, options.rounds, options.strict_factor if kind else 1.0)
+        batch, known = searcher.simulator.one(found), searcher.simulator.one(best)
+        if batch.peak[0] <= budget_bytes and batch.time_ns[0] < known.time_ns[0]:
+            best, found_at = found, turn + 1
+    return best
+
+
 def _peak(searcher: LocalSearch, mask: Bools) -> int:
     return int(searcher.simulator.one(mask).peak[0])

@@ -119,7 +119,8 @@ class Planner:
             return self._within(budget_bytes, once=once)
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
-        masks = self.search.candidates(budget_bytes)
+        is_in_reach = budget_bytes >= self.search.least_peak_bytes
+        masks = self.search.candidates(budget_bytes) if is_in_reach else []
         feasible = [m for m in masks if self.search.peak(m) <= budget_bytes]
         if feasible:
             fastest = min(feasible, key=self.search.time)
@@ -139,12 +140,12 @@ class Planner:
             found.append((self._recursion.within(budget_bytes) if fits else None) or recursive)
             if fits and self.search.peak(self.minimum_peak.first) > budget_bytes:
                 return found
-        fitting = [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
+        fitting = [m for m in [self.minimum_peak.first] if self.search.peak(m) <= budget_bytes]
+        fitting = fitting or [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
         if not fitting:
             return [*found, self._once(min(self.minimum_peak.found, key=self.search.peak))]
         lowest = min(fitting, key=self.search.time)
-        improved = self.search.improve(lowest, budget_bytes, self.options.rounds)
-        return [*found, self._once(improved), self._once(lowest)]
+        return [*found, self._once(self.search.from_below(lowest, budget_bytes))]
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""

@@ -15,6 +15,7 @@ import numpy as np
 from compile_remat.passes.memory.simulator import Bools, Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.work_budget import WorkBudget
+from compile_remat.passes.search import perturbation
 from compile_remat.passes.search.bounds.floor import least_peak_bytes
 from compile_remat.passes.search.bounds.lp_bound import LpBound, at_the_begin
 from compile_remat.passes.search.bounds.moment_bound import MomentBound
@@ -109,15 +110,17 @@ class Search:
         self.work.charge(points.programme.num_entries)
         return max(bound, points.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
 
-    def is_open(self, mask: Bools, budget_bytes: int, anchors: Sequence[int] = ()) -> bool:
-        """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it."""
+    def is_open(self, mask: Bools, budget_bytes: int, gap: float | None = None, anchors: Sequence[int] = ()) -> bool:
+        """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it.
+
+        Args:
+            gap: What is worth leaving, as a part of the step; by default `close_gap`.
+        """
         if self.work.is_spent:
             return False
+        gap = self.options.close_gap if gap is None else gap
         extra = self.time(mask) - self.fastest_time_ns
-        return (
-            extra - self.bound(budget_bytes, extra, anchors=anchors)
-            > self.options.close_gap * self.problem.step_time_ns
-        )
+        return extra - self.bound(budget_bytes, extra, anchors=anchors) > gap * self.problem.step_time_ns
 
     def faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
         """The other plan if it fits and is faster than the one that fits."""
@@ -151,7 +154,28 @@ class Search:
         if self.is_open(mask, budget_bytes) and options.uses_lower_target:  # its plan may be faster than what was found
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
             mask = self.faster(mask, lower, budget_bytes)
+        return self.shaken(mask, budget_bytes)
+
+    def shaken(self, mask: Bools, budget_bytes: int) -> Bools:
+        """A plan that fits, or a faster one from its random neighbours, where much is open."""
+        if self.options.uses_perturbation and self.is_open(mask, budget_bytes, self.options.wide_gap):
+            return perturbation.faster(self.searcher, mask, budget_bytes)
         return mask
+
+    def from_below(self, mask: Bools, budget_bytes: int) -> Bools:
+        """A plan that fits, or a faster one that fits too, from plans for lower budgets: the search for this one found none."""
+        starts = [mask]
+        for share in self.options.lower_targets:
+            if self.work.is_spent:
+                break
+            fitting = [m for m in self.candidates(int(budget_bytes * share)) if self.peak(m) <= budget_bytes]
+            if fitting:
+                starts.append(min(fitting, key=self.time))
+                break
+        best = min(starts, key=self.time)
+        for start in starts:
+            best = self.faster(best, self.finish(start, budget_bytes), budget_bytes)
+        return self.shaken(best, budget_bytes)
 
     def from_proof(self, mask: Bools, budget_bytes: int) -> Bools:
         """The best plan from what the answers of the bound's programme suggest; the one given where they suggest nothing."""
