@@ -36,7 +36,8 @@ def test_accumulation_evaluation_a_smaller_last_batch_and_a_checkpoint(tmp_path:
     assert_same(hf_trainer.losses(run), expected)
     assert len(planned()) == 3  # batches of 8, then of 4, then of any size up to a size class
     first = planned()[0]
-    assert_within_budget(callback.report.measured.peak_bytes, first.budget_bytes)
+    # The third step runs a plan for a size class: its bytes are half of plain's at that class.
+    assert_within_budget(callback.report.measured.peak_bytes, max(report.budget_bytes or 0 for report in planned()))
     assert first.plain is not None and first.budget_bytes == first.plain.peak_bytes // 2
     assert f"{callback.report.measured.peak_bytes / 2**20:.1f} MiB" in callback.report.text
 
