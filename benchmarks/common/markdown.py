@@ -326,6 +326,7 @@ def _of_version(version: str, dtype: str) -> Section:
 BEFORE_SPLIT = (
     "Rows of models with convolutions are from before the gradients of their weights and inputs were made apart."
 )
+BEFORE_OWN_GRAPHS = "All rows are from before a plan's peak was predicted in its own graphs (docs/memory-model.md)."
 
 SECTIONS = (
     Section(
@@ -338,7 +339,8 @@ the budget is below the lowest reachable peak, and a `BudgetError` says so. "tor
 values of `torch._functorch.config.activation_memory_budget` (`promise_rivals_cpu.json`, measured on an Intel Xeon). Models marked *
 were written before the memory model was fitted, + have 8 blocks or more. "gradients" is their share of the default peak; "without
 them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak.
-{BEFORE_SPLIT}""",
+{BEFORE_SPLIT}
+{BEFORE_OWN_GRAPHS}""",
         _promise,
         _promise_summary,
     ),
@@ -388,7 +390,8 @@ partitioner, "torch's best" its lowest peak over four values of `activation_memo
 and 0.3 of plain, in bytes, and `min`: the peak that the plan predicts > that of the first code emitted for it, and how often it was
 planned and compiled. "floor": the budget is below the lowest reachable peak, and a `BudgetError` says so. "worst excess": of the
 first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.
-{BEFORE_SPLIT}""",
+{BEFORE_SPLIT}
+{BEFORE_OWN_GRAPHS}""",
         _cuda_codegen,
         _cuda_codegen_summary,
     ),
@@ -401,9 +404,9 @@ CPU seconds of a process and its compilers until the end of the third step, impo
 torch compiles; "warm": of a second process that finds them filled. Ratios are to plain `torch.compile` of the same model.
 "lowered" counts the graphs that Inductor made code for, forwards and backwards apart, over all rounds and steps.
 "compilers" counts the files that were handed to the C++ compiler: under a budget, kernels are built together, in one file for each
-compiling process. Some 20 seconds of each row in empty folders are the same for all: torch and its headers. 64GiB recomputes
-nothing, so what a lower budget takes beyond it is recomputed code, and finding the plan. The models of transformers have 4 layers
-of width 256. The machine was busy with other things; that distorts CPU time much less than wall time.""",
+compiling process. Some 20 seconds of each row in empty folders are the same for all: torch and its headers. The models of
+transformers have 4 layers of width 256. The machine was busy with other things, which distorts CPU time much less than wall
+time.""",
         _first_step,
         _first_step_summary,
     ),

@@ -5,6 +5,7 @@ Private names, the same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schem
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -74,9 +75,29 @@ def numbers_of(node: fx.Node) -> Iterator[complex]:
             yield given
 
 
+def computed_dtype(node: fx.Node) -> torch.dtype | None:
+    """The type that an operator's tensors are brought to before it computes with them; None where it has no tensor."""
+    values = [n.meta.get("val") for n in node.all_input_nodes]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    dtypes = [v.dtype for v in tensors if v.dim()] or [v.dtype for v in tensors]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+
+
+def promoted_inputs(node: fx.Node) -> list[fx.Node]:
+    """Which tensors an elementwise operator first brings to the type of the others."""
+    target = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags or target in _CASTS:
+        return []
+    dtype, values = computed_dtype(node), [(n, n.meta.get("val")) for n in node.all_input_nodes]
+    return [n for n, value in values if isinstance(value, torch.Tensor) and value.dtype is not dtype]
+
+
 def _takes_numbers(argument: Any) -> bool:
     return str(argument.type) in ("number", "Optional[number]", "Tensor")
 
+
+_CASTS = (torch.ops.aten.where.self, torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+"""Elementwise operators that take their tensors in any type."""
 
 _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")
 """Parts of the names of libraries whose operators wait for other processes."""

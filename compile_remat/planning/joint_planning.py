@@ -28,6 +28,7 @@ from compile_remat.passes import (
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
+from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
 from compile_remat.planning.plan_store import store_plan, stored_plan
 from compile_remat.planning.request import (
@@ -126,6 +127,10 @@ def plan_joint(
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
+    resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
+    if isinstance(request, Fit | FitBelow | Replay):
+        own = _in_own_graphs(chosen, planner, request, effective, joint, settings)
+        chosen, problem = own.chosen, own.problem
     plan = pictured(
         replace(chosen.plan, budget_bytes=budget_bytes),
         problem,
@@ -133,7 +138,6 @@ def plan_joint(
         in_groups=settings.is_for_cpu,
         work_seconds=settings.time_limit,
     )
-    resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
     if resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
         store_plan(plan, settings.plan_dir)
     seconds = time.perf_counter() - start
@@ -143,21 +147,49 @@ def plan_joint(
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     if budget_bytes is not None:
         log_unbounded_sizes(joint)
-    varying = Varying(joint, problem, cost)
+    varying = Varying(joint, problem, cost, None if problem is planner.problem else frozenset(plan.saved))
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     return Planned(joint, cost, problem, plan, report, resume)
 
 
 def priced_problem(
-    joint: joint_graph.Joint, settings: Settings, reference: Sequence[fx.Node]
+    joint: joint_graph.Joint, settings: Settings, reference: Sequence[fx.Node], saved: frozenset[str] | None = None
 ) -> tuple[Problem, CostModel]:
     """The planning problem of a joint graph on the settings' device, and the cost model that priced it.
 
     Args:
         reference: Nodes that torch's own chooser saves; empty where nothing asks for it.
+        saved: As in `build_problem`.
     """
     cost = settings.cost(joint.module.graph)
-    return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace), cost
+    return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace, saved=saved), cost
+
+
+def _in_own_graphs(
+    chosen: ChosenPlan,
+    planner: Planner,
+    request: Fit | FitBelow | Replay,
+    effective: EffectiveBudget,
+    joint: joint_graph.Joint,
+    settings: Settings,
+) -> OwnGraphs:
+    """The plan with its peak in its own graphs; one that was searched for is replaced where it misses the budget there."""
+    is_given = isinstance(request, Replay) or chosen.plan.status is Status.REPLAYED or effective.budget.kind == "max"
+    target_bytes = request.target_bytes if isinstance(request, FitBelow) else bytes_of(effective)
+    is_lowest = target_bytes is not None and chosen.plan.peak_bytes > target_bytes  # nothing fits: it was said, once
+
+    def search(other: Planner) -> ChosenPlan:
+        if isinstance(request, FitBelow):
+            return choose_below(other, effective, request.target_bytes)
+        return choose(other, effective)
+
+    return in_own_graphs(
+        chosen,
+        planner,
+        lambda saved: priced_problem(joint, settings, (), saved)[0],
+        None if is_given or is_lowest else search,
+        target_bytes,
+    )
 
 
 def _chosen(

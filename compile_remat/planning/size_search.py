@@ -50,11 +50,12 @@ Share = Callable[[Sizes], float]
 
 @dataclass(frozen=True)
 class Varying:
-    """A joint graph whose sizes may vary, with its problem at the sizes that are planned for."""
+    """A joint graph whose sizes may vary, with its problem at the sizes that are planned for, and what the plan saves."""
 
     joint: joint_graph.Joint
     problem: Problem
     cost: CostModel
+    saved: frozenset[str] | None = None
 
     @cached_property
     def symbols(self) -> tuple[Symbol, ...]:
@@ -72,7 +73,7 @@ class Varying:
             return -(-grown // max(1, before.get(node.name, 1)))
 
         with sizes_at(sizes):
-            return build_problem(self.joint, cost=self.cost, workspace=workspace)
+            return build_problem(self.joint, cost=self.cost, workspace=workspace, saved=self.saved)
 
 
 def _largest_bytes(node: fx.Node) -> int:

@@ -101,6 +101,7 @@ def build_problem(
     workspace: Workspace = lambda node: 0,
     rules: RulesOf = inductor_rules,
     in_blocks: bool = True,
+    saved: frozenset[str] | None = None,
 ) -> Problem:
     """Read a joint graph.
 
@@ -115,11 +116,14 @@ def build_problem(
             installed Inductor under its present options.
         in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (512 bytes on CUDA), or as it is:
             then bytes are affine in the batch.
+        saved: Names of the values that a plan saves.  Then values are in memory where Inductor writes them in the graphs of that
+            plan: what is computed in one kernel with its readers, and how much fits there, depends on what is loaded.  By
+            default whatever the backward reads is taken to be computed again.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
     rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
-    graph = _read(joint, functools.cache(rules_of))
+    graph = _read(joint, functools.cache(rules_of), saved)
     for run in PASSES:
         run(graph)
     if in_blocks:
@@ -146,9 +150,9 @@ def build_problem(
 # -- nodes -> drafts --------------------------------------------------------------------------------------------------
 
 
-def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
+def _read(joint: joint_graph.Joint, rules: RulesOf, saved: frozenset[str] | None = None) -> DraftGraph:
     """A draft for each node that computes something; views, sizes and graph inputs have none."""
-    graph, pins, closure = DraftGraph(joint, rules), Pins(joint, rules), joint.info.tangents_closure
+    graph, pins, closure = DraftGraph(joint, rules, saved), Pins(joint, rules), joint.info.tangents_closure
     given_symints = frozenset(symints_to_save(joint)) | closure
     is_past_tangents = False  # from the first node that a tangent reaches, even a view, torch walks in graph order
     for node in joint.module.graph.nodes:

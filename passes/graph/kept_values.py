@@ -11,20 +11,19 @@ from __future__ import annotations
 from torch import fx
 
 from compile_remat._torch.codegen_rules import write_where_it_stands
-from compile_remat.passes.graph.materialisation import is_written, joined
+from compile_remat.passes.graph.materialisation import KEPT, is_written, joined
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.views import most_users
 from compile_remat.passes.problem.problem import POINTWISE
 
-KEPT = "remat_kept_if_read_once"
-"""In `fx.Node.meta` of the joint graph and of what is extracted of it."""
-
 
 def mark_kept_values(graph: DraftGraph) -> None:
-    """Mark the values that one reader may not compute in its own expression, as it would be written to memory itself then.
+    """Mark, for all plans, the values that one reader may not compute in its own expression: it would be written to memory itself.
 
     All values that are written for several readers alone are taken to have one at once, so that some are marked without need.
     """
+    if graph.saved is not None:
+        return  # the code of that plan has been decided on
     inlined: dict[Draft, Expression] = {}
     by_name: dict[str, Draft] = {}
     for draft in graph.by_node.values():

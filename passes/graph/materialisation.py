@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,12 +11,17 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
-from compile_remat._torch.operators import numbers_of, reduced_dims
+from compile_remat._torch.operators import computed_dtype, numbers_of, promoted_inputs, reduced_dims
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SCATTER
+
+aten = torch.ops.aten
+
+KEPT = "remat_kept_if_read_once"
+"""In `fx.Node.meta` of the joint graph and of what is extracted of it: a value that `kept_values` keeps in memory."""
 
 NEVER_FUSED = -1
 """Stands for the depth of a kernel that nothing is fused with."""
@@ -38,6 +44,9 @@ def count_reads(graph: DraftGraph) -> None:
             draft.expression = draft.backward_expression = Expression(ops=frozenset({draft.node.name}))
         else:
             draft.expression = draft.backward_expression = _load_of(draft)
+            if is_variance(draft.node):
+                draft.expression = _scaled(draft)
+                draft.backward_expression = _load_of(draft) if graph.is_saved(draft.node) else draft.expression
 
 
 def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]) -> None:
@@ -54,7 +63,8 @@ def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]
     is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
     backward = joined(draft, [s.backward_expression for s in draft.sources], rules)
     forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources], rules)
-    is_reused = most_users(draft.node, graph.run_again) > 1
+    is_kept = graph.saved is not None and KEPT in draft.node.meta
+    is_reused = is_kept or most_users(draft.node, graph.run_again) > 1
     is_written_in_backward = is_always or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
     draft.is_written_if_reused = is_written_in_backward and not (
@@ -66,7 +76,8 @@ def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]
         draft.excess_ops = _num_ops(backward) - rules.max_ops
         draft.spared_ops = _spared_ops(draft, rules)
     draft.expression = _load_of(draft) if is_read or draft.is_materialised else forward
-    draft.backward_expression = _load_of(draft) if is_read or is_written_in_backward else backward
+    is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
+    draft.backward_expression = _load_of(draft) if is_loaded else backward
 
 
 def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:
@@ -93,6 +104,34 @@ def _load_of(draft: Draft) -> Expression:
     return Expression(reads=frozenset({draft.node.name}))
 
 
+def is_variance(node: fx.Node) -> bool:
+    """Whether a node is a variance, on its own or beside the mean.
+
+    Inductor writes the sum of the squared distances to memory, and each reader divides it (``var_mean_welford_`` in
+    ``lowering.py``).
+    """
+    if node.target is operator.getitem:
+        maker, place = node.args
+        return (
+            isinstance(maker, fx.Node)
+            and place in (0,)
+            and getattr(maker.target, "overloadpacket", None) is aten.var_mean
+        )
+    return getattr(node.target, "overloadpacket", None) is aten.var
+
+
+def _scaled(draft: Draft) -> Expression:
+    """A load and its division by ``maximum(0, elements - correction)``."""
+    node = draft.node.args[0] if draft.node.target is operator.getitem else draft.node
+    assert isinstance(node, fx.Node)
+    sizes, dims = shape(node.all_input_nodes[0]), reduced_dims(node)
+    num_reduced = math.prod(size for dim, size in enumerate(sizes) if not dims or dim in dims)
+    steps = ((draft.node.name, k) for k in ("subtract", "maximum", "divide"))
+    dtype = computed_dtype(node)
+    numbers = ((number, dtype) for number in (0, num_reduced, node.kwargs.get("correction", 1)))
+    return Expression(frozenset({draft.node.name}), frozenset({*steps, *numbers}))
+
+
 def joined(draft: Draft, parts: Sequence[Expression], rules: InductorRules) -> Expression:
     """A draft's expression, made of those of what it reads."""
     return Expression(
@@ -108,10 +147,14 @@ def _name(draft: Draft) -> str:
 
 
 def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
-    """One for each operation beside the loads; equal numbers are one, whoever computes with them."""
+    """One for each operation beside the loads; equal numbers of one type are one, whoever computes with them, and so are casts."""
     for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0)):
         yield draft.node.name, k
-    yield from numbers_of(draft.node)
+    dtype = computed_dtype(draft.node)
+    for number in numbers_of(draft.node):
+        yield number, dtype
+    for source in promoted_inputs(draft.node):
+        yield source.name, dtype
 
 
 def is_written(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
@@ -141,9 +184,9 @@ def _spared_ops(draft: Draft, rules: InductorRules) -> dict[Draft, int]:
     stack = [draft]
     while stack:
         for source in stack.pop().sources:
-            if source not in inlined and _is_inlined(source):
+            if source not in inlined and (_is_inlined(source) or is_variance(source.node)):
                 inlined[source] = None
-                stack.append(source)
+                stack += [source] if _is_inlined(source) else []
     num_ops = _num_ops(_with_load_of(None, draft, rules))
     spared = {p: num_ops - _num_ops(_with_load_of(p, draft, rules)) for p in inlined if not p.in_backward}
     return {part: ops for part, ops in spared.items() if ops > 0}

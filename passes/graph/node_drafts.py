@@ -98,6 +98,7 @@ class DraftGraph:
 
     Attributes:
         rules: Of Inductor, for a type of device.
+        saved: Names of the values that a plan saves, whose graphs this is about; None where it is about no plan in particular.
         values: Drafts of what needs no tangent, in the graph's order.
         steps: Drafts of what depends on a tangent, in the graph's order.
         by_node: All drafts, in the graph's order.
@@ -106,6 +107,7 @@ class DraftGraph:
 
     joint: joint_graph.Joint
     rules: RulesOf
+    saved: frozenset[str] | None = None
     values: list[Draft] = field(default_factory=list)
     steps: list[Draft] = field(default_factory=list)
     by_node: dict[fx.Node, Draft] = field(default_factory=dict)
@@ -113,13 +115,17 @@ class DraftGraph:
 
     @cached_property
     def run_again(self) -> frozenset[fx.Node]:
-        """All nodes that a backward may run: what depends on a tangent, and what that is computed from."""
+        """All nodes that the backward may run: what depends on a tangent, and what that is computed from."""
         found = set[fx.Node]()
         for node in reversed(self.joint.module.graph.nodes):
             if node.op != "output" and (node in found or node in self.joint.info.tangents_closure):
                 found.add(node)
-                found.update(node.all_input_nodes)
+                found.update(n for n in node.all_input_nodes if not self.is_saved(n))
         return frozenset(found)
+
+    def is_saved(self, node: fx.Node) -> bool:
+        """Whether the backward reads the node from memory, in the plan that this is about."""
+        return self.saved is not None and node.name in self.saved
 
     def add(self, draft: Draft) -> None:
         """Append a draft to its list."""

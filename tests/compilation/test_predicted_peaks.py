@@ -129,6 +129,16 @@ def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_h
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 
+@pytest.mark.parametrize("budget", ["min", 0.8])
+def test_what_is_written_depends_on_what_is_saved(budget: str | float) -> None:
+    """A norm's gradient has 33 operations where its input is saved, and is written in float32.  Where the input is computed again
+    that is written, and the gradient in bfloat16, once it is summed up: a vision transformer needed 2 % more than predicted."""
+    case = models.build("vit", scale=models.TOY_SCALE, dtype="bfloat16")
+    with config.patch(realize_opcount_threshold=30):
+        (report,) = reports_of(case.module, case.inputs, budget)
+    assert report.predicted_peak_bytes == report.scheduled_peak_bytes
+
+
 def test_two_readers_of_the_forward_part_no_kernel_of_the_backward() -> None:
     """Under autocast, the loss and its backward read the logarithm of the softmax; the backward has one reader of it, which
     computes it again in registers and writes over the logits.  Believed to be computed apart there, it gave 4 MiB too much."""

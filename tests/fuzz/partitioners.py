@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -50,14 +51,25 @@ class Unplanned(CustomPartitionerFn):
         """Split, recomputing nothing."""
         for node in gm.graph.nodes:
             node.meta.pop("recompute", None)  # with it, torch would take its minimum cut
-        modules: tuple[fx.GraphModule, fx.GraphModule] = default_partition(
-            gm, joint_inputs, **_shape_of_graph(keywords)
-        )
+        joint = copy.deepcopy(gm)
+        try:
+            modules: tuple[fx.GraphModule, fx.GraphModule] = default_partition(
+                gm, joint_inputs, **_shape_of_graph(keywords)
+            )
+        except AssertionError as error:
+            if "was invalid, but is output" not in str(error):
+                raise
+            return _saving_everything(prepare(joint, keywords))  # torch 2.13, where an output is a part of a tuple
         return modules
 
     def uuid(self) -> object:
         """Nothing is cached in these runs."""
         return type(self).__name__
+
+
+def _saving_everything(joint: joint_graph.Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+    planner = planner_of(joint)
+    return extract(joint, planner.plan_of(planner.pinned | [v.is_saveable for v in planner.problem.values], None))
 
 
 def _shape_of_graph(keywords: Mapping[str, Any]) -> dict[str, Any]:
