@@ -178,6 +178,10 @@ def _in_own_graphs(
     target_bytes = request.target_bytes if isinstance(request, FitBelow) else bytes_of(effective)
     is_lowest = target_bytes is not None and chosen.plan.peak_bytes > target_bytes  # nothing fits: it was said, once
 
+    def build(saved: frozenset[str]) -> Problem:
+        problem, _ = priced_problem(joint, settings, (), saved)
+        return replace(problem, reference=planner.problem.reference)
+
     def search(other: Planner) -> ChosenPlan:
         if isinstance(request, FitBelow):
             return choose_below(other, effective, request.target_bytes)
@@ -186,7 +190,7 @@ def _in_own_graphs(
     return in_own_graphs(
         chosen,
         planner,
-        lambda saved: priced_problem(joint, settings, (), saved)[0],
+        build,
         None if is_given or is_lowest else search,
         target_bytes,
     )
