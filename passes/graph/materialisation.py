@@ -63,12 +63,13 @@ def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]
     is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
     backward = joined(draft, [s.backward_expression for s in draft.sources], rules)
     forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources], rules)
-    is_kept = graph.saved is not None and KEPT in draft.node.meta
-    is_reused = is_kept or most_users(draft.node, graph.run_again) > 1
-    is_written_in_backward = is_always or is_written(backward, is_reused, rules)
+    num_users = most_users(draft.node, graph.run_again)
+    is_reused = num_users > 1
+    is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
+    is_written_in_backward = is_always or is_kept or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
     draft.is_written_if_reused = is_written_in_backward and not (
-        is_always or is_read or is_written(backward, False, rules)
+        is_always or is_kept or is_read or is_written(backward, False, rules)
     )
     if not draft.in_backward:
         draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
