@@ -7,51 +7,31 @@ its place, and the draw that it reads goes with it.  Where that happens depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.plan_guard import CustomSchedulerPass
+from compile_remat.inductor.plan_guard import PassBehind, number_anew
 
 WeakDep = private_name("torch._inductor.dependencies", "WeakDep")
 
 
-class DrawsInTurn(CustomSchedulerPass):
-    """The pass over a scheduler's nodes before any are joined that makes each draw wait for the one before it.
+class DrawsInTurn(PassBehind):
+    """Each draw waits for the one before it."""
 
-    Args:
-        others: The pass that runs first.
-    """
+    name = "compile_remat: draws in turn"
 
-    def __init__(self, others: Callable[[list[Any]], list[Any]] | None = None) -> None:
-        self.others = others
-
-    def __call__(self, nodes: list[Any]) -> list[Any]:
+    def reorder(self, nodes: list[Any]) -> list[Any]:
         """The nodes as they are; what sorts them later keeps the order of their draws."""
-        ordered = self.others(nodes) if self.others is not None else nodes
-        draws = list(filter(_draws, ordered))
+        draws = list(filter(_draws, nodes))
         for earlier, later in pairwise(draws):
             first, second = (node.get_outputs()[0].get_name() for node in (earlier, later))
             later.add_fake_dep(WeakDep(first, mutating_buf=second, is_fake=True))
         if len(draws) > 1:
-            scheduler = draws[0].scheduler
-            scheduler.nodes = ordered
-            scheduler.compute_ancestors()  # a fusion that would put a draw before an earlier one is then a cycle
-        return ordered
-
-    def uuid(self) -> object:
-        """What torch's cache of graphs knows the pass by; the sources of this package are in its key beside it."""
-        ours = "compile_remat: draws in turn"
-        return ours if self.others is None else (ours, self.others.uuid())  # type: ignore[attr-defined]
-
-
-def draws_in_turn(others: Any) -> Callable[[list[Any]], list[Any]]:
-    """`DrawsInTurn` behind another pass; a plain function where that has no identity for torch's cache of graphs."""
-    ours = DrawsInTurn(others)
-    return ours if others is None or isinstance(others, CustomSchedulerPass) else ours.__call__
+            number_anew(nodes)  # a fusion that would put a draw before an earlier one is then a cycle
+        return nodes
 
 
 def _draws(node: Any) -> bool:

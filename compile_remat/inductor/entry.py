@@ -17,7 +17,7 @@ from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
-from compile_remat.inductor.draw_order import draws_in_turn
+from compile_remat.inductor.draw_order import DrawsInTurn
 from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
 from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.inductor.install import CustomPartitionerFn as CustomPartitionerFn
@@ -59,7 +59,7 @@ def compile_with_partitioner(
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
         in_turn = (
-            {"_pre_fusion_custom_pass": draws_in_turn(inductor_config._pre_fusion_custom_pass)}
+            {"_pre_fusion_custom_pass": DrawsInTurn.behind(inductor_config._pre_fusion_custom_pass)}
             if is_ordered(graph)
             else {}
         )

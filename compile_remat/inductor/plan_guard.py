@@ -6,8 +6,9 @@ same process is not touched.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import fx
@@ -33,7 +34,9 @@ def guarded(compiler: GraphCompiler) -> GraphCompiler:
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         nonlocal is_contiguous
-        patches: dict[str, Any] = {"_pre_fusion_custom_pass": planned_kernels(inductor_config._pre_fusion_custom_pass)}
+        patches: dict[str, Any] = {
+            "_pre_fusion_custom_pass": PlannedKernels.behind(inductor_config._pre_fusion_custom_pass)
+        }
         if not options.get("is_backward"):
             is_contiguous = _keeps_layouts(gm)
         elif is_contiguous:
@@ -54,41 +57,60 @@ def _keeps_layouts(forward: fx.GraphModule) -> bool:
     return has_convolutions and not GraphLowering.decide_layout_opt(forward, is_inference=False)
 
 
-class PlannedKernels(CustomSchedulerPass):
-    """The pass over a scheduler's nodes before any are joined, in three steps.
-
-    A pass that the user set runs first: it sees the nodes as plain Inductor shows them.  Then kernels move up to their place
-    in the plan where that does not raise the peak, in whatever order that pass left, and so the budget holds under it.  Last,
-    the scheduler is told to call C++ kernels one by one, and to have no kernel built yet.
+class PassBehind(CustomSchedulerPass):
+    """A pass over a scheduler's nodes before any are joined, behind the pass that was set before.
 
     Args:
-        users: The user's pass.
+        others: The pass that runs first.
     """
 
-    def __init__(self, users: Callable[[list[Any]], list[Any]] | None = None) -> None:
-        self.users = users
+    name: ClassVar[str]
+    """What torch's cache of graphs knows the pass by; the sources of this package are in its key beside it."""
+
+    def __init__(self, others: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        self.others = others
+
+    @classmethod
+    def behind(cls, others: Any) -> Callable[[list[Any]], list[Any]]:
+        """The pass, or a plain function where the one before it has no identity for torch's cache of graphs."""
+        ours = cls(others)
+        return ours if others is None or isinstance(others, CustomSchedulerPass) else ours.__call__
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
         """The nodes in their new order."""
         before = list(nodes)
-        ordered = self.users(nodes) if self.users is not None else nodes
-        if not ordered:
-            return ordered
-        scheduler = ordered[0].scheduler
-        moved = move_kernels_up(ordered)
-        if moved != before:
-            scheduler.nodes = moved
-            scheduler.compute_ancestors()  # numbers the nodes anew; the fusion guard reads the numbers
-        replace_backends(scheduler)
-        return moved
+        after = self.reorder(nodes if self.others is None else self.others(nodes))
+        if after and after != before:
+            number_anew(after)
+        return after
+
+    @abc.abstractmethod
+    def reorder(self, nodes: list[Any]) -> list[Any]:
+        """The nodes in their new order, from the one that the pass before left."""
 
     def uuid(self) -> object:
-        """What torch's cache of graphs knows the pass by; the sources of this package are in its key beside it."""
-        ours = "compile_remat: kernels moved up"
-        return ours if self.users is None else (ours, self.users.uuid())  # type: ignore[attr-defined]
+        """The passes' identities in the key of torch's cache of graphs."""
+        return self.name if self.others is None else (self.name, self.others.uuid())  # type: ignore[attr-defined]
 
 
-def planned_kernels(users: Any) -> Callable[[list[Any]], list[Any]]:
-    """`PlannedKernels` behind the user's pass; a plain function where that has no identity for torch's cache of graphs."""
-    ours = PlannedKernels(users)
-    return ours if users is None or isinstance(users, CustomSchedulerPass) else ours.__call__
+class PlannedKernels(PassBehind):
+    """Kernels move up to their place in the plan; the scheduler is told to call C++ kernels one by one, and to build none yet.
+
+    A pass that the user set runs first: it sees the nodes as plain Inductor shows them.  Kernels move up where that does not
+    raise the peak, in whatever order that pass left, and so the budget holds under it.
+    """
+
+    name = "compile_remat: kernels moved up"
+
+    def reorder(self, nodes: list[Any]) -> list[Any]:
+        """The nodes, moved up."""
+        if nodes:
+            replace_backends(nodes[0].scheduler)
+        return move_kernels_up(nodes)
+
+
+def number_anew(nodes: list[Any]) -> None:
+    """Tell a scheduler the order of its nodes, and have it find their ancestors: fusions, and our guard, go by both."""
+    scheduler = nodes[0].scheduler
+    scheduler.nodes = nodes
+    scheduler.compute_ancestors()

@@ -127,10 +127,10 @@ def plan_joint(
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
-    resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
-    if isinstance(request, Fit | FitBelow | Replay):
+    if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, joint, settings)
         chosen, problem = own.chosen, own.problem
+    resume = Resume(request_now, planner.problem.key(), chosen) if CLOCK in planner.ends else None
     plan = pictured(
         replace(chosen.plan, budget_bytes=budget_bytes),
         problem,
@@ -168,13 +168,15 @@ def priced_problem(
 def _in_own_graphs(
     chosen: ChosenPlan,
     planner: Planner,
-    request: Fit | FitBelow | Replay,
+    request: Request,
     effective: EffectiveBudget,
     joint: joint_graph.Joint,
     settings: Settings,
 ) -> OwnGraphs:
     """The plan with its peak in its own graphs; one that was searched for is replaced where it misses the budget there."""
-    is_given = isinstance(request, Replay) or chosen.plan.status is Status.REPLAYED or effective.budget.kind == "max"
+    is_given = (
+        isinstance(request, Replay | Resume) or chosen.plan.status is Status.REPLAYED or effective.budget.kind == "max"
+    )
     target_bytes = request.target_bytes if isinstance(request, FitBelow) else bytes_of(effective)
     is_lowest = target_bytes is not None and chosen.plan.peak_bytes > target_bytes  # nothing fits: it was said, once
 

@@ -31,7 +31,7 @@ def mark_kept_values(graph: DraftGraph) -> None:
         inlined[draft] = own
         if draft.kernel != POINTWISE:
             continue
-        whole = joined(draft, [inlined[source] for source in draft.sources], rules)
+        whole = joined(draft, [inlined[source] for source in draft.sources])
         if draft.is_written_if_reused and not draft.in_backward:
             inlined[draft], by_name[draft.node.name] = whole, draft
         elif draft.node.name not in own.reads:  # computed in its readers' expressions

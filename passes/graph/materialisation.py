@@ -56,13 +56,14 @@ def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = _load_of(draft)
         return
+    draft.own_expression = _own_expression(draft, rules)
     draft.becomes_addmm = draft.node in addmms
     is_added = any(u in addmms for u in draft.node.users)  # an operand of `addmm` is a buffer, as of any product
     is_always = draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in draft.node.users)
     readers = [graph.by_node[u] for u in draft.node.users if u in graph.by_node]
     is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
-    backward = joined(draft, [s.backward_expression for s in draft.sources], rules)
-    forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources], rules)
+    backward = joined(draft, [s.backward_expression for s in draft.sources])
+    forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources])
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
     is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
@@ -75,7 +76,7 @@ def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]
         draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
     elif is_written_in_backward and not is_always and not _has_many_reads(backward, is_reused, rules):
         draft.excess_ops = _num_ops(backward) - rules.max_ops
-        draft.spared_ops = _spared_ops(draft, rules)
+        draft.spared_ops = _spared_ops(draft)
     draft.expression = _load_of(draft) if is_read or draft.is_materialised else forward
     is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
     draft.backward_expression = _load_of(draft) if is_loaded else backward
@@ -111,14 +112,13 @@ def is_variance(node: fx.Node) -> bool:
     Inductor writes the sum of the squared distances to memory, and each reader divides it (``var_mean_welford_`` in
     ``lowering.py``).
     """
-    if node.target is operator.getitem:
-        maker, place = node.args
-        return (
-            isinstance(maker, fx.Node)
-            and place in (0,)
-            and getattr(maker.target, "overloadpacket", None) is aten.var_mean
-        )
-    return getattr(node.target, "overloadpacket", None) is aten.var
+    if node.target is operator.getitem and node.args[1:] == (0,):
+        return _packet(node.args[0]) is aten.var_mean
+    return _packet(node) is aten.var
+
+
+def _packet(node: object) -> object:
+    return getattr(node.target, "overloadpacket", None) if isinstance(node, fx.Node) else None
 
 
 def _scaled(draft: Draft) -> Expression:
@@ -133,13 +133,19 @@ def _scaled(draft: Draft) -> Expression:
     return Expression(frozenset({draft.node.name}), frozenset({*steps, *numbers}))
 
 
-def joined(draft: Draft, parts: Sequence[Expression], rules: InductorRules) -> Expression:
-    """A draft's expression, made of those of what it reads."""
+def joined(draft: Draft, parts: Sequence[Expression]) -> Expression:
+    """A draft's expression, made of its own operations and of the expressions of what it reads."""
+    own = draft.own_expression
     return Expression(
-        frozenset[str]().union(*(p.reads for p in parts), [name for name, _ in draft.input_reads]),
-        frozenset[object]().union(*(p.ops for p in parts), _own_ops(draft, rules)),
-        _name(draft) in rules.heavy_ops or any(p.has_heavy for p in parts),
+        own.reads.union(*(p.reads for p in parts)),
+        own.ops.union(*(p.ops for p in parts)),
+        own.has_heavy or any(p.has_heavy for p in parts),
     )
+
+
+def _own_expression(draft: Draft, rules: InductorRules) -> Expression:
+    reads = frozenset(name for name, _ in draft.input_reads)
+    return Expression(reads, frozenset(_own_ops(draft, rules)), _name(draft) in rules.heavy_ops)
 
 
 def _name(draft: Draft) -> str:
@@ -179,7 +185,7 @@ def _num_ops(expression: Expression) -> int:
     return len(expression.reads) + len(expression.ops)
 
 
-def _spared_ops(draft: Draft, rules: InductorRules) -> dict[Draft, int]:
+def _spared_ops(draft: Draft) -> dict[Draft, int]:
     """For each value in a step's expression, how many operations there are less where it is read from memory."""
     inlined: dict[Draft, None] = {}
     stack = [draft]
@@ -188,8 +194,8 @@ def _spared_ops(draft: Draft, rules: InductorRules) -> dict[Draft, int]:
             if source not in inlined and (_is_inlined(source) or is_variance(source.node)):
                 inlined[source] = None
                 stack += [source] if _is_inlined(source) else []
-    num_ops = _num_ops(_with_load_of(None, draft, rules))
-    spared = {p: num_ops - _num_ops(_with_load_of(p, draft, rules)) for p in inlined if not p.in_backward}
+    num_ops = _num_ops(_with_load_of(None, draft))
+    spared = {p: num_ops - _num_ops(_with_load_of(p, draft)) for p in inlined if not p.in_backward}
     return {part: ops for part, ops in spared.items() if ops > 0}
 
 
@@ -197,7 +203,7 @@ def _is_inlined(source: Draft) -> bool:
     return source.kernel == POINTWISE and source.node.name not in source.backward_expression.reads
 
 
-def _with_load_of(part: Draft | None, draft: Draft, rules: InductorRules) -> Expression:
+def _with_load_of(part: Draft | None, draft: Draft) -> Expression:
     """A draft's expression in the backward where one part of it is read from memory."""
     found = [] if part is None else [_load_of(part)]
     seen, stack = {part, draft}, [draft]
@@ -206,7 +212,7 @@ def _with_load_of(part: Draft | None, draft: Draft, rules: InductorRules) -> Exp
         new = [source for source in node.sources if source not in seen]
         seen.update(new)
         stack += filter(_is_inlined, new)
-        found.append(joined(node, [s.backward_expression for s in new if not _is_inlined(s)], rules))
+        found.append(joined(node, [s.backward_expression for s in new if not _is_inlined(s)]))
     return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))
 
 

@@ -40,6 +40,7 @@ class Draft:
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
+        own_expression: Of a fused node, its own operations and the graph inputs that it reads.
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
         concatenates: Whether it is a buffer that its parts are written into.
@@ -70,6 +71,7 @@ class Draft:
     pin: Pin = FREE
     tag: Tag = Tag.NONE
     epilogue_step: int = -1
+    own_expression: Expression = Expression()
     expression: Expression = Expression()
     backward_expression: Expression = Expression()
     is_drawn: bool = False

@@ -18,7 +18,7 @@ from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import plan_guard
 from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
-from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels, planned_kernels
+from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
 from compile_remat.passes import rewritten
 from compile_remat.planning import joint_planning
 
@@ -225,17 +225,16 @@ def test_the_users_pass_sees_the_kernels_first(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plan_guard, "move_kernels_up", note)
     monkeypatch.setattr(plan_guard, "replace_backends", lambda own: seen.append("apart"))
     assert PlannedKernels()(list(nodes)) == nodes
-    assert (seen, scheduler.numbered) == (["abc", "apart"], [])
+    assert (seen, scheduler.numbered) == (["apart", "abc"], [])
     turned = PlannedKernels(lambda given: given[::-1])(list(nodes))
     assert turned == nodes[::-1]
-    assert seen[2:] == ["cba", "apart"]
+    assert seen[2:] == ["apart", "cba"]
     assert scheduler.numbered == [turned]  # the guard reads the nodes' numbers
     assert PlannedKernels()([]) == []
 
 
 def test_the_cache_of_graphs_knows_both_passes() -> None:
     assert PlannedKernels(UsersPass()).uuid() == ("compile_remat: kernels moved up", "a pass of the user")
-    assert isinstance(planned_kernels(None), PlannedKernels)
-    assert not isinstance(
-        planned_kernels(lambda nodes: nodes), PlannedKernels
-    )  # torch stores nothing then, as without us
+    assert isinstance(PlannedKernels.behind(None), PlannedKernels)
+    nameless = PlannedKernels.behind(lambda nodes: nodes)
+    assert not isinstance(nameless, CustomSchedulerPass)  # torch stores nothing then, as without us
