@@ -37,7 +37,7 @@ EXTRA_OPS = (
 
 
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add")
-"""`InductorRules.scatters` on GPUs: a pooling's gradient, that of an embedding, of a gather, of an index."""
+"""`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index."""
 
 SCATTER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 """The types that Inductor is asked about for `InductorRules.unfused_scatter_dtypes`."""
@@ -71,7 +71,7 @@ class InductorRules:
         concatenates_shared: Whether one that an unfused kernel reads is such a buffer, too, if others read one of its parts
             (``any_input_has_multi_consumers`` there).
         scatters: Operators that write into a copy of their first argument inside of a fused kernel (``index_put_impl_`` and
-            ``scatter_reduce_`` in ``lowering.py``).  On CPUs they count as unfused kernels, which is an upper bound.
+            ``scatter_reduce_`` in ``lowering.py``).
         unfused_scatter_dtypes: Types of which they call ATen's kernel (``needs_fallback_due_to_atomic_add_limitations``).
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
@@ -136,10 +136,19 @@ def inductor_rules(device_type: str) -> InductorRules:
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
-        scatters=() if is_cpu or torch.are_deterministic_algorithms_enabled() else SCATTERS,
+        scatters=() if torch.are_deterministic_algorithms_enabled() else _scatters(is_cpu),
         unrolled_below=int(config.unroll_reductions_threshold),
-        unfused_scatter_dtypes=() if is_cpu else tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
+        unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )
+
+
+def _scatters(is_cpu: bool) -> tuple[str, ...]:
+    """`SCATTERS`, without the one that Inductor calls ATen's operator for on several threads (``use_scatter_fallback``)."""
+    from torch._inductor import config
+    from torch._inductor.utils import parallel_num_threads
+
+    is_called = config.cpp.fallback_scatter_reduce_sum and (config.cpp.dynamic_threads or parallel_num_threads() != 1)
+    return tuple(name for name in SCATTERS if not (is_cpu and is_called and name == "scatter_add"))
 
 
 def _has_no_atomic_add(dtype: torch.dtype) -> bool:

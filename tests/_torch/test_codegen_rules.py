@@ -218,24 +218,32 @@ SCATTERED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize(("device", "threads"), [("cuda", 2), ("cpu", 1), ("cpu", 2)])
 @pytest.mark.parametrize("name", SCATTERED)
-def test_scatters(name: str) -> None:
-    """On a GPU: a kernel fills the buffer, another adds to it what it computes; a type without atomic additions calls ATen's."""
+def test_scatters(name: str, device: str, threads: int) -> None:
+    """A kernel fills the buffer, another adds to it what it computes; a type without atomic additions calls ATen's operator."""
     convert = torch.ops.prims.convert_element_type.default
 
     def operations(dtype: torch.dtype) -> list[Any]:
         def scattered(x: Tensor, i: Tensor, v: Tensor) -> Tensor:
             return SCATTERED[name](convert(x, dtype), convert(i, torch.int64), convert(v, dtype))
 
-        return lowered(scattered, (16,), (8,), (8,), device="cuda").operations
+        return lowered(scattered, (16,), (8,), (8,), device=device).operations
 
-    rules = inductor_rules("cuda")
-    assert name in rules.scatters and not inductor_rules("cpu").scatters
-    fill, scatter = operations(torch.float32)
-    assert isinstance(fill.data, ir.Pointwise) and isinstance(scatter.data, ir.Scatter)
-    assert isinstance(scatter.layout, ir.MutationLayoutSHOULDREMOVE)
-    assert torch.int64 in rules.unfused_scatter_dtypes and torch.float32 not in rules.unfused_scatter_dtypes
-    assert any(isinstance(o, ir.ScatterFallback | ir.IndexPutFallback) for o in operations(torch.int64))
+    with config.patch({"cpp.threads": threads}):
+        rules = inductor_rules(device)
+        is_called = device == "cpu" and threads > 1 and name == "scatter_add"
+        assert (name in rules.scatters) != is_called
+        assert torch.int64 in rules.unfused_scatter_dtypes and torch.float32 not in rules.unfused_scatter_dtypes
+        assert _calls_aten(operations(torch.int64)) and _calls_aten(operations(torch.float32)) == is_called
+        if not is_called:
+            fill, scatter = operations(torch.float32)
+            assert isinstance(fill.data, ir.Pointwise) and isinstance(scatter.data, ir.Scatter)
+            assert isinstance(scatter.layout, ir.MutationLayoutSHOULDREMOVE)
+
+
+def _calls_aten(operations: list[Any]) -> bool:
+    return any(isinstance(o, ir.ScatterFallback | ir.IndexPutFallback) for o in operations)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
