@@ -13,6 +13,7 @@ from torch import fx
 
 from compile_remat._torch.tensor_arguments import ends_in_graph_break
 from compile_remat._torch.version import version_problem
+from compile_remat._util.log_output import show_from
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.recompile import recompiler_of
@@ -62,7 +63,7 @@ def remat(
         _check_inductor(inductor)
         config = RematConfig.resolve(own, modes=inductor_options.mode_names())
         if config.log is not None:
-            LOG.setLevel(config.log.upper())
+            show_from(config.log)
         patches = {**inductor_options.mode_options(config.mode), **inductor, **(config_patches or {})}
         return compile_graph(gm, example_inputs, config, patches)
     except RematError as error:

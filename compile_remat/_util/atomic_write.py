@@ -7,12 +7,12 @@ import uuid
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path`, folders included; a reader sees the old content or the new, never a part of it."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` to `path`, folders included; a reader sees the old content or the new, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -49,10 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
     parser.add_argument("--html", metavar="FILE", help="write one page with pictures of the plan and the frontier")
 
 
+def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
+    """Those of `explain`."""
+    add_arguments(parser)
+    _add_traces(parser)
+
+
+def _add_traces(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--chrome-trace", metavar="FILE", help="write the predicted step for ui.perfetto.dev")
+    parser.add_argument("--memory-snapshot", metavar="FILE", help="write it for pytorch.org/memory_viz")
+
+
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `plan`."""
     add_arguments(parser, has_devices=True)
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
+    _add_traces(parser)
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
 
 
@@ -82,7 +94,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             with_plain=arguments.html is not None,
             advance=advance,
         )
-    _write_html(found, arguments)
+    _write_files(found, arguments)
     print(found.to_json()) if arguments.json else print_forecast(found)
     return 1 if found.fits is False else 0
 
@@ -93,7 +105,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     from compile_remat.report import floor_text
 
     found = forecast(*_asked(arguments), with_max_batch=False, with_plain=arguments.html is not None)
-    _write_html(found, arguments)
+    _write_files(found, arguments)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
@@ -133,9 +145,15 @@ def run_pareto(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write_html(found: Forecast, arguments: argparse.Namespace) -> None:
-    if arguments.html is not None:
-        _written(arguments.html, found.to_html)
+def _write_files(found: Forecast, arguments: argparse.Namespace) -> None:
+    written = (
+        (arguments.html, found.to_html),
+        (arguments.chrome_trace, found.to_chrome_trace),
+        (arguments.memory_snapshot, found.to_memory_snapshot),
+    )
+    for path, write in written:
+        if path is not None:
+            _written(path, write)
 
 
 def _written(path: str, write: Callable[[str], object]) -> None:

@@ -36,6 +36,7 @@ from compile_remat.inductor.entry import (
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.passes import Status
+from compile_remat.planning.announcement import announce
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import FitBelow, Resume
@@ -189,7 +190,7 @@ class Compilation:
         self.written = None if kept.written is None else frozenset(kept.written)
         for report in kept.reports:
             record(report)
-            LOG.info("%s", report)
+            announce(report)
             if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
                 warn(report.message)
 

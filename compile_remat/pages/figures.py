@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, Protocol
 
 PREDICTED = "predicted peak"
@@ -60,6 +61,7 @@ class StepFigures:
         num_forward: How many of them are the forward's.
         areas: Live bytes of each kind, column by column; their sum is the live bytes of the plan.
         tensors: The buffers, each one part of one area.  What the areas hold beyond them is workspace of kernels.
+        times_ns: The estimated time of each node.
         other: What the plan is compared with; None where there is nothing.
     """
 
@@ -67,12 +69,18 @@ class StepFigures:
     num_forward: int
     areas: dict[Kind, tuple[int, ...]]
     tensors: tuple[Tensor, ...]
+    times_ns: tuple[int, ...]
     other: Curve | None = None
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
         """Live bytes of the plan in each column."""
         return tuple(map(sum, zip(*self.areas.values(), strict=True)))
+
+    @property
+    def starts_ns(self) -> tuple[int, ...]:
+        """When each node begins, where they run one after another."""
+        return tuple(accumulate(self.times_ns, initial=0))[:-1]
 
 
 @dataclass(frozen=True)
@@ -151,3 +159,9 @@ class PageFigures:
     step: StepFigures | None = None
     modules: tuple[ModuleRow, ...] = ()
     frontier: tuple[FrontierPoint, ...] = ()
+
+    def known_step(self) -> StepFigures:
+        """`step`; ValueError where there is none."""
+        if self.step is None:
+            raise ValueError("this plan was read from JSON, its tensors are not known: plan again to see them")
+        return self.step

@@ -32,6 +32,28 @@ class Viewable(ABC):
 
         write_page(self.figures(points), path)
 
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted step for Perfetto (ui.perfetto.dev): a node a slice, with estimated times, and live bytes by kind.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The plan was read from JSON; its tensors are not known.
+        """
+        from compile_remat.pages.chrome_trace import write_trace
+
+        write_trace(self.figures(), path)
+
+    def to_memory_snapshot(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted step as a snapshot of the allocator, for pytorch.org/memory_viz.
+
+        Raises:
+            OSError: The file cannot be written.
+            ValueError: The plan was read from JSON; its tensors are not known.
+        """
+        from compile_remat.pages.memory_snapshot import write_snapshot
+
+        write_snapshot(self.figures(), path)
+
     def plot(self) -> Any:
         """Live bytes over the step as a ``matplotlib.figure.Figure``.
 

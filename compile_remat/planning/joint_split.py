@@ -33,6 +33,7 @@ from compile_remat.passes import (
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
+from compile_remat.planning.announcement import announce
 from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import (
@@ -104,7 +105,7 @@ def record_planned(planned: Planned, settings: Settings, start_time: float) -> N
     report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
     note_plain_peak(settings.device.name, report)
     record(report)
-    LOG.info("%s", report)
+    announce(report)
 
 
 def split_without_planner(

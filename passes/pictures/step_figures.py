@@ -62,9 +62,14 @@ def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None =
         [(s, len(places) + s.begin, len(places) + min(s.end, last_slot)) for s in in_backward],
         frozenset(simulator.problem.values[v].name for v in recomputed),
     )
-    areas = _areas(levels, tensors)
+    times_ns = {node.name: node.time_ns for node in (*simulator.problem.values, *simulator.problem.steps)}
     return StepFigures(
-        tuple(columns), len(places), areas, tensors, None if other is None else _curve(other, columns, len(places))
+        tuple(columns),
+        len(places),
+        _areas(levels, tensors),
+        tensors,
+        tuple(times_ns.get(name, 0) for name in columns),
+        None if other is None else _curve(other, columns, len(places)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from compile_remat import cli
 from compile_remat._util.units import format_bytes
 from compile_remat.cli import plan
 from compile_remat.passes import Planner, Problem
+from tests.pages.test_memory_snapshot import peak_and_end
 
 MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"]
 
@@ -92,6 +94,20 @@ def test_each_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "this plan" in page.read_text() and format_bytes(lowest["peak_bytes"]) in page.read_text()
     assert png.read_bytes()[:4] == b"\x89PNG" and "<svg" in svg.read_text()
     assert err.count("wrote ") == 3
+
+
+@pytest.mark.parametrize("command", [["explain"], ["plan", "--no-largest-batch"]], ids=["explain", "plan"])
+def test_traces_have_the_peak_of_the_plan(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, snapshot = tmp_path / "trace.json", tmp_path / "snapshot.pickle"
+    given = [*MODEL, "--json", "--chrome-trace", str(trace), "--memory-snapshot", str(snapshot)]
+    assert cli.main([*command, *given]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    peak_bytes = printed.get("plan", printed)["peak_bytes"]
+    live = [e["args"] for e in json.loads(trace.read_text())["traceEvents"] if e["name"] == "live bytes"]
+    assert max(sum(areas.values()) for areas in live) == peak_bytes
+    assert peak_and_end(pickle.loads(snapshot.read_bytes()))[0] == peak_bytes
 
 
 def test_a_page_that_cannot_be_written_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

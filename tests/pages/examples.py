@@ -32,6 +32,7 @@ def small_step() -> StepFigures:
             Tensor("b", 3 * MIB, Kind.RECOMPUTED, 3, 3, "computed again in the backward", (), "", "body.1"),
             Tensor("g", 2 * MIB, Kind.GRADIENT, 4, 5, "gradient that the backward returns"),
         ),
+        times_ns=(1000, 500, 0, 500, 2000, 0),
         other=Curve("plain torch.compile", (5 * MIB, 9 * MIB, 12 * MIB, 12 * MIB, 10 * MIB, 3 * MIB)),
     )
 
@@ -98,6 +99,7 @@ def large(nodes: int = 2000) -> PageFigures:
         for column in range(k, end + 1):
             areas[kind][column] += nbytes
     columns = tuple(f"convert_element_type_{k}" for k in range(count))
-    step = StepFigures(columns, nodes, {kind: tuple(area) for kind, area in areas.items()}, tuple(tensors))
+    levels = {kind: tuple(area) for kind, area in areas.items()}
+    step = StepFigures(columns, nodes, levels, tuple(tensors), (1000,) * count)
     rows = tuple(ModuleRow(f"model.layers.{k}.mlp.up_proj", 1, 1, k * MIB, 2, MIB, 1000) for k in range(300))
     return replace(small(), budget_bytes=None, floor_bytes=None, step=step, modules=rows)

@@ -33,6 +33,7 @@ def test_a_step_by_hand() -> None:
     figures = figures_of_step(candidate_of(chain(), ["a"], ()))
     assert figures.columns == ("a", "b", "out", "end of the forward", "b", "g0", "g1", "output")
     assert figures.num_forward == 4
+    assert figures.times_ns == (1, 1, 1, 0, 1, 1, 1, 0)
     assert figures.areas == {
         Kind.OUTPUT: (0, 0, 5, 5, 5, 5, 5, 5),
         Kind.GRADIENT: (0, 0, 0, 0, 0, 0, 8, 8),

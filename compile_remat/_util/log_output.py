@@ -1,0 +1,24 @@
+"""Where messages go of a program that has not configured Python's logging: that shows none below `warning`."""
+
+from __future__ import annotations
+
+import logging
+
+LOG = logging.getLogger("compile_remat")
+
+
+class _OnStderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Silent once the program has handlers of its own, which get the messages as well."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+
+def show_from(level: str) -> None:
+    """Show messages of `compile_remat` from this level on (a name of Python's logging), on stderr unless the program has handlers."""
+    LOG.setLevel(level.upper())
+    if not LOG.hasHandlers():
+        handler = _OnStderr()
+        handler.setFormatter(logging.Formatter("compile_remat: %(message)s"))
+        LOG.addHandler(handler)
