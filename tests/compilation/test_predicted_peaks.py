@@ -106,6 +106,24 @@ def test_summed_up_gradients_of_branches_do_not_keep_their_products() -> None:
     assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 14 * 2**20
 
 
+class Decoder(nn.Module):
+    """The end of an autoencoder: convolutions, then the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 4, 2, 1), nn.LeakyReLU(), nn.ConvTranspose2d(8, 3, 4, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 3, H, W] -> scalar loss"""
+        return nn.functional.mse_loss(self.body(x), x)
+
+
+def test_what_is_saved_behind_the_last_convolution_has_the_layout_of_eager_mode() -> None:
+    """The loss's gradient does not lie in place of the picture, which has its channels innermost."""
+    (report,) = reports_of(Decoder(), (torch.randn(32, 3, 64, 64),), "min")
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
 class Head(nn.Module):
     """The end of a language model: norm, head, loss."""
 
