@@ -16,7 +16,11 @@ class _OnStderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def show_from(level: str) -> None:
-    """Show messages of `compile_remat` from this level on (a name of Python's logging), on stderr unless the program has handlers."""
+    """Show messages of `compile_remat` from a level on, on stderr unless the program has handlers of its own.
+
+    Args:
+        level: A name of Python's logging, in any capitals.
+    """
     LOG.setLevel(level.upper())
     if not LOG.hasHandlers():
         handler = _OnStderr()

@@ -33,7 +33,9 @@ COMMANDS = (
     ),
     Command("plan", "plan a model for a device that need not be here", PLAN, "run_plan", "add_plan_arguments"),
     Command("pareto", "print its plans from the fastest to the lowest", PLAN, "run_pareto", "add_pareto_arguments"),
-    Command("explain", "print its plan with the largest tensors at the peak", PLAN, "run_explain", "add_explain_arguments"),
+    Command(
+        "explain", "print its plan with the largest tensors at the peak", PLAN, "run_explain", "add_explain_arguments"
+    ),
     Command("devices", "print the device table with its sources", "compile_remat.cli.devices", "run_devices"),
     Command("doctor", "print versions, what is missing, and the settings", "compile_remat.cli.doctor", "run_doctor"),
 )

@@ -12,6 +12,7 @@ from torch import fx
 
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.sizes import sizes_at
+from compile_remat.announcement import announce
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.caveats import caveats_of, unplanned, with_caveats
 from compile_remat.compilation.feedback import (
@@ -36,7 +37,6 @@ from compile_remat.inductor.entry import (
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.passes import Status
-from compile_remat.planning.announcement import announce
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import FitBelow, Resume

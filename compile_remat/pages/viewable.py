@@ -39,7 +39,7 @@ class Viewable(ABC):
             OSError: The file cannot be written.
             ValueError: The plan was read from JSON; its tensors are not known.
         """
-        from compile_remat.pages.chrome_trace import write_trace
+        from compile_remat.pages.trace_events import write_trace
 
         write_trace(self.figures(), path)
 
@@ -50,7 +50,7 @@ class Viewable(ABC):
             OSError: The file cannot be written.
             ValueError: The plan was read from JSON; its tensors are not known.
         """
-        from compile_remat.pages.memory_snapshot import write_snapshot
+        from compile_remat.pages.allocator_snapshot import write_snapshot
 
         write_snapshot(self.figures(), path)
 

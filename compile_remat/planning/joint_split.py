@@ -17,6 +17,7 @@ from compile_remat._torch.input_mutation import writes_in_place
 from compile_remat._torch.version import version_problem
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.units import format_bytes
+from compile_remat.announcement import announce
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
@@ -33,7 +34,6 @@ from compile_remat.passes import (
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
-from compile_remat.planning.announcement import announce
 from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import (

@@ -12,7 +12,7 @@ from compile_remat import cli
 from compile_remat._util.units import format_bytes
 from compile_remat.cli import plan
 from compile_remat.passes import Planner, Problem
-from tests.pages.test_memory_snapshot import peak_and_end
+from tests.pages.test_allocator_snapshot import peak_and_end
 
 MODEL = ["tests.planned_models:llama", "--device", "h100-sxm", "--dtype", "bf16"]
 

@@ -2,14 +2,15 @@
 
 import pickle
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.cuda import _memory_viz as viewer
 
+from compile_remat.pages.allocator_snapshot import memory_snapshot, write_snapshot
 from compile_remat.pages.figures import PageFigures
-from compile_remat.pages.memory_snapshot import memory_snapshot, write_snapshot
 from tests.pages.examples import MIB, hostile, large, small
 
 
@@ -35,7 +36,7 @@ def test_the_peak_is_that_of_the_plan(figures: PageFigures) -> None:
     assert peak_and_end(snapshot) == (max(step.live_bytes), segment["active_size"])
     blocks = segment["blocks"]
     assert sum(b["size"] for b in blocks) == segment["total_size"]
-    assert all(b["address"] + b["size"] == c["address"] for b, c in zip(blocks, blocks[1:], strict=False))
+    assert all(b["address"] + b["size"] == c["address"] for b, c in pairwise(blocks))
 
 
 def test_what_a_kernel_takes_for_itself_is_named() -> None:

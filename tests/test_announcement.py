@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat.planning.announcement import ARTIFACT, text_of
+from compile_remat.announcement import ARTIFACT, text_of
 from compile_remat.report import Report
 
 PROGRAM = """

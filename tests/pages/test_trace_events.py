@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compile_remat.pages.chrome_trace import BACKWARD, FORWARD, chrome_trace, write_trace
+from compile_remat.pages.trace_events import BACKWARD, FORWARD, chrome_trace, write_trace
 from tests.pages.examples import MIB, large, small
 
 
