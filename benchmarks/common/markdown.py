@@ -317,7 +317,10 @@ def _of_version(version: str, dtype: str) -> Section:
         file,
         f"python -m benchmarks.promise --dtype {dtype} --code-only --only remat --model gpt --model bert --model resnet "
         f"--model unet --model llama --model vit --json benchmarks/results/{file}",
-        "As above, with another version of torch. Models that are not in the table were not run.",
+        """\
+Predicted peak > peak of the C++ code that Inductor emits, by a dry run; `plain` is the code of plain `torch.compile`, and budgets
+are 0.8, 0.6, 0.4 and 0.3 of it. Nothing is built and no peak is measured. "floor": the budget is below the lowest reachable peak.
+Models that are not in the table were not run.""",
         _code_only,
         _promise_summary,
     )
@@ -326,21 +329,20 @@ def _of_version(version: str, dtype: str) -> Section:
 BEFORE_SPLIT = (
     "Rows of models with convolutions are from before the gradients of their weights and inputs were made apart."
 )
-BEFORE_OWN_GRAPHS = "All rows are from before a plan's peak was predicted in its own graphs (docs/memory-model.md)."
 
 SECTIONS = (
     Section(
         "Eighteen models inside budgets",
         "promise_cpu.json",
         "python -m benchmarks.promise --rivals benchmarks/results/promise_rivals_cpu.json",
-        f"""\
+        """\
 Measured peaks under 0.8, 0.6, 0.4 and 0.3 of plain `torch.compile`'s measured peak, handed over in bytes, and under `min`. "floor":
 the budget is below the lowest reachable peak, and a `BudgetError` says so. "torch's lowest" is the lowest measured peak over nine
 values of `torch._functorch.config.activation_memory_budget` (`promise_rivals_cpu.json`, measured on an Intel Xeon). Models marked *
 were written before the memory model was fitted, + have 8 blocks or more. "gradients" is their share of the default peak; "without
-them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak.
-{BEFORE_SPLIT}
-{BEFORE_OWN_GRAPHS}""",
+them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak: of `fourier` and
+`experts` it is the bytes of the output, which plans count until the step ends and this benchmark's steps drop before their backward
+(`--hold` holds it). Rows whose plans changed since they were first measured were measured again with `--empty-kernels`.""",
         _promise,
         _promise_summary,
     ),
@@ -359,39 +361,20 @@ calls run, as in training; the kernels that Inductor emits, which allocate nothi
         )
         for name, rest in (
             ("bfloat16", " fourier cannot run in\nbfloat16."),
-            (
-                "autocast",
-                " Models that are not in the table\nwere not run; resnet and unet are from before the gradients of convolutions "
-                "were made apart.",
-            ),
+            ("autocast", " Models that are not in the table\nwere not run."),
         )
-    ),
-    Section(
-        "The same in bfloat16, by code generation alone",
-        "promise_bfloat16_code_cpu.json",
-        "python -m benchmarks.promise --dtype bfloat16 --code-only --only remat --json "
-        "benchmarks/results/promise_bfloat16_code_cpu.json",
-        """\
-Predicted peak > peak of the C++ code that Inductor emits, by a dry run; workspaces of bfloat16 products and convolutions are
-measured and in both. `plain` is the code of plain `torch.compile`, and budgets are 0.8, 0.6, 0.4 and 0.3 of it. Nothing is
-built and no peak is measured. "floor": the budget is below the lowest reachable peak. fourier cannot run in bfloat16; models that
-are not in the table were not run.""",
-        _code_only,
-        _promise_summary,
     ),
     *(_of_version(version, dtype) for version in ("2.11", "2.15") for dtype in ("float32", "bfloat16")),
     Section(
         "Triton code for an H100 that is not there",
         "cuda_codegen.json",
         "python -m benchmarks.cuda_codegen --json benchmarks/results/cuda_codegen.json",
-        f"""\
+        """\
 Code generation alone, no GPU: peaks of the code that Inductor emits, by a dry run of its wrappers. `plain` is torch's own
 partitioner, "torch's best" its lowest peak over four values of `activation_memory_budget` on the same code. Budgets are 0.8, 0.5
 and 0.3 of plain, in bytes, and `min`: the peak that the plan predicts > that of the first code emitted for it, and how often it was
 planned and compiled. "floor": the budget is below the lowest reachable peak, and a `BudgetError` says so. "worst excess": of the
-first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.
-{BEFORE_SPLIT}
-{BEFORE_OWN_GRAPHS}""",
+first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.""",
         _cuda_codegen,
         _cuda_codegen_summary,
     ),
@@ -424,8 +407,7 @@ the same tensors as torch's own chooser; the seconds are the CPU time of both.""
         "plain_bfloat16_cpu.json",
         "python -m benchmarks.plain --dtype bfloat16 --json benchmarks/results/plain_bfloat16_cpu.json",
         """\
-The same, against the peak of the code that plain Inductor emits, by a dry run. fourier cannot run in bfloat16; other models that
-are not in the table were not run.""",
+The same in bfloat16; fourier cannot run in it.""",
         _plain,
     ),
     Section(
