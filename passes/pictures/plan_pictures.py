@@ -81,7 +81,8 @@ class PlanPictures:
         return [replace(p, pictures=self) for p in frontier(Planner(self.problem, self.work_seconds), points)]
 
     def _candidate(self, plan: Plan) -> Candidate:
-        return candidate_of(self.problem, plan.saved, plan.again)
+        """The plan, whatever tags it set aside."""
+        return candidate_of(obeying(self.problem, ()), plan.saved, plan.again)
 
     def _other_levels(self) -> tuple[Levels, Levels]:
         if self.plain is None:

@@ -70,7 +70,9 @@ def test_lora() -> None:
         torch.compiler.reset()
         found.append(hf_trainer.main(arguments))
     assert_same(found[1], found[0])
-    for report in planned()[:1]:
+    measured = [report for report in planned() if report.measured_peak_bytes]
+    assert measured
+    for report in measured:
         assert_within_budget(report.measured_peak_bytes, report.budget_bytes)
 
 

@@ -37,5 +37,7 @@ def test_fabric(precision: str) -> None:
     found = lightning_trainer.fabric_loop(0.5, precision=precision)
     assert_same(found, expected, rel=2e-3 if precision == "bf16-mixed" else 1e-5)
     (full, _) = planned()
-    # Under Fabric's autocast one float[512, 64] lies beside the plan; which one is not known.
-    assert_within_budget(full.measured_peak_bytes, full.budget_bytes, 0.06 if precision == "bf16-mixed" else 0.0)
+    # Fabric converts inputs and targets inside of the step: two of bfloat16[512, 64], which the caller holds.
+    converted_bytes = 2 * 2 * 512 * 64 if precision == "bf16-mixed" else 0
+    assert full.measured_peak_bytes is not None
+    assert_within_budget(full.measured_peak_bytes - converted_bytes, full.budget_bytes)
