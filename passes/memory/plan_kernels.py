@@ -10,7 +10,7 @@ import numpy as np
 
 from compile_remat.passes.memory.buffers import Bools, Ints
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, REDUCTION, Step, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION, SCATTER, Step, Value
 
 Node = Value | Step
 
@@ -202,7 +202,10 @@ def _read_by_step(
 
 
 def _elements(node: Node, read: Iterable[Node]) -> int:
+    """What the loops of a fused kernel run over: a reduction over what it reads, a scatter over what it adds."""
     if node.kernel == EXTERN:
         return 0
     own = max(1, prod(node.origin.shape))
+    if node.kernel == SCATTER:
+        return max((prod(r.origin.shape) for r in read if r.kernel != CONSTANT), default=own)
     return max([own, *(prod(r.origin.shape) for r in read)]) if node.kernel == REDUCTION else own
