@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from compile_remat.forecast.zoo.diffusion import DiffusionUNet
+
 
 class Layer(nn.Module):
     """A layer as Llama has it: normalised attention, causal, and a gated MLP."""
@@ -51,6 +53,49 @@ def llama(batch: int = 2, seq: int = 128) -> tuple[nn.Module, tuple[Tensor, ...]
 
 def llama_with_dropout(batch: int = 2, seq: int = 128) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Llama(dropout=0.1), (_tokens(batch, seq), _tokens(batch, seq))
+
+
+class Experts(nn.Module):
+    """A gated MLP of which each token takes the two best of `count`, as one grouped product for all of them."""
+
+    def __init__(self, width: int, count: int, inner: int) -> None:
+        super().__init__()
+        self.count, self.router = count, nn.Linear(width, count, bias=False)
+        self.up = nn.Parameter(torch.zeros(count, width, 2 * inner))
+        self.down = nn.Parameter(torch.zeros(count, inner, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        weights, experts = self.router(rows).float().softmax(-1).topk(2)
+        order = experts.flatten().argsort()
+        sizes = F.one_hot(experts.flatten(), self.count).sum(0)
+        ends = sizes.cumsum(0).to(torch.int32)
+        gate, up = F.grouped_mm(rows[order // 2], self.up, offs=ends).chunk(2, -1)
+        y = F.grouped_mm(F.silu(gate) * up, self.down, offs=ends)
+        y = y * weights.flatten()[order, None].to(y.dtype)
+        return torch.zeros_like(rows).index_add(0, order // 2, y).view_as(x)
+
+
+class RoutedLayer(nn.Module):
+    """Attention, then experts."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention, self.norm, self.experts = Attention(2, width // 2), nn.RMSNorm(width), Experts(width, 4, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.experts(self.norm(x))
+
+
+def experts(batch: int = 2, seq: int = 64) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(RoutedLayer(64), RoutedLayer(64)), torch.zeros(batch, seq, 64)
+
+
+def diffusion(batch: int = 2) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    latents, context = torch.zeros(batch, 4, 16, 16), torch.zeros(batch, 7, 16)
+    model = DiffusionUNet(widths=(32, 64), context=16, heads=2)
+    return model, (latents, torch.zeros(batch, dtype=torch.int64), context, torch.zeros_like(latents))
 
 
 class Attention(nn.Module):

@@ -197,12 +197,15 @@ def print_forecast(found: Forecast) -> None:
 
 
 def _print_baselines(found: Forecast) -> None:
+    from compile_remat.forecast.baselines import OF_LAYERS
+
     step_ns = found.plan.step_time_ns
     rows = [
         (c.name, format_bytes(c.peak_bytes), _share(c.extra_time_ns, step_ns), _share(c.ours.extra_time_ns, step_ns),
          _share(c.ours.bound_time_ns, step_ns), f"{c.advantage:+.2%}")
         for c in found.compared
     ]  # fmt: skip
+    rows += [(name, "no layers", "", "", "", "") for name in OF_LAYERS if name not in {c.name for c in found.compared}]
     heads = ("baseline", "region peak", "extra time", "ours within it", "lower bound", "ours faster by")
     print_table("what people do today, on the same timeline", heads, rows)
     best = max(found.compared, key=lambda c: c.advantage)

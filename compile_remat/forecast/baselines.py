@@ -4,7 +4,8 @@ Nothing recomputed; ``torch.utils.checkpoint`` around every layer, or every eigh
 that saves products; torch's own chooser (``activation_memory_budget``) at five budgets.  All run on the same timeline under the
 same prices.
 
-A layer is an entry of a module list with at least two products, convolutions or attentions in it.
+A layer is an entry of a module list with at least two products, convolutions or attentions in it.  Where such entries lie in one
+another, as the blocks of a U-Net lie in its levels, checkpoints around the innermost ones are a baseline of their own.
 """
 
 from __future__ import annotations
@@ -27,10 +28,15 @@ TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
 EVERY = 8
 """Every how many layers one is checkpointed, where not all are."""
 
+NOTHING, EACH, INNER = "nothing recomputed", "every layer checkpointed", "every inner block checkpointed"
+SOME, PRODUCTS = f"every {EVERY}th layer checkpointed", "selective checkpoint, products saved"
+OF_LAYERS = (EACH, SOME, PRODUCTS)
+"""Baselines that a model without layers cannot have."""
+
 HEAVY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
 LEAST_HEAVY = 2
 
-_ENTRY = re.compile(r"^(.*?)\.?(\d+)(?=\.|$)")
+_NUMBER = re.compile(r"(?:^|\.)\d+(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
     kinds = {node.name: _kind(node) for node in graph.nodes if node.op == "call_function"}
     layers = layers_of(problem, kinds)
     keepable = np.array([v.is_saveable and v.in_forward for v in problem.values], dtype=bool)
-    found = {"nothing recomputed": keepable}
+    found = {NOTHING: keepable}
     chosen = sorted({layer for layer in layers if layer is not None}, key=_in_order)
     if chosen:
         numbers: Counter[str] = Counter()
@@ -93,9 +99,12 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
             numbers[parent] += 1
         heavy = np.array([kinds.get(v.name) in HEAVY for v in problem.values], dtype=bool)
         inside = _inside(problem, layers, set(chosen))
-        found["every layer checkpointed"] = keepable & ~inside
-        found[f"every {EVERY}th layer checkpointed"] = keepable & ~_inside(problem, layers, some)
-        found["selective checkpoint, products saved"] = keepable & (~inside | heavy)
+        found[EACH] = keepable & ~inside
+        found[SOME] = keepable & ~_inside(problem, layers, some)
+        found[PRODUCTS] = keepable & (~inside | heavy)
+        inner = inner_blocks_of(problem, kinds)
+        if inner != layers:
+            found[INNER] = keepable & ~_inside(problem, inner, {block for block in inner if block is not None})
     return found
 
 
@@ -114,17 +123,27 @@ def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:
 
 def layers_of(problem: Problem, kinds: Mapping[str, OpKind]) -> list[str | None]:
     """The layer that each value lies in, by its module's path; None outside of all."""
-    entries = [_entry_of(v.origin.module_path) for v in problem.values]
-    heavy = Counter(
-        e for v, e in zip(problem.values, entries, strict=True) if v.in_forward and kinds.get(v.name) in HEAVY
-    )
-    return [e if e is not None and heavy[e] >= LEAST_HEAVY else None for e in entries]
+    return [entries[0] if entries else None for entries in _heavy_entries(problem, kinds)]
 
 
-def _entry_of(path: str) -> str | None:
-    """The first part of a path that ends with a number: ``model.layers.3`` of ``model.layers.3.mlp.up``."""
-    found = _ENTRY.match(path)
-    return None if found is None else found[0]
+def inner_blocks_of(problem: Problem, kinds: Mapping[str, OpKind]) -> list[str | None]:
+    """The same of layers that have no layers in them: a block of a U-Net, not its level."""
+    heavy_entries = _heavy_entries(problem, kinds)
+    outer = {entry for entries in heavy_entries for entry in entries[:-1]}
+    return [entries[-1] if entries and entries[-1] not in outer else None for entries in heavy_entries]
+
+
+def _heavy_entries(problem: Problem, kinds: Mapping[str, OpKind]) -> list[list[str]]:
+    """The entries of module lists that each value lies in, from the outside in, of those with `LEAST_HEAVY` heavy values."""
+    entries = [_entries_of(v.origin.module_path) for v in problem.values]
+    pairs = zip(problem.values, entries, strict=True)
+    heavy = Counter(e for v, found in pairs if v.in_forward and kinds.get(v.name) in HEAVY for e in found)
+    return [[e for e in found if heavy[e] >= LEAST_HEAVY] for found in entries]
+
+
+def _entries_of(path: str) -> list[str]:
+    """The parts of a path that end with a number: ``model.layers.3`` of ``model.layers.3.mlp.up``; the longest comes last."""
+    return [path[: found.end()] for found in _NUMBER.finditer(path)]
 
 
 def _in_order(layer: str) -> tuple[str, int]:

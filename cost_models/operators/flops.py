@@ -4,7 +4,8 @@ Heavy operators use the formulas of ``torch.utils.flop_counter``, also those tha
 his own with ``register_flop_formula``. Three things differ from a run under ``FlopCounterMode``:
 
 * formulas get hinted shapes, never tensors, so that no guard is added and nothing is allocated;
-* CPU flash attention, matrix-vector products and ``linear``, which torch's table lacks, have their formula here;
+* CPU flash attention, matrix-vector products, ``linear`` and the grouped products of experts, which torch's table lacks,
+  have their formula here;
 * the weight gradient of a grouped convolution is divided by the number of groups: torch's formula counts it as dense.
 
 What the number is not: it ignores causal masks and sparsity, and a pointwise weight is a rule of thumb for a vector
@@ -100,6 +101,11 @@ def _matmul_flops(a: Sequence[int], _b: Sequence[int], *_: Any, out_shape: Seque
     return 2 * prod(out_shape) * a[-1]
 
 
+def _grouped_mm_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    """Each row of the longer side meets one group's matrix, so groups count only where both sides have them."""
+    return 2 * prod(a[-2:]) * b[-1] * (a[0] if len(a) == len(b) == 3 else 1)
+
+
 def _registered(name: str) -> Formula:
     """Shape formula that torch holds for another operator of the same arithmetic."""
 
@@ -116,6 +122,8 @@ _OWN_FORMULAS: Mapping[str, Formula] = {
     "aten.addmv": _addmv_flops,
     "aten.linear": _linear_flops,
     "aten.matmul": _matmul_flops,
+    "aten._grouped_mm": _grouped_mm_flops,
+    "aten._scaled_grouped_mm": _grouped_mm_flops,
     "aten._int_mm": _registered("mm"),
     "aten._addmm_activation": _registered("addmm"),
     "aten._scaled_dot_product_flash_attention_for_cpu": _registered("_scaled_dot_product_flash_attention"),

@@ -3,6 +3,7 @@
 Every heavy operator is priced as `batch` products of an m x k by a k x n matrix:
 
 * matrix products as they are, those of several batches with the batch apart;
+* grouped products (of experts) as one for each group, all equally long: only the data says how long each is;
 * a convolution as the product that it is lowered to: m output pixels, n output channels of a group, k input channels of a
   group times the size of the kernel; its backward, which is two products, by the lengths of the forward; a transposed one, which
   gives the gradient of the input, by those of the convolution that it is the gradient of;
@@ -26,6 +27,7 @@ Product = tuple[int, int, int, int]
 """batch, m, n, k"""
 
 _BIAS_FIRST = frozenset({"aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten._addmm_activation"})
+_GROUPED = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm"})
 _GRADIENT_FIRST = frozenset({"aten.convolution_backward", "aten.convolution_backward_overrideable"})
 
 CAUSAL_POSITION = {
@@ -62,6 +64,8 @@ def product_of(packet: str, kind: OpKind, node: fx.Node, value: Any) -> Product 
     if kind not in HEAVY_KINDS:
         return None
     shapes = [shape for argument in node.args if (shape := _shape(argument)) is not None]
+    if packet in _GROUPED:
+        return _of_groups(shapes, value)
     if kind is OpKind.MATMUL:
         return _of_matmul(shapes[1:] if packet in _BIAS_FIRST else shapes, packet)
     if kind is OpKind.CONV:
@@ -84,6 +88,26 @@ def _of_matmul(shapes: list[tuple[int, ...]], packet: str) -> Product | None:
     if len(right) == 2:
         return 1, prod(left[:-1]), right[-1], k
     return prod(left[:-2]), left[-2], right[-1], k
+
+
+def _of_groups(shapes: list[tuple[int, ...]], value: Any) -> Product | None:
+    """Which length the groups share out among them: rows, columns, or what is summed over where neither side has groups."""
+    output = _shape_of(value)
+    if len(shapes) < 2 or output is None or {len(shapes[0]), len(shapes[1]), len(output)} - {2, 3}:
+        return None
+    left, right = shapes[0], shapes[1]
+    m, n, k = left[-2], right[-1], left[-1]
+    if len(left) == len(right) == 3:
+        return left[0], m, n, k
+    if len(right) == 3:
+        return right[0], _share(m, right[0]), n, k
+    if len(left) == 3:
+        return left[0], m, _share(n, left[0]), k
+    return (output[0], m, n, _share(k, output[0])) if len(output) == 3 else None
+
+
+def _share(length: int, groups: int) -> int:
+    return max(1, length // max(1, groups))
 
 
 def _of_convolution(shapes: list[tuple[int, ...]], node: fx.Node, value: Any, *, is_backward: bool) -> Product | None:

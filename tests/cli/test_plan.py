@@ -11,6 +11,7 @@ import pytest
 from compile_remat import cli
 from compile_remat._util.units import format_bytes
 from compile_remat.cli import plan
+from compile_remat.forecast.baselines import OF_LAYERS
 from compile_remat.passes import Planner, Problem
 from tests.pages.test_allocator_snapshot import peak_and_end
 
@@ -30,6 +31,14 @@ def test_plan_prints_what_training_comes_to(capsys: pytest.CaptureFixture[str]) 
         assert any(line.strip().startswith(row) for line in text.splitlines()), row
     assert "every layer checkpointed" in text and "torch's chooser, budget 0.5" in text
     assert "largest advantage" in text and "smallest" in text
+
+
+def test_what_needs_layers_is_said_to_where_there_are_none(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["tests.planned_models:convolution", "--device", "h100-sxm", "--compare", "--no-largest-batch"]
+    assert cli.main(["plan", *given]) == 0
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    without = [parts[1] for parts in lines if "no layers" in [part.strip() for part in parts]]
+    assert without == list(OF_LAYERS)
 
 
 def test_plan_as_json_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:

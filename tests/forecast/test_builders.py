@@ -20,7 +20,8 @@ OURS = "tests.planned_models"
 
 
 def test_the_names_of_the_zoo() -> None:
-    assert list(BUILDERS) == ["bert-large", "llama-2-7b", "llama-2-70b", "t5-large", "vit-large", "resnet-50", "unet"]
+    names = "bert-large llama-2-7b llama-2-70b t5-large vit-large resnet-50 unet olmoe-7b sd-unet"
+    assert " ".join(BUILDERS) == names
     for name in BUILDERS:
         assert callable(Builder(name).function())
 
@@ -103,13 +104,15 @@ PARAMETERS = {
     "vit-large": 304_326_632,
     "resnet-50": 25_557_032,
     "unet": 31_038_000,
+    "olmoe-7b": 6_919_161_856,
+    "sd-unet": 859_520_964,
 }
 """Published counts, or for the U-Net, whose convolutions are padded and normalised, about 31 million."""
 
 
 @pytest.mark.parametrize("name", list(BUILDERS))
 def test_models_have_their_published_sizes(name: str) -> None:
-    if name not in ("resnet-50", "unet") and importlib.util.find_spec("transformers") is None:
+    if name not in ("resnet-50", "unet", "sd-unet") and importlib.util.find_spec("transformers") is None:
         pytest.skip("the package transformers is not installed (extra: models)")
     model, _ = built(Builder(name))
     assert sum(p.numel() for p in model.parameters()) == pytest.approx(PARAMETERS[name], rel=2e-3)

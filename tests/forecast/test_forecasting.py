@@ -12,15 +12,25 @@ from torch import nn
 import compile_remat
 from compile_remat import api
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.cost_models import load_device
+from compile_remat.cost_models import load_device, op_kind
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
-from compile_remat.forecast.baselines import _entry_of, hand_written, layers_of
+from compile_remat.forecast.baselines import (
+    EACH,
+    INNER,
+    NOTHING,
+    PRODUCTS,
+    SOME,
+    _entries_of,
+    hand_written,
+    inner_blocks_of,
+    layers_of,
+)
 from compile_remat.forecast.batch_scaling import BatchScaling, are_alike
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import trace
 from compile_remat.forecast.forecasting import Forecast, forecast
 from compile_remat.forecast.max_batch import _most
-from compile_remat.forecast.target_step import Target, step_of
+from compile_remat.forecast.target_step import Target, step_of, step_on
 from compile_remat.passes import Plan, Planner, timeline
 from tests import planned_models
 
@@ -126,17 +136,44 @@ def test_every_baseline_has_a_plan_at_its_peak(found: Forecast) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "entry"),
+    ("path", "entries"),
     [
-        ("model.layers.3.mlp.up", "model.layers.3"),
-        ("encoder.block.12.layer.0.SelfAttention", "encoder.block.12"),
-        ("0.attention", "0"),
-        ("model.head", None),
-        ("", None),
+        ("model.layers.3.mlp.up", ["model.layers.3"]),
+        ("encoder.block.12.layer.0.SelfAttention", ["encoder.block.12", "encoder.block.12.layer.0"]),
+        ("0.attention", ["0"]),
+        ("layer1.4.conv2", ["layer1.4"]),
+        ("model.head", []),
+        ("", []),
     ],
 )
-def test_the_layer_of_a_path(path: str, entry: str | None) -> None:
-    assert _entry_of(path) == entry
+def test_the_entries_of_lists_on_a_path(path: str, entries: list[str]) -> None:
+    assert _entries_of(path) == entries
+
+
+def test_blocks_of_levels_can_be_checkpointed_too() -> None:
+    builder = Builder(f"{OURS}:diffusion", dtype="bf16")
+    traced = trace(builder, load_device("h100-sxm"))
+    problem, graph = step_on(traced, H100).problem, traced.joint.module.graph
+    masks = hand_written(problem, graph)
+    levels, blocks = masks[EACH], masks[INNER]
+    assert (blocks & ~levels).any()  # what one block of a level gives the next one
+    assert not (blocks & ~masks[NOTHING]).any()
+    kinds = {node.name: op_kind(node) for node in graph.nodes}
+    outer, inner = (set(filter(None, of(problem, kinds))) for of in (layers_of, inner_blocks_of))
+    assert outer == {"down.0", "down.1", "middle.0", "middle.1", "up.0", "up.1"}
+    assert {"down.0.blocks.0", "down.0.attentions.0", "up.1.blocks.1"} <= inner and not inner & {"down.0", "up.0"}
+
+
+def test_experts_are_products_that_selective_checkpointing_saves() -> None:
+    builder = Builder(f"{OURS}:experts", dtype="bf16")
+    traced = trace(builder, load_device("h100-sxm"))
+    problem, graph = step_on(traced, H100).problem, traced.joint.module.graph
+    masks = hand_written(problem, graph)
+    grouped = [k for k, v in enumerate(problem.values) if v.name.startswith("_grouped_mm") and v.in_forward]
+    assert len(grouped) == 2 * 2 and masks[PRODUCTS][grouped].all() and not masks[EACH][grouped].any()
+    found = forecast(builder, replace(H100, budget=MemoryBudget.parse("min")), with_baselines=True)
+    assert {EACH, SOME, PRODUCTS} < {c.name for c in found.compared}
+    assert found.largest is not None and found.largest.batch
 
 
 def test_a_checkpointed_layer_keeps_what_others_read() -> None:

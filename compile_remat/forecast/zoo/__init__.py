@@ -11,4 +11,6 @@ BUILDERS = {
     "vit-large": "compile_remat.forecast.zoo.vision:vit_large",
     "resnet-50": "compile_remat.forecast.zoo.vision:resnet_50",
     "unet": "compile_remat.forecast.zoo.vision:unet",
+    "olmoe-7b": "compile_remat.forecast.zoo.language:olmoe_7b",
+    "sd-unet": "compile_remat.forecast.zoo.diffusion:sd_unet",
 }

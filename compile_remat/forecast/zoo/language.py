@@ -53,6 +53,30 @@ def _llama(batch: int, seq: int, *, layers: int, width: int, inner: int, heads: 
         return Loss(package.LlamaForCausalLM(config)), (tokens(batch, seq), tokens(batch, seq))
 
 
+def olmoe_7b(batch: int = 8, seq: int = 4096) -> Built:
+    """OLMoE-1B-7B: 16 layers of width 2048, 16 heads, 64 experts of which each token takes 8 (Muennighoff and others, 2024).
+
+    The loss that spreads tokens over the experts is left out: `transformers` takes a lock for it, which breaks the graph.
+    """
+    with transformers() as package:
+        config = package.OlmoeConfig(
+            vocab_size=50304,
+            hidden_size=2048,
+            intermediate_size=1024,
+            num_hidden_layers=16,
+            num_attention_heads=16,
+            num_key_value_heads=16,
+            num_experts=64,
+            num_experts_per_tok=8,
+            max_position_embeddings=seq,
+            rms_norm_eps=1e-5,
+            use_cache=False,
+            attn_implementation=CAUSAL,
+            experts_implementation="grouped_mm",
+        )
+        return Loss(package.OlmoeForCausalLM(config)), (tokens(batch, seq), tokens(batch, seq))
+
+
 def t5_large(batch: int = 16, seq: int = 512) -> Built:
     """T5-large: 24 + 24 layers of width 1024, 16 heads of 64, position biases (Raffel and others, 2020)."""
     with transformers() as package:

@@ -113,3 +113,18 @@ def test_only_the_part_that_is_seen_is_paid_for() -> None:
     whole, half = Op(*figures), Op(*figures, visible=0.5)
     model = Roofline(device)
     assert model.arithmetic_time_ns(half) == pytest.approx(model.arithmetic_time_ns(whole) / 2, rel=1e-6)
+
+
+def test_grouped_products_share_one_length_out_among_the_groups() -> None:
+    def run(x: Tensor, w: Tensor) -> Any:
+        leaves = [x.detach().bfloat16().requires_grad_(), w.detach().bfloat16().requires_grad_()]
+        ends = torch.arange(1, 5, dtype=torch.int32) * 16  # 4 groups
+        with torch.enable_grad():
+            out = F.grouped_mm(*leaves, offs=ends)
+            return torch.autograd.grad(out, leaves, out.detach())
+
+    module = make_fx(run, tracing_mode="fake")(torch.randn(64, 32), torch.randn(4, 32, 48))
+    ops = [op for op in map(describe, module.graph.nodes) if op.kind is OpKind.MATMUL]
+    # forward; gradients of the weights, of which each sums over its group's rows, and of the rows
+    assert sorted(op.product for op in ops) == [(4, 16, 32, 48), (4, 16, 48, 32), (4, 32, 48, 16)]  # type: ignore[type-var]
+    assert [(op.flops, op.estimated) for op in ops] == [(2 * 64 * 32 * 48, False)] * 3
