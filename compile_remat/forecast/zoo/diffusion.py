@@ -45,7 +45,7 @@ class DiffusionUNet(nn.Module):
         for k, (before, width) in enumerate(pairwise((first, *widths))):
             is_lowest = k == len(widths) - 1
             inputs = [before, *[width] * (blocks - 1)]
-            resize = nn.Identity() if is_lowest else nn.Conv2d(width, width, 3, 2, 1)
+            resize: nn.Module = nn.Identity() if is_lowest else nn.Conv2d(width, width, 3, 2, 1)
             down.append(Level(inputs, width, embedding, context, 0 if is_lowest else heads, resize))
             across += [width] * (blocks + (not is_lowest))
         self.down = nn.ModuleList(down)
@@ -68,14 +68,12 @@ class DiffusionUNet(nn.Module):
         x = self.stem(latents)
         across = [x]
         for k, level in enumerate(self.down):
-            across += level(x, embedding, context, None)
-            if k < len(self.down) - 1:
-                across.append(level.resize(across[-1]))
-            x = across[-1]
+            found, x = level(x, embedding, context, None)
+            across += [*found, x] if k < len(self.down) - 1 else found
         x = self.middle[0](x, embedding)
         x = self.middle[1](self.middle_attention(x, context), embedding)
         for level in self.up:
-            x = level.resize(level(x, embedding, context, across)[-1])
+            _, x = level(x, embedding, context, across)
         return F.mse_loss(self.head(F.silu(self.norm(x))).float(), noise.float())
 
 
@@ -90,15 +88,17 @@ class Level(nn.Module):
         self.attentions = nn.ModuleList(Attended(width, context, heads) for _ in inputs if heads)
         self.resize = resize
 
-    def forward(self, x: Tensor, embedding: Tensor, context: Tensor, across: list[Tensor] | None) -> list[Tensor]:
-        """What each block gives; each takes one from the end of `across`, where that is given."""
+    def forward(
+        self, x: Tensor, embedding: Tensor, context: Tensor, across: list[Tensor] | None
+    ) -> tuple[list[Tensor], Tensor]:
+        """What each block gives, and the last of it resized; each takes one from the end of `across`, where that is given."""
         found = []
         for k, block in enumerate(self.blocks):
             x = block(x if across is None else torch.cat([x, across.pop()], dim=1), embedding)
             if len(self.attentions):
                 x = self.attentions[k](x, context)
             found.append(x)
-        return found
+        return found, self.resize(x)
 
 
 class Residual(nn.Module):
