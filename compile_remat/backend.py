@@ -31,7 +31,7 @@ from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import (
     Settings,
-    auto_budget,
+    auto_budget_again,
     place_of,
     positions_of,
     priced,
@@ -39,6 +39,8 @@ from compile_remat.planning.settings import (
     sizes_of,
     with_plain_bytes,
 )
+from compile_remat.ranks.agreement import Agreement
+from compile_remat.report import Report
 from compile_remat.runtime.oom_recovery import OomRecovery
 from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
 from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
@@ -87,11 +89,25 @@ def compile_graph(
         no_promise = "plain Inductor compiles this graph and no memory budget holds"
         warnings.warn(f"{problem}: {no_promise}", PlannerWarning, stacklevel=2)
         return compile_plain(gm, example_inputs, patches)
+    with Agreement.of(gm, example_inputs, config.rank_timeout) as agreement:
+        return _compile_in_agreement(gm, example_inputs, config, patches, partitioner_type, agreement)
+
+
+def _compile_in_agreement(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    patches: Mapping[str, Any],
+    partitioner_type: type[RematPartitioner] | None,
+    agreement: Agreement,
+) -> Callable[..., Any]:
+    """The same with the ranks that compile the graph."""
     sizes = sizes_of(example_inputs)
-    settings, reason = settings_or_failure(config, example_inputs)
+    settings, reason = settings_or_failure(config, example_inputs, agreement)
+    agreement.begin()
     if settings.has_limit(gm):
         inline_regions(gm)
-    settings = priced(settings, gm, example_inputs, config, patches)
+    settings = priced(settings, gm, example_inputs, config, patches, agreement)
     make = functools.partial(
         partitioner_type or RematPartitioner,
         settings,
@@ -101,7 +117,7 @@ def compile_graph(
     )
     if not reason:
         try:
-            return _compile(gm, example_inputs, config, patches, make(guarded=settings.has_limit(gm)))
+            return _compile(gm, example_inputs, config, patches, make(guarded=settings.has_limit(gm)), agreement)
         except Exception as error:
             ours, failed = find_error(error, RematError), find_error(error, PlannerFailed)
             if ours is not None:
@@ -110,7 +126,7 @@ def compile_graph(
                 raise
             reason = str(failed)
     warn_of_fallback(reason)
-    return _compile(gm, example_inputs, config, patches, make(fallback=reason))
+    return _compile(gm, example_inputs, config, patches, make(fallback=reason), agreement)
 
 
 def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequence[Any]) -> SharedBudget | None:
@@ -122,7 +138,7 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     source = source_of(settings.budget, from_auto=settings.from_auto)
     shared = budget_of(place, str(config.memory_budget), settings.budget, source=source, name=settings.device.name)
     if settings.from_auto and config.optimizer_state.kind != "none" and shared.is_idle:
-        shared.reread = functools.partial(auto_budget, config, place, 0)
+        shared.reread = functools.partial(auto_budget_again, config, place)
     return shared
 
 
@@ -144,6 +160,7 @@ def _compile(
     config: RematConfig,
     patches: Mapping[str, Any],
     partitioner: RematPartitioner,
+    agreement: Agreement,
 ) -> Callable[..., Any]:
     """Compile the graph, and put the hooks around its calls that its settings ask for."""
     compilation = Compilation(gm, example_inputs, config, patches)
@@ -156,9 +173,11 @@ def _compile(
     compiled, reports = compilation.run(partitioner)
     for found in reports:  # also those of a cache hit, where no partitioner ran
         note_plain_peak(partitioner.settings.device.name, found)
-    if not reports or reports[-1].plan is None:
+    report = reports[-1] if reports else None
+    _conclude(agreement, partitioner, report)
+    if report is None or report.plan is None:
         return compiled
-    place, report = place_of(example_inputs), reports[-1]
+    place = place_of(example_inputs)
     monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
     running = RunningPlan(compiled, report)
     hooks: list[Hook] = [] if shared is None else [shared]
@@ -193,6 +212,18 @@ def _compile(
         return RunningPlan(*found)
 
     return CompiledRegion(running, hooks, recompile, recompiler.publish)
+
+
+def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Report | None) -> None:
+    """Tell the other ranks which plan the graph has, and hear theirs.
+
+    Raises:
+        RankError: They do not go together.
+    """
+    plan = None if report is None else report.plan
+    saved = None if plan is None else (*plan.saved, "again", *plan.again)
+    budget_bytes = None if report is None else report.budget_bytes
+    agreement.conclude(saved, budget_bytes, from_auto=partitioner.settings.from_auto)
 
 
 def _given(options: object, mode: str | None) -> dict[str, object]:

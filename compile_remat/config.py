@@ -106,6 +106,14 @@ def _seconds(raw: object) -> float | None:
     return seconds
 
 
+def _timeout(raw: object) -> int:
+    """A whole number of seconds, 0 included."""
+    text = str(raw).strip()
+    if isinstance(raw, bool) or not text.isdecimal() or int(text) > LONGEST_SECONDS:
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: a whole number of seconds, 0 to {LONGEST_SECONDS}.")
+    return int(text)
+
+
 def _device(raw: object) -> str:
     """A name of the device table in its normal spelling, or the absolute path of a JSON file; it need not exist."""
     text = os.fspath(raw).strip() if isinstance(raw, (str, os.PathLike)) else ""
@@ -157,6 +165,8 @@ class RematConfig:
             `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
             the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
         oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
+        rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
+            on their own.
         report_dir: a folder for one report per compiled graph, or None.
         plan_dir: a folder of plans, written where absent and replayed where present, or None.
         log: level of the logger `compile_remat`: `warning`, `info` or `debug`; None (default) leaves the logger as it is,
@@ -175,6 +185,7 @@ class RematConfig:
     check: bool = _row(_switch, False)
     time_limit: float | None = _row(_seconds, None)
     oom_retry: int = _row(_up_to(3), 1)
+    rank_timeout: int = _row(_timeout, 60)
     report_dir: str | None = _row(_folder, None)
     plan_dir: str | None = _row(_folder, None)
     log: str | None = _row(_log_level, None)

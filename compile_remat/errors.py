@@ -210,6 +210,28 @@ class CheckError(RematError):
         return "\n".join(lines)
 
 
+class RankError(RematError):
+    """Processes that train together cannot go on together: one of them has failed, or their plans for one graph differ.
+
+    Attributes:
+        ranks: Those that failed, or whose plans differ.
+        problem: What it is, in words.
+        text: The text of the error that a rank failed with; empty where none did.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], problem: str, text: str = "") -> None:
+        super().__init__(ranks, problem, text)
+        self.ranks, self.problem, self.text = ranks, problem, text
+
+    def __str__(self) -> str:
+        if self.text:
+            return f"{self.problem}, and this rank does not go on without it. Its error was:\n{self.text}"
+        return (
+            f"{self.problem}. What to do: give all ranks the same settings, versions and devices (`device` names one); "
+            "rank_timeout=0 lets them differ."
+        )
+
+
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:
     """The first exception of that kind in the chain: torch wraps what a partitioner raises."""
     seen: set[int] = set()

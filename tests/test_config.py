@@ -176,6 +176,7 @@ def test_defaults() -> None:
         "check": "False",
         "time_limit": "None",
         "oom_retry": "1",
+        "rank_timeout": "60",
         "report_dir": "None",
         "plan_dir": "None",
         "log": "None",
@@ -323,3 +324,14 @@ def test_config_is_a_frozen_value() -> None:
         one.log = "info"  # type: ignore[misc]
     with pytest.raises(ConfigError, match="an argument of RematConfig"):
         RematConfig(memory_budget="lots")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("raw", "seconds"), [(0, 0), ("0", 0), ("600", 600), (5, 5)])
+def test_values_of_rank_timeout(raw: object, seconds: int) -> None:
+    assert RematConfig(rank_timeout=raw).rank_timeout == seconds  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raw", [-1, "soon", 1.5, True, 10_000_000])
+def test_what_is_no_rank_timeout(raw: object) -> None:
+    with pytest.raises(ConfigError, match="rank_timeout"):
+        RematConfig(rank_timeout=raw)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ not find what belongs to it), and placeholder names are therefore left out: torc
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_DEVICE_NUMBER = re.compile(r"\b(cuda|xpu|hpu|mps|privateuseone)(:|', index=)\d+")
 _TAGS = ("recompute", "custom", "memory_budget")
 """Node meta that a user's annotations leave, and that the partition obeys."""
 
@@ -92,3 +94,9 @@ def _state_lines() -> Iterator[str]:
 
 def _plain(value: object) -> str:
     return _ADDRESS.sub("", repr(value))
+
+
+def shared_lines(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[str]:
+    """A Dynamo graph and its inputs: equal on ranks that run the same program, each on a device of its own."""
+    lines = itertools.chain(graph_lines(gm), (_input_text(node, x) for node, x in _inputs(gm, example_inputs)))
+    return (_DEVICE_NUMBER.sub(r"\1", line) for line in lines)

@@ -1,1 +1,1 @@
-"""What this machine says: free bytes, measured peaks, and the ranks that train together.  Plans and compiles nothing."""
+"""What this machine says: free bytes and measured peaks.  Plans and compiles nothing."""

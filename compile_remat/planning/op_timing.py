@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,34 @@ from compile_remat._util.host import host_free_bytes, processor_name
 from compile_remat._util.progress import progress_bar
 from compile_remat.cost_models import CannotTime, Clock, ProfileFile, Recipe, Times, recipe_of, tf32_kinds, time_ns
 from compile_remat.device import free_memory
-from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import warn
 from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.ranks.agreement import Agreement
 
 LOG = logging.getLogger("compile_remat")
 
 
 def times_for(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], place: torch.device, patches: Mapping[str, Any], compiler: str
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    place: torch.device,
+    patches: Mapping[str, Any],
+    compiler: str,
+    agreement: Agreement | None = None,
 ) -> Times:
     """Times of the operators in the joint graph of a Dynamo graph; what no earlier run measured is measured now.
-
-    A collective: with several ranks, rank 0 measures and all take its times.
 
     Args:
         place: The device that the graph runs on.
         patches: Inductor's options, which the joint graph depends on.
         compiler: `inductor` or `eager`.
+        agreement: Of the ranks that compile this graph: rank 0 measures, and all take its times.
     """
-    return _from_rank_zero(lambda: _times_here(gm, example_inputs, place, patches, compiler), place)
+
+    def measure() -> dict[str, int]:
+        return dict(_times_here(gm, example_inputs, place, patches, compiler).by_signature)
+
+    return Times.of(measure() if agreement is None else agreement.from_rank_zero(measure))
 
 
 def times_of(graph: fx.Graph, clock: Clock | None = None) -> Times:
@@ -135,17 +143,3 @@ def _file(place: torch.device) -> ProfileFile:
     slug = re.sub(r"[^a-z0-9]+", "-", facts.lower()).strip("-")[:40]
     name = f"{slug}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
     return ProfileFile(Path(cache_key_text.inductor_cache_folder()) / "remat" / "profiles" / name, text)
-
-
-# -- other ranks ------------------------------------------------------------------------------------------------------
-
-
-def _from_rank_zero(make: Callable[[], Times], place: torch.device) -> Times:
-    """What rank 0 makes, on all ranks; without a group of several ranks, what this process makes."""
-    if num_ranks() == 1:
-        return make()
-    distributed = torch.distributed
-    box: list[Any] = [make() if distributed.get_rank() == 0 else None]
-    distributed.broadcast_object_list(box, src=0, device=place if distributed.get_backend() == "nccl" else None)
-    times: Times = box[0]
-    return times

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,11 +26,11 @@ from compile_remat.cost_models import (
     tf32_kinds,
 )
 from compile_remat.device import free_memory
-from compile_remat.device.ranks import smallest_of_all_ranks
 from compile_remat.errors import ConfigError, RematError
 from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.planning import op_timing
 from compile_remat.planning.plain_peaks import largest_plain_bytes
+from compile_remat.ranks.agreement import Agreement, agreed_again
 
 LOG = logging.getLogger("compile_remat")
 
@@ -87,8 +87,15 @@ class Settings:
         return make_cost_model(self.cost_model, self.device, self.tf32, self.times.of_nodes(graph.nodes))
 
 
-def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings:
-    """Look up what the settings stand for on this machine: the device's figures and the bytes behind `auto`."""
+def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: Agreement | None = None) -> Settings:
+    """Look up what the settings stand for on this machine: the device's figures and the bytes behind `auto`.
+
+    Args:
+        agreement: Of the ranks that compile this graph, which take the smallest bytes of all; None: this process's own.
+
+    Raises:
+        RankError: A rank has failed.
+    """
     place = place_of(example_inputs)
     device = detect(place) if config.device == "detect" else load_device(config.device)
     if config.cost_model == "profile":
@@ -96,7 +103,8 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any]) -> Settings
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
         state_bytes = config.optimizer_state.of(free_memory.trainable_bytes(example_inputs))
-        budget = auto_budget(config, place, state_bytes + free_memory.blas_bytes(device.blas_workspace_bytes))
+        others_bytes = state_bytes + free_memory.blas_bytes(device.blas_workspace_bytes)
+        budget = auto_budget(config, place, others_bytes, None if agreement is None else agreement.smallest)
     settings = Settings(
         budget,
         device,
@@ -118,10 +126,12 @@ def with_plain_bytes(settings: Settings) -> Settings:
     return replace(settings, plain_bytes=largest_plain_bytes(settings.device.name))
 
 
-def settings_or_failure(config: RematConfig, example_inputs: Sequence[Any]) -> tuple[Settings, str]:
+def settings_or_failure(
+    config: RematConfig, example_inputs: Sequence[Any], agreement: Agreement | None = None
+) -> tuple[Settings, str]:
     """Settings, and why the machine could not be asked for them; a setting that is off is an error all the same."""
     try:
-        return settings_for(config, example_inputs), ""
+        return settings_for(config, example_inputs, agreement), ""
     except RematError:
         raise
     except Exception as error:
@@ -135,15 +145,17 @@ def priced(
     example_inputs: Sequence[Any],
     config: RematConfig,
     patches: Mapping[str, Any],
+    agreement: Agreement | None = None,
 ) -> Settings:
     """The settings with measured times of the graph's operators, where `cost_model` asks for them.
 
     Args:
         patches: Inductor's options, which the joint graph depends on.
+        agreement: Of the ranks that compile this graph, which take the times of rank 0; None: this process's own.
     """
     if config.cost_model != "profile":
         return settings
-    times = op_timing.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler)
+    times = op_timing.times_for(gm, example_inputs, place_of(example_inputs), patches, config.compiler, agreement)
     return replace(settings, times=times)
 
 
@@ -156,15 +168,34 @@ def _check_is_here(given: str, device: Device, place: torch.device) -> None:
         )
 
 
-def auto_budget(config: RematConfig, place: torch.device, others_bytes: int) -> MemoryBudget:
-    """What is free on the device, in bytes, less what is still to come beside the graphs; `max` where that is not known."""
+Smallest = Callable[[int | None, str], int | None]
+"""From this rank's figure and what it belongs to, to the smallest of all ranks."""
+
+
+def auto_budget(
+    config: RematConfig, place: torch.device, others_bytes: int, smallest: Smallest | None = None
+) -> MemoryBudget:
+    """What is free on the device, in bytes, less what is still to come beside the graphs; `max` where that is not known.
+
+    Args:
+        smallest: Asks the other ranks, which all get the same figure; None where this process is asked alone.
+    """
     free = free_memory.read(place, config.capacity)
-    if free is None:
-        return MemoryBudget("max")
-    budget_bytes = free_memory.auto_budget_bytes(free, config.reserve, others_bytes)
-    budget_bytes = smallest_of_all_ranks(budget_bytes, place)
-    LOG.info("%s", free_memory.describe(free, budget_bytes))
-    return MemoryBudget("bytes", budget_bytes)
+    budget_bytes = None if free is None else free_memory.auto_budget_bytes(free, config.reserve, others_bytes)
+    if smallest is not None:
+        budget_bytes = smallest(budget_bytes, f"{place.type} {config.memory_budget}")
+    if free is not None and budget_bytes is not None:
+        LOG.info("%s", free_memory.describe(free, budget_bytes))
+    return MemoryBudget("max") if budget_bytes is None else MemoryBudget("bytes", budget_bytes)
+
+
+def auto_budget_again(config: RematConfig, place: torch.device) -> MemoryBudget:
+    """What `auto` comes to in a later step, when all that was still to come is there: the smallest figure of all ranks."""
+
+    def smallest(nbytes: int | None, setting: str) -> int | None:
+        return agreed_again(nbytes, setting, config.rank_timeout)
+
+    return auto_budget(config, place, 0, smallest)
 
 
 def place_of(example_inputs: Sequence[Any]) -> torch.device:

@@ -8,6 +8,7 @@
     planning.budget_source.warn_ignored       warnings given once                      yes
     report._FOLDER                            folder of reports under `install`        by `uninstall()`
     inductor.install._replaced                what Inductor had before `install`       by `uninstall()`, which gives it back
+    ranks.board._BOARDS                       what the ranks of a group said           goes with its process group
     runtime.peak_monitor.PeakMonitor          forwards begun so far                    no: only differences count
     report._RECORDED, report._FIELDS          context variables                        end with their `with` block
     _torch.sizes._BOUND, peak_monitor._STEP   context variables                        end with their `with` block

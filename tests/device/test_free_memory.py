@@ -1,9 +1,6 @@
 """What `auto` stands for, on a made-up device and on a real one."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,6 @@ from compile_remat.config import RematConfig
 from compile_remat.cost_models import load_device
 from compile_remat.device import free_memory
 from compile_remat.device.free_memory import Free, auto_budget_bytes, blas_bytes, trainable_bytes
-from compile_remat.device.ranks import smallest_of_all_ranks
 from compile_remat.planning.settings import settings_for
 
 GIB = 1 << 30
@@ -161,26 +157,6 @@ def test_values_of_capacity(raw: object, value: int | None) -> None:
 def test_what_is_no_capacity(raw: object) -> None:
     with pytest.raises(ConfigError, match="capacity"):
         RematConfig(capacity=raw)  # type: ignore[arg-type]
-
-
-RANK = """
-import sys, torch
-from compile_remat.device.ranks import smallest_of_all_ranks
-torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
-print(smallest_of_all_ranks([700, 500][int(sys.argv[2])], torch.device("cpu")))
-torch.distributed.destroy_process_group()
-"""
-
-
-def test_all_ranks_take_the_smallest_figure(tmp_path: Path) -> None:
-    assert smallest_of_all_ranks(700, torch.device("cpu")) == 700  # alone
-    environ = {**os.environ, "PYTHONPATH": str(Path(compile_remat.__file__).resolve().parent.parent)}
-    command = [sys.executable, "-c", RANK, str(tmp_path / "store")]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environ, cwd=tmp_path)
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["500"], ["500"]]
 
 
 class Deep(torch.nn.Module):

@@ -17,7 +17,6 @@ from torch._dynamo.utils import counters
 import compile_remat
 from compile_remat import api
 from compile_remat.backend import remat
-from compile_remat.device.ranks import num_ranks
 from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
@@ -26,6 +25,7 @@ from compile_remat.planning.joint_planning import plan_joint
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.request import ChosenPlan, Request, Resume, target_bytes_of
 from compile_remat.planning.settings import Settings
+from compile_remat.ranks.board import num_ranks
 from tests.oracles import seeded_problem
 from tests.passes.problem.test_work_budget import LARGE
 from tests.planning.test_joint_planning import Traced, gradients

@@ -1,10 +1,6 @@
 """`cost_model="profile"` from the setting to the plan: what is timed and when, going on, cache keys, and other ranks."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,26 +140,3 @@ def test_a_device_that_is_not_here_cannot_be_profiled(clock: Clock) -> None:
         train(device="h200")
     assert train(device="cpu").plan is not None
     assert RematConfig(cost_model="Profile").cost_model == "profile"
-
-
-RANK = """
-import sys, torch
-from compile_remat.cost_models import Times
-from compile_remat.planning.op_timing import _from_rank_zero
-rank = int(sys.argv[2])
-torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
-print(_from_rank_zero(lambda: Times.of({"mm": 7}) if rank == 0 else sys.exit(1), torch.device("cpu")).by_signature)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.full
-def test_all_ranks_take_the_times_of_rank_zero(tmp_path: Path) -> None:
-    assert op_timing._from_rank_zero(lambda: Times.of({"mm": 5}), CPU) == Times.of({"mm": 5})  # alone
-    environ = {**os.environ, "PYTHONPATH": str(Path(compile_remat.__file__).resolve().parent.parent)}
-    command = [sys.executable, "-c", RANK, str(tmp_path / "store")]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environ, cwd=tmp_path)
-        for rank in range(2)
-    ]
-    assert [rank.communicate(timeout=300)[0].strip() for rank in ranks] == ["(('mm', 7),)"] * 2

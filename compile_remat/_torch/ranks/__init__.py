@@ -1,0 +1,1 @@
+"""What torch says of the processes that train together.  Imports nothing of ours."""

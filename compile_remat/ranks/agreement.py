@@ -1,0 +1,231 @@
+"""One graph, as the ranks see it: the same budget behind `auto`, the same measured times, and in the end the same plan.
+
+Each rank says which graph it compiles, and in the end under which plan.  Ranks wait for each other, so that no rank runs into a
+collective that another one, whose graph has no plan, will never reach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import fx
+
+from compile_remat._torch.ranks.groups import current_frame
+from compile_remat._util.units import format_bytes
+from compile_remat.errors import RankError, RematError, warn
+from compile_remat.ranks.board import PATIENCE, Board, Posts, current_board, named
+from compile_remat.ranks.places import Place, graph_name
+
+LOG = logging.getLogger("compile_remat")
+
+
+TOGETHER, APART = "together", "apart"
+"""Whether a difference stops all ranks, or a rank has gone on without the others and would hang where one stopped."""
+
+
+class Agreement:
+    """The compilation of one graph, as a context: an error of ours that leaves it is told to the other ranks.
+
+    Only the first variant of a function waits, see `Place.is_first`.
+
+    Args:
+        board: None for a graph that no other rank takes part in: then nothing is said, and every figure is this process's own.
+        graph: Name of the graph.
+        timeout_s: How long a rank is waited for that has not begun; 0: none is waited for.
+    """
+
+    def __init__(self, board: Board | None, place: Place, graph: str, timeout_s: float) -> None:
+        self._board, self.place, self.graph = board, place, graph
+        self.timeout_s = timeout_s
+        self._begun, self._planned = f"begun/{place.name}", f"planned/{place.name}"
+        self._has_begun = self._is_concluded = False
+        self._budgets: Posts = {}
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule, example_inputs: Sequence[Any], timeout_s: float) -> Self:
+        """The agreement on a graph that Dynamo hands over."""
+        board = current_board() if _has_backward(example_inputs) else None
+        if board is None:
+            return cls(None, Place("", is_first=False), "", 0)
+        return cls(board, board.places.next(current_frame()), graph_name(gm, example_inputs), timeout_s)
+
+    # -- before the plan ----------------------------------------------------------------------------------------------
+
+    def smallest(self, nbytes: int | None, setting: str) -> int | None:
+        """The smallest figure of the ranks that compile this graph; in later variants what they agreed on last, if anything.
+
+        Args:
+            nbytes: This rank's figure; None where it knows none.
+            setting: What the figure belongs to.
+
+        Raises:
+            RankError: A rank has failed meanwhile.
+        """
+        if self._board is None:
+            return nbytes
+        if not self.place.is_first:
+            return self._board.agreed_bytes.get(setting, nbytes)
+        self.begin(nbytes)
+        found = smallest_of(self._others_begun())
+        if found is not None:
+            self._board.agreed_bytes[setting] = found
+        return found
+
+    def from_rank_zero(self, make: Callable[[], Any]) -> Any:
+        """What rank 0 makes for this graph, in JSON; where rank 0 compiles another one, or a later variant, what this rank makes.
+
+        Raises:
+            RankError: A rank has failed meanwhile.
+        """
+        board = self._board
+        if board is None or not self.place.is_first:
+            return make()
+        self.begin()
+        key = f"times/{self.place.name}"
+        if board.rank == 0:
+            made = make()
+            board.post(key, made)
+            return made
+        zero = board.wait(f"{self._begun}/0", self.timeout_s)
+        found = None
+        if zero is not None and zero["graph"] == self.graph:
+            found = board.wait(key, PATIENCE * self.timeout_s)
+        return make() if found is None else found
+
+    def begin(self, nbytes: int | None = None) -> None:
+        """Say that this rank compiles the graph, once.
+
+        Args:
+            nbytes: What `auto` comes to on this rank; None where it was not asked.
+        """
+        if self._board is None or self._has_begun or not self.place.is_first:
+            return
+        self._has_begun = True
+        self._board.announce(self._begun, {"graph": self.graph, "bytes": nbytes})
+
+    def _others_begun(self) -> Posts:
+        assert self._board is not None
+        return self._board.gather(self._begun, f"did not begin to compile {self.place.name}", self.timeout_s)
+
+    # -- after the plan -----------------------------------------------------------------------------------------------
+
+    def conclude(self, saved: Sequence[str] | None, budget_bytes: int | None, *, from_auto: bool) -> None:
+        """Say what this rank's plan is, and compare it with the others'.
+
+        Args:
+            saved: What the plan saves and what it computes twice; None where the graph has no plan, or nobody knows it.
+            budget_bytes: What it was made for; None where no number of bytes was asked for.
+            from_auto: Whether the user left these bytes to us.
+
+        Raises:
+            RankError: Ranks have another plan for the same graph, or none.
+        """
+        if self._board is None:
+            return
+        self.begin()
+        self._is_concluded = True
+        plan = None if saved is None else hashlib.sha256("\n".join(saved).encode()).hexdigest()[:16]
+        own = {"graph": self.graph, "plan": plan, "bytes": budget_bytes}
+        if not self.place.is_first:
+            self._compare_later(own)
+            return
+        self._board.announce(self._planned, own)
+        found, is_certain = self._all_planned()
+        others = [rank for rank, post in found.items() if post["graph"] != self.graph]
+        if others:
+            LOG.info(
+                "%s: another graph on %s, of other sizes or another part of the model", self.place.name, named(others)
+            )
+        same = {rank: post for rank, post in found.items() if post["graph"] == self.graph and post["plan"] is not None}
+        if len({post["plan"] for post in same.values()}) < 2:
+            return
+        text = f"the plans of one graph ({self.place.name}) differ: {_by_plan(same)}"
+        is_late = from_auto and len({post["bytes"] for post in same.values()}) > 1
+        if not is_late and is_certain and self._decide(TOGETHER) == TOGETHER:
+            raise RankError(tuple(sorted(same)), text)
+        if self.timeout_s:
+            warn(f"{text}; it is no error, because a rank did not wait for the others")
+
+    def _all_planned(self) -> tuple[Posts, bool]:
+        """What ranks say of their plans, and whether all of them hear the same."""
+        assert self._board is not None
+        what = f"did not say how {self.place.name} is planned"
+        found = self._board.gather(self._planned, what, self.timeout_s, begun=self._begun)
+        if len(found) == self._board.size or self._decide(APART) == APART:
+            return found, len(found) == self._board.size
+        return self._board.gather(self._planned, what, self.timeout_s), True  # all are there by now
+
+    def _decide(self, outcome: str) -> str:
+        """What the first rank says that has something to say: a difference is an error on all ranks or on none."""
+        assert self._board is not None
+        decided: str = self._board.first(f"decided/{self.place.name}", outcome)
+        return decided
+
+    def _compare_later(self, own: dict[str, Any]) -> None:
+        """A later variant is compared with the first that was planned, if it is of the same graph, and may differ."""
+        assert self._board is not None
+        key = f"later/{self.place.name}/{self.graph}"
+        first = self._board.first(key, {**own, "rank": self._board.rank})
+        if None not in (own["plan"], first["plan"]) and first["plan"] != own["plan"]:
+            plans = _by_plan({self._board.rank: own, first["rank"]: first})
+            LOG.info("the plans of a later variant (%s) differ: %s", self.place.name, plans)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let nobody wait for this rank: say that it has failed, or that it compiled the graph without a plan."""
+        if self._board is None or self._is_concluded:
+            return
+        if isinstance(error, RematError) and not isinstance(error, RankError):
+            self._board.fail(error)
+        elif self.place.is_first:
+            self.begin()
+            self._board.announce(self._planned, {"graph": self.graph, "plan": None, "bytes": None})
+
+
+def agreed_again(nbytes: int | None, setting: str, timeout_s: float) -> int | None:
+    """The smallest figure of all ranks where they read the free memory once more.
+
+    Args:
+        setting: What the figure belongs to.
+        timeout_s: How long a rank is waited for that does not read it.
+    """
+    board = current_board()
+    if board is None:
+        return nbytes
+    key = f"again/{setting}/{next(board.rereads.setdefault(setting, itertools.count()))}"
+    board.announce(key, {"bytes": nbytes})
+    found = smallest_of(board.gather(key, "did not read the free memory again", timeout_s))
+    if found is not None:
+        board.agreed_bytes[setting] = found
+    return found
+
+
+def smallest_of(posts: Posts) -> int | None:
+    """The smallest figure among posts; None where no rank knows one."""
+    return min((post["bytes"] for post in posts.values() if post["bytes"] is not None), default=None)
+
+
+def _by_plan(posts: Posts) -> str:
+    groups: dict[tuple[str, int | None], list[int]] = {}
+    for rank, post in sorted(posts.items()):
+        groups.setdefault((post["plan"], post["bytes"]), []).append(rank)
+    return "; ".join(
+        f"{named(ranks)}: plan {plan}, budget {'none in bytes' if nbytes is None else format_bytes(nbytes)}"
+        for (plan, nbytes), ranks in groups.items()
+    )
+
+
+def _has_backward(example_inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs)

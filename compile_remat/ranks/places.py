@@ -1,0 +1,58 @@
+"""Where ranks meet: names of graphs that are the same on all ranks of one program, whatever else one of them compiles."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from compile_remat._torch.cache_key_text import shared_lines
+from compile_remat._torch.ranks.groups import Frame
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a graph in the program.
+
+    Attributes:
+        name: The function that Dynamo compiled, and which graph of it this is.
+        is_first: Whether it is of the function's first variant with a backward, which every rank of the program compiles.
+            Later ones come when sizes change, on one rank and not on another.
+    """
+
+    name: str
+    is_first: bool
+
+
+class Places:
+    """Counts the graphs of one process, function by function, so that what a rank compiles alone shifts no name.
+
+    A function is compiled to several graphs at once where torch cuts it at DDP's buckets.  Its variants are numbered by Dynamo,
+    from the beginning again after ``torch.compiler.reset()``.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, int] = {}
+        self._variants: dict[str, tuple[int, int]] = {}  # the first one since the last reset, and the last one
+        self._graphs: dict[tuple[str, int], itertools.count[int]] = {}
+
+    def next(self, frame: Frame) -> Place:
+        """The place of the next graph, which is of this frame."""
+        first, last = self._variants.get(frame.code, (frame.variant, frame.variant))
+        if frame.code not in self._rounds or frame.variant < last:
+            self._rounds[frame.code] = self._rounds.get(frame.code, 0) + 1
+            first = frame.variant
+        self._variants[frame.code] = first, frame.variant
+        number = self._rounds[frame.code]
+        is_first = frame.variant == first
+        graph = next(self._graphs.setdefault((frame.code, number), itertools.count())) if is_first else 0
+        return Place(f"{frame.code} #{number}.{graph}", is_first)
+
+
+def graph_name(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
+    """A hash of a Dynamo graph and its inputs: equal on ranks that run the same program on the same sizes."""
+    return hashlib.sha256("\n".join(shared_lines(gm, example_inputs)).encode()).hexdigest()[:16]

@@ -1,0 +1,115 @@
+"""Training on two and four gloo processes: one plan on all ranks, eager mode's losses, peaks inside the budget, and no hang."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import jobs
+from tests.ranks.models import ROWS, WRAPPERS, Seen, trained
+from tests.ranks.processes import JobError, Ranks, ranks_of
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with ranks_of(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with ranks_of(4) as ranks:
+        yield ranks
+
+
+@pytest.fixture(params=[2, 4])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    found: Ranks = request.getfixturevalue({2: "two", 4: "four"}[request.param])
+    return found
+
+
+def assert_like_eager(seen: list[Seen], eager: list[Seen]) -> None:
+    for own, other in zip(seen, eager, strict=True):
+        assert own.losses == pytest.approx(other.losses, rel=1e-5)
+    assert seen[0].plans
+    assert all(own.plans == seen[0].plans for own in seen)
+
+
+_EAGER: dict[tuple[int, bool], list[Seen]] = {}
+
+
+def eager(ranks: Ranks, wrapper: str) -> list[Seen]:
+    """What the same ranks see in eager mode: all wrappers but tensor parallelism give them the same data, and the same losses."""
+    key = ranks.size, wrapper == "tp"
+    if key not in _EAGER:
+        _EAGER[key] = ranks(trained, wrapper, None)
+    return _EAGER[key]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, wrapper: str) -> None:
+    assert_like_eager(two(trained, wrapper, {"memory_budget": "min"}), eager(two, wrapper))
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp blocks, reshard", "tp"])
+def test_so_have_four_ranks(four: Ranks, wrapper: str) -> None:
+    options = {"memory_budget": "min", "compiler": "eager"}
+    assert_like_eager(four(trained, wrapper, options), eager(four, wrapper))
+
+
+def test_a_budget_of_its_own_on_one_rank_is_an_error_on_all(two: Ranks) -> None:
+    options = [{"memory_budget": budget, "compiler": "eager"} for budget in ("max", "min")]
+    found = two(jobs.error_of, options, [ROWS, ROWS])
+    assert [kind for kind, *_ in found] == ["RankError"] * 2
+    assert {ranks for *_, ranks in found} == {(0, 1)}
+    assert all("rank 0: plan" in text and "rank 1: plan" in text for _, text, _ in found)
+
+
+def test_with_a_timeout_of_nothing_ranks_may_differ(two: Ranks) -> None:
+    options = [{"memory_budget": budget, "compiler": "eager", "rank_timeout": 0} for budget in ("max", "min")]
+    assert two(jobs.error_of, options, [ROWS, ROWS]) == [("", "", ())] * 2
+
+
+def test_a_budget_error_on_one_rank_keeps_no_other_one_waiting(ranks: Ranks) -> None:
+    """Its batch is eight times as large, and nothing fits; the others' plans would."""
+    last = ranks.size - 1
+    options = [{"memory_budget": "2.5MiB", "compiler": "eager"}] * ranks.size
+    found = ranks(jobs.error_of, options, [ROWS] * last + [8 * ROWS])
+    assert [kind for kind, *_ in found] == ["RankError"] * last + ["BudgetError"]
+    for _, text, named in found[:last]:
+        assert named == (last,)
+        assert f"rank {last} has failed with BudgetError" in text
+        assert "the lowest reachable peak of this graph is" in text
+
+
+def test_a_rank_that_compiles_alone_waits_for_nobody(two: Ranks) -> None:
+    """Sizes that change on rank 1 only: it compiles a second variant while rank 0 is in a collective."""
+    assert two(jobs.sizes_of_its_own, [[64, 64, 64], [64, 96, 160]]) == [[1, 1, 1], [1, 2, 2]]
+
+
+def test_first_batches_of_other_sizes_are_no_error(two: Ranks) -> None:
+    assert two(jobs.sizes_of_its_own, [[64], [96]]) == [[1], [1]]
+
+
+def test_a_rank_that_hits_a_cache_alone_has_said_its_plan(two: Ranks, tmp_path: Path) -> None:
+    first = two(jobs.trained_from_cache, str(tmp_path), [True, True])
+    found = two(jobs.trained_from_cache, str(tmp_path), [True, False])
+    assert [cached for cached, _ in found] == [[True], [False]]
+    assert found[0][1] == found[1][1] == first[0][1]
+
+
+def test_what_one_rank_compiles_alone_is_waited_for_once(two: Ranks) -> None:
+    options = {"memory_budget": "min", "compiler": "eager", "rank_timeout": 1}
+    (warned, nothing) = two(jobs.trained_beside_a_late_rank, options)
+    assert len(warned) == 1
+    assert "rank 1 did not say how Stack.forward (models.py:" in warned[0]
+    assert nothing == []
+
+
+def test_a_job_that_hangs_fails_the_test() -> None:
+    with ranks_of(2) as ranks, pytest.raises(JobError, match="a hang"):
+        ranks(jobs.hang, timeout_s=0.5)
