@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 
 from compile_remat._util.units import format_bytes
 from compile_remat.forecast.batch_scaling import BatchScaling, TracedStep
@@ -12,6 +12,9 @@ from compile_remat.passes import Plan, Planner, timeline
 
 MAX_BATCHES = 1 << 20
 """Upper limit of the search."""
+
+FARTHEST = 8
+"""How many times as far as what fits the next number may lie: where gradients dominate the peak, the line is too flat."""
 
 LARGER_BATCHES = (2.0, 1.3, 1.1)
 """Lowest-peak plans are made for these multiples of the batch that fits so far, as long as the batch grows."""
@@ -69,19 +72,22 @@ def find_max_batch(
     def left_bytes(b: int) -> int:
         return limit_bytes - fixed_bytes - scaling.input_bytes_at(b)
 
-    def fits(b: int, plan: Plan) -> bool:
-        return timeline(scaling.at(b), plan).peak_bytes <= left_bytes(b)
+    def excess_of(plan: Plan) -> Callable[[int], int]:
+        return cache(lambda b: timeline(scaling.at(b), plan).peak_bytes - left_bytes(b))
 
-    if not fits(1, lowest):
+    excess = excess_of(lowest)
+    if excess(1) > 0:
         lowest = planner.on(scaling.at(1)).lowest()
-        if not fits(1, lowest):
+        excess = excess_of(lowest)
+        if excess(1) > 0:
             return MaxBatch(0, why="one sample does not fit")
-    most = _most(1, partial(fits, plan=lowest))
+    most = _most(1, excess)
     for times in LARGER_BATCHES:
         found = planner.on(scaling.at(max(most + 1, int(times * most)))).lowest()
-        if not fits(most + 1, found):
+        excess = excess_of(found)
+        if excess(most + 1) > 0:
             break
-        lowest, most = found, _most(most + 1, partial(fits, plan=found))
+        lowest, most = found, _most(most + 1, excess)
     last = planner.on(scaling.at(most))
     plan = last.within(left_bytes(most))
     if not plan.is_feasible:
@@ -89,12 +95,25 @@ def find_max_batch(
     return MaxBatch(most, plan, fixed_bytes + scaling.input_bytes_at(most) + plan.peak_bytes)
 
 
-def _most(low: int, fits: Callable[[int], bool]) -> int:
-    """The largest number for which `fits` holds; it holds for `low`."""
-    high = 2 * low
-    while high <= MAX_BATCHES and fits(high):
-        low, high = high, 2 * high
+def _most(low: int, excess: Callable[[int], int]) -> int:
+    """The largest number whose excess is not above 0, as that of `low` is not.
+
+    A plan's peak is the largest of many sums that are affine in the batch, so the zero is guessed by a line through two numbers,
+    which is exact from some batch on; every third number halves what is left, whatever the line says.
+    """
+    guess, below, turn = 2 * low, excess(low), 0
+    while guess <= MAX_BATCHES and (found := excess(guess)) <= 0:
+        rise, (low, below) = (found - below) / (guess - low), (guess, found)
+        guess = min(FARTHEST * low, low + int(-below / rise) + 1) if rise > 0 else 2 * low
+    high, beyond = guess, found if guess <= MAX_BATCHES else 0
     while high - low > 1:
+        turn += 1
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if turn % 3 and beyond > 0:
+            middle = min(high - 1, max(low + 1, low + (high - low) * -below // (beyond - below)))
+        found = excess(middle)
+        if found <= 0:
+            low, below = middle, found
+        else:
+            high, beyond = middle, found
     return low

@@ -48,7 +48,7 @@ def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tu
     pairs = []
     for w, value in enumerate(values):
         if overwrites(value):
-            path = register_path(own_reads(value), values, stored, value)
+            path = own_path(value, values, stored)
             sources = [v for v in path if may_be_written_over(values[v], value) and not values[v].is_output]
             if sources:
                 pairs.append((w, sources))
@@ -65,6 +65,15 @@ BARRED = -2
 def own_reads(value: Value) -> list[tuple[int, int]]:
     """What the value reads, each with the node that reads it."""
     return [(v, OWN) for v in value.reads]
+
+
+def own_path(value: Value, values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
+    """`register_path` of what the value itself reads; most read buffers alone, so that there is no path to follow."""
+    reads = value.reads
+    for v in reads:
+        if not stored[v] and values[v].kernel == POINTWISE:
+            return register_path(own_reads(value), values, stored, value)
+    return sorted(set(reads))
 
 
 def register_path(

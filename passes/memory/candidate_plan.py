@@ -55,7 +55,7 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str], work: Work
     is_copied = has_copy(problem, again)
     simulator = Simulator(with_copies(problem, again), work)
     wide = widened(saved, is_copied)
-    names = tuple(v.name for v in problem.values if v.name in frozenset(again))
+    names = tuple(v.name for v, copied in zip(problem.values, is_copied.tolist(), strict=True) if copied)
     return Candidate(wide, names, simulator, simulator.one(wide))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, own_reads, register_path
+from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, own_path
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
@@ -166,7 +166,7 @@ class Forward:
         found, stored = [], self.stored.tolist()
         for w, value in enumerate(self.values):
             if value.in_forward and value.kernel == POINTWISE and (stored[w] or self.may_be_cut[w]):
-                path = register_path(own_reads(value), self.values, stored, value)
+                path = own_path(value, self.values, stored)
                 fits = [v for v in path if stored[v] and may_be_written_over(self.values[v], value)]
                 sources = [v for v in fits if self.shortest[v] <= w <= self.longest[v] and not self.values[v].is_output]
                 if sources:

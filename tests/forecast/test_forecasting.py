@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -96,9 +97,31 @@ def test_the_largest_batch_fits_and_the_next_one_does_not(found: Forecast) -> No
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 37, 64, 1000])
-def test_the_search_finds_the_last_number_that_fits(limit: int) -> None:
-    assert _most(1, lambda b: b <= limit) == limit
-    assert _most(limit, lambda b: b <= limit) == limit
+@pytest.mark.parametrize(
+    "excess",
+    [
+        lambda b, limit: b - limit,
+        lambda b, limit: 1000 * (b - limit) - (b != limit),  # exact nowhere
+        lambda b, limit: max(b - 100_000, 10_000 * (b - limit)),  # flat, then steep
+        lambda b, limit: 1 if b > limit else 0,
+    ],
+)
+def test_the_search_finds_the_last_number_that_fits(excess: Callable[[int, int], int], limit: int) -> None:
+    asked: list[int] = []
+
+    def seen(b: int) -> int:
+        asked.append(b)
+        return excess(b, limit)
+
+    last = next(b for b in range(limit, 4000) if excess(b + 1, limit) > 0)
+    assert _most(1, seen) == last and _most(last, seen) == last
+    assert len(asked) < 40
+
+
+def test_a_straight_line_is_found_in_a_few_steps() -> None:
+    asked: list[int] = []
+    assert _most(1, lambda b: asked.append(b) or 7 * b - 6000) == 857  # type: ignore[func-returns-value]
+    assert len(asked) <= 7
 
 
 def test_nothing_fits_where_the_state_alone_is_too_large() -> None:
