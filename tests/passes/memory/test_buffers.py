@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from compile_remat.passes.memory.buffers import own_reads, register_path
+from compile_remat.passes.memory.buffers import own_path, own_reads, register_path
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, Value
 
 
@@ -27,3 +27,15 @@ def test_nothing_is_handed_on_through_a_node_of_other_bytes() -> None:
         Value("wide", 8, POINTWISE, (2,), 1),
     ]
     assert register_path(own_reads(values[3]), values, np.zeros(4, dtype=bool), values[3]) == [2]
+
+
+def test_what_reads_buffers_alone_has_no_path_to_follow() -> None:
+    values = [
+        Value("product", 8, EXTERN, (), 1),
+        Value("other", 8, EXTERN, (), 1),
+        Value("square", 8, POINTWISE, (1, 0, 1), 1),
+        Value("sum", 8, POINTWISE, (2, 1), 1),
+    ]
+    stored = [True, True, False, False]
+    for value, path in zip(values[2:], ([0, 1], [0, 1, 2]), strict=True):
+        assert own_path(value, values, stored) == register_path(own_reads(value), values, stored, value) == path
