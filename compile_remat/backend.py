@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import fx
 
+from compile_remat._torch.ranks.groups import communicates
 from compile_remat._torch.tensor_arguments import ends_in_graph_break
 from compile_remat._torch.version import version_problem
 from compile_remat._util.log_output import show_from
@@ -163,6 +164,7 @@ def _compile(
     agreement: Agreement,
 ) -> Callable[..., Any]:
     """Compile the graph, and put the hooks around its calls that its settings ask for."""
+    is_shared_work = communicates(gm, example_inputs)  # Inductor rewrites the graph
     compilation = Compilation(gm, example_inputs, config, patches)
     recompiler = None if config.check else recompiler_of(compilation)  # a check runs more than the plan
     shared = None if recompiler is None else _shared_budget(config, partitioner.settings, example_inputs)
@@ -195,6 +197,7 @@ def _compile(
                 available=functools.partial(free_memory.free_bytes, place, config.capacity),
                 written=compilation.written,
                 is_minimum=partitioner.settings.budget.kind == "min",
+                communicates=is_shared_work,
             )
         )
 

@@ -110,7 +110,12 @@ def can_run_alone(target: object) -> bool:
 
 def waits_for_nobody(target: Any) -> bool:
     """Whether a node's target is an operator that runs in this process alone."""
-    return isinstance(target, OpOverload) and not any(part in target.namespace for part in _TALKS)
+    return isinstance(target, OpOverload) and not waits_for_others(target)
+
+
+def waits_for_others(target: Any) -> bool:
+    """Whether a node's target is an operator that waits for other processes."""
+    return isinstance(target, OpOverload) and any(part in target.namespace for part in _TALKS)
 
 
 # -- calls without contents -------------------------------------------------------------------------------------------

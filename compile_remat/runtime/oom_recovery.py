@@ -25,6 +25,7 @@ from compile_remat._torch.tensor_arguments import is_plain_tensor
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
 from compile_remat.planning.request import FitBelow
+from compile_remat.ranks.board import note_failure
 from compile_remat.runtime.region import CallInFlight, Compiled, CompiledRegion, Hook
 from compile_remat.runtime.states import CallEvent, PlanState
 
@@ -102,6 +103,7 @@ class OomRecovery(Hook):
         available: What can be allocated there now, in bytes; None where that is not known.
         written: Positions of the arguments that the graph writes into; None where they are not known.
         is_minimum: Whether a plan that was made without peers is the one of the minimum peak.
+        communicates: Whether the graph waits for other ranks, which would not run it again.
     """
 
     def __init__(
@@ -112,9 +114,10 @@ class OomRecovery(Hook):
         available: Callable[[], int | None],
         written: frozenset[int] | None,
         is_minimum: bool = False,
+        communicates: bool = False,
     ) -> None:
         self.retries, self.device, self.available = retries, device, available
-        self.written, self.is_minimum = written, is_minimum
+        self.written, self.is_minimum, self.communicates = written, is_minimum, communicates
         self.lowest_bytes: int | None = None  # the peak below which there was no plan
         self.random_devices = () if device.type == "cpu" else (device,)
 
@@ -214,6 +217,8 @@ class OomRecovery(Hook):
 
     def _refusal(self, region: CompiledRegion) -> str:
         """Why the region is not planned again; empty where it can be."""
+        if self.communicates:
+            return "it communicates with other ranks, which do not run it again"
         peak_bytes = region.running.plan.peak_bytes
         if peak_bytes == self.lowest_bytes or (self.is_minimum and region.state is PlanState.EXCLUSIVE):
             return f"the plan that ran is the lowest, with a predicted peak of {format_bytes(peak_bytes)}"
@@ -273,8 +278,9 @@ def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, 
 
 
 def explained(failure: torch.OutOfMemoryError, why: str) -> torch.OutOfMemoryError:
-    """The original error with a note on why the step did not run again."""
+    """The original error with a note on why the step did not run again; the other ranks are told of it."""
     failure.add_note(f"compile_remat: the step was not run again: {why}.")
+    note_failure(failure)
     return failure
 
 

@@ -7,7 +7,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
-from compile_remat._torch.operators import is_mutable, namespace_of
+from compile_remat._torch.operators import is_mutable, namespace_of, waits_for_others
 from compile_remat.cost_models import Op, OpKind, describe
 from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
@@ -25,7 +25,8 @@ class Pins:
     What the truth demands comes before any tag: an operator that reads an input which the forward overwrites, or writes into
     one, is saved, and so are numbers that Inductor would draw otherwise in another kernel.  A random or custom operator is saved
     too, unless it is tagged to be recomputed: torch replays the random state of tagged ones, and of a custom one the user knows
-    more than we do.  The rest is as its tag says, but for outputs that are left alone: never saved unless one of these demands it.
+    more than we do.  A collective is saved unless a tag says that it must be recomputed.  The rest is as its tag says, but for
+    outputs that are left alone: never saved unless one of these demands it.
     Parts of a node with several outputs share its pin.  A view has none: it stands for what it aliases.
     """
 
@@ -63,6 +64,8 @@ class Pins:
         tag = Tag(self._joint.user_tags.get(node, ""))
         if parent is not None and (not tag or parent == (SAVE, Tag.NONE)):
             return parent
+        if tag is not MUST_RECOMPUTE and waits_for_others(node.target):
+            return SAVE, Tag.NONE  # `checkpoint` may be set aside: on one rank, and not on another
         if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
             return RECOMPUTE, tag
         if may_differ(node, op):

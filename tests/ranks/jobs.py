@@ -9,12 +9,18 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import fx
+from torch.distributed._functional_collectives import all_reduce
 
 import compile_remat
+from compile_remat._torch.ranks.groups import communicates
 from compile_remat.device import free_memory
 from compile_remat.errors import BudgetError, RankError
+from compile_remat.planning import partitioner
+from compile_remat.planning.joint_split import split
 from compile_remat.ranks import board as board_module
-from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained
+from compile_remat.runtime.oom_recovery import OomRecovery
+from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained, wrapped
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB
@@ -74,6 +80,84 @@ def trained_beside_a_late_rank(rank: int, options: dict[str, Any]) -> list[str]:
             assert board is not None and board.silent == {1}
         torch.distributed.barrier()
     return [str(w.message) for w in caught if "rank_timeout" in str(w.message)]
+
+
+def collectives(rank: int, budget: str, is_checkpointed: bool) -> tuple[int, int, int]:
+    """The number of collectives in a joint graph and in the two graphs of its plan, and of values that are computed twice."""
+    found: list[int] = []
+
+    def counting(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        before = _num_collectives(joint)
+        forward, backward = split(joint, *args, **kwargs)
+        found.extend((before, _num_collectives(forward) + _num_collectives(backward)))
+        return forward, backward
+
+    options = {"memory_budget": budget, "compiler": "eager"}
+    with mock.patch.object(partitioner, "split", counting):
+        wrapped("tp", options, is_checkpointed=is_checkpointed)(torch.randn(ROWS, WIDTH)).backward()
+    (report,) = compile_remat.reports()
+    joint, both = found
+    return joint, both, report.num_recomputed or 0
+
+
+def _num_collectives(gm: fx.GraphModule) -> int:
+    return sum(
+        "c10d" in getattr(node.target, "namespace", "") and "wait" not in str(node.target) for node in gm.graph.nodes
+    )
+
+
+def out_of_memory(rank: int, wrapper: str, place: str) -> tuple[str, list[str], int]:
+    """What a rank sees that runs out of memory on its own in its second step: the error, its notes, and the number of plans.
+
+    Args:
+        place: `forward` or `backward`.
+    """
+    options = {"memory_budget": "max", "compiler": "eager"}
+    shared = torch.compile(Shared(), backend="remat", options=options)
+    model, x = shared if wrapper == "collective" else wrapped(wrapper, options), torch.randn(ROWS, WIDTH)
+    model(x).backward()
+    original = getattr(OomRecovery, place)
+    failures = [torch.OutOfMemoryError("out of memory, said the test")] * (rank == 1)
+
+    def failing(self: OomRecovery, call: Any, run: Any, *args: Any) -> Any:
+        def run_once(*given: Any) -> Any:
+            found = run(*given) if wrapper == "collective" else None  # then rank 0 gets what it waits for
+            if failures:
+                raise failures.pop()
+            return run(*given) if found is None else found
+
+        return original(self, call, run_once, *args)
+
+    error, notes = "", []
+    with mock.patch.object(OomRecovery, place, failing):
+        try:
+            loss = model(x)
+            if wrapper == "ddp":
+                loss.backward()
+        except torch.OutOfMemoryError as found:
+            error, notes = type(found).__name__, found.__notes__
+    return error, notes, len(compile_remat.reports())
+
+
+class Shared(Stack):
+    """A stack on data that all ranks scale by the mean of all of them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = super().forward(x - all_reduce(x.mean(0), "avg", torch.distributed.group.WORLD))
+        return loss
+
+
+def told_by(rank: int, wrapper: str) -> list[bool]:
+    """Whether the graphs of a wrapped model are found to communicate."""
+    found: list[bool] = []
+
+    def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
+        found.append(communicates(gm, example_inputs))
+        return gm
+
+    model = Shared() if wrapper == "collective" else wrapped(wrapper, None)
+    torch.compile(model, backend=backend)(torch.randn(ROWS, WIDTH)).backward()
+    return found
 
 
 def hang(rank: int) -> None:

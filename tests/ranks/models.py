@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 import compile_remat
 from compile_remat.device.measure import recorded
@@ -29,20 +30,21 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    def __init__(self, blocks: int = BLOCKS, width: int = WIDTH) -> None:
+    def __init__(self, blocks: int = BLOCKS, width: int = WIDTH, *, is_checkpointed: bool = False) -> None:
         super().__init__()
+        self.is_checkpointed = is_checkpointed
         self.blocks = nn.ModuleList([Block(width) for _ in range(blocks)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
-            x = block(x)
+            x = checkpoint(block, x, use_reentrant=False) if self.is_checkpointed else block(x)
         return x.square().mean()
 
 
-def wrapped(wrapper: str, options: dict[str, Any] | None) -> nn.Module:
+def wrapped(wrapper: str, options: dict[str, Any] | None, *, is_checkpointed: bool = False) -> nn.Module:
     """A stack under a wrapper, compiled under these options of the backend; None: not compiled."""
     torch.manual_seed(0)
-    model = Stack()
+    model = Stack(is_checkpointed=is_checkpointed)
     given: dict[str, Any] = {"backend": "remat", "options": options}
     if wrapper == "ddp":
         model = nn.parallel.DistributedDataParallel(model)

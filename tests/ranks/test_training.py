@@ -110,6 +110,30 @@ def test_what_one_rank_compiles_alone_is_waited_for_once(two: Ranks) -> None:
     assert nothing == []
 
 
+@pytest.mark.parametrize("is_checkpointed", [False, True], ids=["", "checkpointed"])
+def test_no_plan_computes_a_collective_twice(two: Ranks, is_checkpointed: bool) -> None:
+    for joint, both, again in two(jobs.collectives, "min", is_checkpointed):
+        assert joint == both > 2
+        assert again > 10
+
+
+def test_a_graph_says_whether_it_communicates(two: Ranks) -> None:
+    assert two(jobs.told_by, "tp") == two(jobs.told_by, "collective") == [[True]] * 2
+    assert two(jobs.told_by, "ddp") == [[False]] * 2
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+def test_a_rank_that_runs_out_of_memory_plans_again_alone(two: Ranks, place: str) -> None:
+    assert two(jobs.out_of_memory, "ddp", place) == [("", [], 1), ("", [], 2)]
+
+
+def test_a_graph_with_collectives_does_not_run_again_on_one_rank(two: Ranks) -> None:
+    (fine, (error, notes, _)) = two(jobs.out_of_memory, "collective", "forward")
+    assert fine == ("", [], 1)
+    assert error == "OutOfMemoryError"
+    assert "it communicates with other ranks, which do not run it again" in notes[-1]
+
+
 def test_a_job_that_hangs_fails_the_test() -> None:
     with ranks_of(2) as ranks, pytest.raises(JobError, match="a hang"):
         ranks(jobs.hang, timeout_s=0.5)

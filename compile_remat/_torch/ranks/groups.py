@@ -7,10 +7,12 @@ Private names, the same in 2.11 to 2.15: ``torch.distributed.distributed_c10d._g
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 from torch._guards import CompileContext, TracingContext
 
 
@@ -51,6 +53,21 @@ def num_ranks() -> int:
 def own_rank() -> int:
     """This process's number in the default process group."""
     return torch.distributed.get_rank()
+
+
+def communicates(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether a Dynamo graph may wait for other ranks: it calls collectives, or takes tensors whose operators do."""
+    if any(hasattr(t, "device_mesh") for t in example_inputs):
+        return True
+    graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
+    return any(_is_distributed(node.target) for graph in graphs for node in graph.nodes)
+
+
+def _is_distributed(target: Any) -> bool:
+    module = str(getattr(target, "__module__", ""))
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        module = str(target)
+    return module.startswith(("torch.distributed", "_c10d_functional", "c10d", "_dtensor", "symm_mem"))
 
 
 def current_frame() -> Frame:
