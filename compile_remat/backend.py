@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch.ranks.groups import communicates
-from compile_remat._torch.tensor_arguments import ends_in_graph_break
+from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by_torch
 from compile_remat._torch.version import version_problem
 from compile_remat._util.log_output import show_from
 from compile_remat._util.size_range import Sizes
@@ -148,11 +148,12 @@ def _first_request(
 ) -> Request:
     """A plan option with a menu where the region has peers or several calls in a step; else the plan for the whole budget."""
     calls = config.instances or 0
+    more_follow = ends_in_graph_break(gm) or is_cut_by_torch()
     if calls < 2 and not shared.calls_in_flight:
-        if calls or not (shared.expects_peers or ends_in_graph_break(gm)):
+        if calls or not (shared.expects_peers or more_follow):
             return Fit()
     gradient_bytes = free_memory.trainable_bytes(example_inputs)
-    return shared.option_beside_others(calls, gradient_bytes, more_follow=ends_in_graph_break(gm))
+    return shared.option_beside_others(calls, gradient_bytes, more_follow=more_follow)
 
 
 def _compile(

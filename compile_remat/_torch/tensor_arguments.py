@@ -39,6 +39,20 @@ def ends_in_graph_break(module: fx.GraphModule) -> bool:
     return bool(getattr(getattr(module, "compile_subgraph_reason", None), "graph_break", False))
 
 
+def is_cut_by_torch() -> bool:
+    """Whether torch cuts Dynamo's graph now and has each part compiled by itself: at the buckets of DDP.
+
+    A private attribute, same in 2.11 to 2.15: ``TracingContext.fakify_first_call``, which ``DDPOptimizer`` sets.
+    """
+    context = torch._guards.TracingContext.try_get()
+    return context is not None and context.fakify_first_call
+
+
+def has_fake(args: Sequence[Any]) -> bool:
+    """Whether a call is one of torch's own, while it compiles: on tensors without contents."""
+    return any(isinstance(a, FakeTensor) for a in args)
+
+
 def is_plain_tensor(value: torch.Tensor) -> bool:
     """Whether its elements in memory are all there is: no subclass that dispatches, no wrapper of ``torch.func``, not lazily
     conjugated or negated."""

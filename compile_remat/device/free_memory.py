@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from compile_remat._torch.ranks.wrappers import local_nbytes
 from compile_remat._util.host import host_free_bytes
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import Reserve
@@ -108,8 +109,8 @@ def auto_budget_bytes(memory: Free, reserve: Reserve, others_bytes: int) -> int:
 
 
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:
-    """Bytes of the parameters among a graph's inputs that require a gradient."""
-    return sum(t.nbytes for t in example_inputs if isinstance(t, torch.nn.Parameter) and t.requires_grad)
+    """Bytes of the parameters among a graph's inputs that require a gradient, of this rank's parts of them."""
+    return sum(local_nbytes(t) for t in example_inputs if isinstance(t, torch.nn.Parameter) and t.requires_grad)
 
 
 def describe(memory: Free, budget_bytes: int) -> str:

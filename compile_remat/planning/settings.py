@@ -31,6 +31,7 @@ from compile_remat.inductor.workspace import node_workspace_bytes
 from compile_remat.planning import op_timing
 from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.ranks.agreement import Agreement, agreed_again
+from compile_remat.ranks.wrappers import held_by_running
 
 LOG = logging.getLogger("compile_remat")
 
@@ -102,8 +103,10 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         _check_is_here(config.device, device, place)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
     if from_auto:
-        state_bytes = config.optimizer_state.of(free_memory.trainable_bytes(example_inputs))
-        others_bytes = state_bytes + free_memory.blas_bytes(device.blas_workspace_bytes)
+        held = held_by_running()
+        trainable_bytes = free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
+        others_bytes = config.optimizer_state.of(trainable_bytes) + (0 if held is None else held.coming_bytes)
+        others_bytes += free_memory.blas_bytes(device.blas_workspace_bytes)
         budget = auto_budget(config, place, others_bytes, None if agreement is None else agreement.smallest)
     settings = Settings(
         budget,
@@ -190,12 +193,13 @@ def auto_budget(
 
 
 def auto_budget_again(config: RematConfig, place: torch.device) -> MemoryBudget:
-    """What `auto` comes to in a later step, when all that was still to come is there: the smallest figure of all ranks."""
+    """What `auto` comes to in a later step, when the optimizer has its state: the smallest figure of all ranks."""
 
     def smallest(nbytes: int | None, setting: str) -> int | None:
         return agreed_again(nbytes, setting, config.rank_timeout)
 
-    return auto_budget(config, place, 0, smallest)
+    held = held_by_running()
+    return auto_budget(config, place, 0 if held is None else held.coming_bytes, smallest)
 
 
 def place_of(example_inputs: Sequence[Any]) -> torch.device:

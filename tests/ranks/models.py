@@ -17,7 +17,15 @@ from compile_remat.device.measure import recorded
 
 WIDTH, ROWS, BLOCKS = 64, 512, 3
 STEPS = 3
-WRAPPERS = ("ddp", "fsdp whole, keep", "fsdp whole, reshard", "fsdp blocks, keep", "fsdp blocks, reshard", "tp")
+WRAPPERS = (
+    "ddp",
+    "ddp, buckets",
+    "fsdp whole, keep",
+    "fsdp whole, reshard",
+    "fsdp blocks, keep",
+    "fsdp blocks, reshard",
+    "tp",
+)
 
 
 class Block(nn.Module):
@@ -41,13 +49,18 @@ class Stack(nn.Module):
         return x.square().mean()
 
 
+def width_of(wrapper: str) -> int:
+    """Twice as wide where there are to be several buckets: torch cuts the graph after the first MiB of gradients."""
+    return 2 * WIDTH if "buckets" in wrapper else WIDTH
+
+
 def wrapped(wrapper: str, options: dict[str, Any] | None, *, is_checkpointed: bool = False) -> nn.Module:
     """A stack under a wrapper, compiled under these options of the backend; None: not compiled."""
     torch.manual_seed(0)
-    model = Stack(is_checkpointed=is_checkpointed)
+    model = Stack(width=width_of(wrapper), is_checkpointed=is_checkpointed)
     given: dict[str, Any] = {"backend": "remat", "options": options}
-    if wrapper == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
+    if wrapper.startswith("ddp"):
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 if "buckets" in wrapper else 25)
     else:
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
         if wrapper == "tp":
@@ -88,7 +101,7 @@ def trained(rank: int, wrapper: str, options: dict[str, Any] | None, rows: int =
     losses, peak_bytes = [], 0
     for step in range(STEPS):
         generator = torch.Generator().manual_seed(100 * step + (0 if wrapper == "tp" else rank))
-        x = torch.randn(rows, WIDTH, generator=generator)
+        x = torch.randn(rows, width_of(wrapper), generator=generator)
         optimizer.zero_grad()
         if step == STEPS - 1:
             with recorded("cpu") as peaks:

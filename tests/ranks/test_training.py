@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import jobs
-from tests.ranks.models import ROWS, WRAPPERS, Seen, trained
+from tests.ranks.models import ROWS, WRAPPERS, Seen, trained, width_of
 from tests.ranks.processes import JobError, Ranks, ranks_of
 
 MIB = 1 << 20
@@ -39,12 +39,12 @@ def assert_like_eager(seen: list[Seen], eager: list[Seen]) -> None:
     assert all(own.plans == seen[0].plans for own in seen)
 
 
-_EAGER: dict[tuple[int, bool], list[Seen]] = {}
+_EAGER: dict[tuple[int, int, bool], list[Seen]] = {}
 
 
 def eager(ranks: Ranks, wrapper: str) -> list[Seen]:
     """What the same ranks see in eager mode: all wrappers but tensor parallelism give them the same data, and the same losses."""
-    key = ranks.size, wrapper == "tp"
+    key = ranks.size, width_of(wrapper), wrapper == "tp"
     if key not in _EAGER:
         _EAGER[key] = ranks(trained, wrapper, None)
     return _EAGER[key]
