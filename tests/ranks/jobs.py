@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import compile_remat
 from compile_remat._torch.ranks.groups import communicates
 from compile_remat.device import free_memory
+from compile_remat.device.measure import recorded
 from compile_remat.errors import BudgetError, RankError
 from compile_remat.planning import partitioner
 from compile_remat.planning.joint_split import split
 from compile_remat.ranks import board as board_module
+from compile_remat.ranks.wrappers import Held, held_by, held_by_running
 from compile_remat.runtime.oom_recovery import OomRecovery
 from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained, wrapped
 
@@ -166,3 +171,53 @@ def hang(rank: int) -> None:
         torch.distributed.barrier()
     else:
         time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a wrapper holds, predicted and measured, in bytes.
+
+    Attributes:
+        predicted: By the formula, without what graphs hold but their gradients.
+        least: The least of the measured peaks of some steps: threads of gloo let go of a buffer when they come to it.
+        coming: What the formula says is still to be allocated in the first forward.
+    """
+
+    predicted: Held
+    least: int
+    coming: list[int]
+
+
+def measured_wrapper(rank: int, wrapper: str, stays: bool | None, dtype: torch.dtype | None) -> Measured:
+    """Steps on one row, in which a wrapper holds far more than activations."""
+    torch.manual_seed(0)
+    model: nn.Module = Stack(4, 2 * WIDTH)
+    base = 0
+    if wrapper == "ddp":
+        with recorded("cpu") as peaks:
+            model = nn.parallel.DistributedDataParallel(model)
+        base = peaks[0].end_bytes
+    else:
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
+        reshards = None if stays is None else not stays
+        for part in [*(model.blocks if wrapper == "blocks" else ()), model]:
+            fully_shard(part, mesh=mesh, reshard_after_forward=reshards, mp_policy=policy)
+    predicted = held_by(model)
+    assert predicted is not None
+    coming: list[int] = []
+
+    def note(*_: Any) -> None:
+        found = held_by_running()
+        coming.append(-1 if found is None else found.coming_bytes)
+
+    module = model.module if wrapper == "ddp" else model
+    module.blocks[-1].register_forward_hook(note)
+    measured = []
+    for _ in range(8):
+        with recorded("cpu") as peaks:
+            model(torch.randn(1, 2 * WIDTH)).backward()
+        measured.append(base + peaks[0].peak_bytes)
+        for parameter in model.parameters():
+            parameter.grad = None
+    return Measured(predicted, min(measured), coming)

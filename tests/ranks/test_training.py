@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.ranks import jobs
-from tests.ranks.models import ROWS, WRAPPERS, Seen, trained, width_of
+from tests.ranks.models import ROWS, WRAPPERS, Block, Seen, trained, width_of
 from tests.ranks.processes import JobError, Ranks, ranks_of
 
 MIB = 1 << 20
@@ -59,6 +59,21 @@ def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, 
 def test_so_have_four_ranks(four: Ranks, wrapper: str) -> None:
     options = {"memory_budget": "min", "compiler": "eager"}
     assert_like_eager(four(trained, wrapper, options), eager(four, wrapper))
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp blocks, keep", "fsdp blocks, reshard", "tp"])
+def test_auto_is_the_least_that_is_free_on_any_rank_and_the_whole_step_keeps_it(two: Ranks, wrapper: str) -> None:
+    """What the wrapper holds is in the sum: parameters that are gathered, buckets, and gradients on their way."""
+    free = [4 * MIB, 5 * MIB // 2 if wrapper == "tp" else 7 * MIB // 2]
+    options = {"capacity": jobs.CAPACITY_BYTES, "reserve": "0", "optimizer_state": "none", "rank_timeout": 30}
+    seen = two(jobs.trained_within, wrapper, options, free)
+    assert_like_eager(seen, eager(two, wrapper))
+    budgets = [budget for own in seen for *_, budget in own.plans if budget is not None]
+    assert budgets and max(budgets) <= min(free)
+    gathered_bytes = sum(p.nbytes for p in Block().parameters()) if "blocks" in wrapper else 0
+    there_bytes = 2 * gathered_bytes  # by the time that `auto` asks: the first block, gathered and flat
+    late_bytes = gathered_bytes  # that a thread of gloo still holds; see `docs/ranks.md`
+    assert max(own.peak_bytes for own in seen) <= min(free) + there_bytes + late_bytes
 
 
 def test_a_budget_of_its_own_on_one_rank_is_an_error_on_all(two: Ranks) -> None:

@@ -66,7 +66,7 @@ def local_nbytes(tensor: torch.Tensor) -> int:
 
 def running_ddp() -> nn.Module | None:
     """The model under DDP whose forward runs now."""
-    found: nn.Module | None = nn.parallel.DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    found: nn.Module | None = nn.parallel.DistributedDataParallel._get_active_ddp_module()
     return found
 
 
