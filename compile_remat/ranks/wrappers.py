@@ -1,7 +1,7 @@
 """What DDP and FSDP2 hold beside the compiled graphs: reduce buckets, gathered parameters, and gradients on their way.
 
-    DDP     buckets = bytes of the gradients, from the construction of the wrapper on; with ``gradient_as_bucket_view`` they are what
-            is left of the gradients after the backward, and lie beside those that a graph returns until then
+    DDP     buckets = bytes of the gradients, from the construction of the wrapper on; with ``gradient_as_bucket_view`` they are
+            what is left of the gradients after the backward, and lie beside those that a graph returns until then
 
     FSDP2   U = gathered parameters of a group, R = its gradients in the type that is reduced, S = this rank's part of the gradients
             forward of group k     what stays gathered + U(k) + U(k), flat, until the next group has been gathered
