@@ -20,5 +20,5 @@ def test_gradients_are_those_of_eager_mode(job: Job, tmp_path: Path, budget: str
     assert emitted["graphs"] == 2 and emitted["triton_kernels"] > 15
     (found,) = job("tests.cuda_codegen.jobs.interpret", case, TRITON_INTERPRET="1")
     assert found["gradients"] == 21
-    assert found["error"] <= max(2 * found["eager_error"], 2e-6)
+    assert found["error"] <= max(1.5 * found["eager_error"], 2e-6)
     assert found["loss_error"] < (1e-6 if dtype == "float32" else 1e-2)
