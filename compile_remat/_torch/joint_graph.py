@@ -17,6 +17,7 @@ from __future__ import annotations
 import builtins
 import functools
 import inspect
+import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,7 +28,7 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 
-from compile_remat._torch import input_mutation
+from compile_remat._torch import input_mutation, sizes
 from compile_remat._torch.version import private_module, private_name
 from compile_remat._util import max_flow
 
@@ -99,8 +100,10 @@ class Joint:
 def prepare(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
 ) -> Joint:
-    """Dead code, CSE, tags and classification: torch's steps up to the choice.  Rewrites `module` in place."""
+    """Dead code, names, CSE, tags and classification: torch's steps up to the choice.  Rewrites `module` in place."""
     module.graph.eliminate_dead_code()
+    if sizes.symbols_of(module.graph):
+        _number_nodes(module.graph)
     module.graph = _cse(module, num_fwd_outputs) if functorch_config.cse else module.graph  # which recompiles
     recomputable = P.has_recomputable_ops(module)
     recomputable_rng = P.has_recomputable_rng_ops(module)
@@ -131,6 +134,23 @@ def prepare(
         {n: tag.name.lower() for n, tag in asked.items() if n.meta["recompute"] == tag and tag in USER_TAGS},
         handed_on,
     )
+
+
+def _number_nodes(graph: fx.Graph) -> None:
+    """Number nodes of one operator anew, in the order of the graph; its inputs keep their names.
+
+    Tracing names comparisons of sizes, too, which nothing reads.  How many there are depends on what the shape environment has
+    seen, so that the same graph, traced again in one process, had other names than its plan.
+    """
+    names = private_name("torch.fx.graph", "_Namespace")()
+    graph._graph_namespace = names
+    fixed = ("placeholder", "get_attr", "output")
+    for node in graph.nodes:
+        if node.op in fixed:
+            node.name = names.create_name(node.name, node)
+    for node in graph.nodes:
+        if node.op not in fixed:
+            node.name = names.create_name(re.sub(r"(_\d+)+$", "", node.name), node)
 
 
 def _cse(module: fx.GraphModule, num_fwd_outputs: int) -> fx.Graph:

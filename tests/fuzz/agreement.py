@@ -11,8 +11,17 @@ from compile_remat.budget import MemoryBudget
 from tests.correctness.harness import Observed
 
 
+class NumbersDiffer(AssertionError):
+    """Two runs gave a tensor with other numbers."""
+
+
 def assert_same(actual: Observed, expected: Observed, tolerance: float, where: str) -> None:
-    """Equal by name; the tolerance of a tensor is a part of its largest element, or of 1."""
+    """Equal by name; the tolerance of a tensor is a part of its largest element, or of 1.
+
+    Raises:
+        NumbersDiffer: A tensor differs by more.
+        AssertionError: A name, a type or a number that is no tensor differs.
+    """
     assert actual.keys() == expected.keys(), where
     for name, wanted in expected.items():
         found = actual[name]
@@ -21,9 +30,10 @@ def assert_same(actual: Observed, expected: Observed, tolerance: float, where: s
             continue
         largest = float(wanted.abs().max()) if wanted.numel() and wanted.dtype.is_floating_point else 0.0
         atol = tolerance * (max(1.0, largest) if math.isfinite(largest) else 1.0)
-        torch.testing.assert_close(
-            found, wanted, rtol=0.0, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{where}: {n}: {m}"
-        )
+        try:
+            torch.testing.assert_close(found, wanted, rtol=0.0, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            raise NumbersDiffer(f"{where}: {name}: {error}") from None
 
 
 def assert_promise_holds(budget: float | str | int) -> None:

@@ -35,8 +35,8 @@ LEAST_BYTES = 64 << 10
 RANDOM_STATE_BYTES = 24 << 10
 """What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
 
-TIGHTENED = "as Inductor's code for the budget needed more"
-"""What is said of a budget that is kept by a plan for less."""
+KEPT = ("as Inductor's code for the budget needed more", "set aside: PREFER_RECOMPUTE")
+"""What is said of a budget that is kept by a plan for less, or by one that saves what a checkpoint would not."""
 
 Compare = Callable[[Observed, str], None]
 """Raises an AssertionError, which begins with the text, where the numbers are not the expected ones."""
@@ -99,7 +99,7 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
     torch.compiler.reset()
     clear_process_state()
     torch.manual_seed(0)
-    options = {"memory_budget": setting}
+    options = {"memory_budget": setting, "oom_retry": 0}  # a second try keeps copies of what the step overwrites
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", PlannerWarning)
@@ -108,7 +108,7 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
             lambda function: torch.compile(function, backend=remat, options=options),  # type: ignore[arg-type]
             is_measured=is_measured,
         )
-    texts = [text for text in (str(warning.message) for warning in said) if TIGHTENED not in text]
+    texts = [text for text in (str(w.message) for w in said) if not any(part in text for part in KEPT)]
     unknown = [text for text in texts if not any(part in text for part in MISSED)]
     assert not unknown, f"{where}: {unknown[0]}"
     assert compile_remat.reports(), f"{where}: no graph was planned"

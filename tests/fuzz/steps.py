@@ -94,7 +94,13 @@ def _copied_bytes(outputs: Sequence[torch.Tensor]) -> int:
     shared = [output for output in outputs if addresses[output.untyped_storage().data_ptr()] > 1]
     gapped = [output for output in outputs if not output.is_contiguous()]
     leaves = [output for output in outputs if output.is_leaf and output.requires_grad]
-    return sum(output.nbytes for output in [*shared, *gapped, *leaves, *leaves])
+    return sum(_extent_bytes(output) for output in [*shared, *gapped, *leaves, *leaves])
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to its last, gaps included: torch gives the copy of a gradient the output's strides."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def _kept(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -13,6 +13,36 @@ X, W = Leaf("d0", "differentiable", (2, 3)), Leaf("p1", "parameter", (3,))
 START = Op("v0", "mul", ("d0", "p1"))
 
 REGRESSIONS = {
+    # A graph that was traced again in one process had other names: the plan that the step shares out could not be compiled.
+    "traced again behind a graph break": Trial(
+        Program(
+            (Leaf("d0", "differentiable", (6, 8, 24, 16)), Leaf("p1", "parameter", (16,))),
+            (
+                START,
+                Op("v1", "sum", ("v0",), (0, False)),
+                Op("v2", "cumprod", ("d0",), (0,)),
+                Op("v4", "cubed_function", ("v1",)),
+                Op("v6", "graph_break", ("v0",)),
+                Op("v10", "var", ("v2",), (-1, True)),
+            ),
+            ("v10", "v4"),
+        ),
+        "dynamo",
+        ("bytes",),
+        dynamic=True,
+        compiler="inductor",
+    ),
+    # The check itself: torch copies the gradient of an output with gaps, and gives the copy the gaps as well.
+    "output with gaps": Trial(
+        Program(
+            (Leaf("d0", "differentiable", (64, 64)), Leaf("p1", "parameter", (64,))),
+            (START, Op("v1", "mul_", ("v0", "d0")), Op("v2", "select", ("v0",), (-1, 28))),
+            ("v2",),
+        ),
+        "dynamo",
+        ("bytes",),
+        compiler="inductor",
+    ),
     # The check itself: torch adds the gradients of an output that is a leaf outside of compiled code, and copies the sum.
     "output that is a leaf": Trial(
         Program((Leaf("d0", "differentiable", (64, 64)), Leaf("p1", "parameter", (64,))), (START,), ("v0", "d0")),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from expecttest import assert_expected_inline
+from functorch.compile import default_partition
 from torch import Tensor, fx
+from torch._dynamo.backends.common import aot_autograd
 
 from compile_remat.passes.graph.normalise import as_in_torch, rewritten
 from tests.passes.joint import check_rewrite, joint_of, text
@@ -84,3 +91,30 @@ def test_two_draws_are_not_one() -> None:
     module = joint_of(lambda x: x * torch.rand_like(x) * torch.rand_like(x), grad(4)).module
     graph = rewritten(as_in_torch(module, num_fwd_outputs=1)).module.graph
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.rand_like.default)) == 2
+
+
+def test_a_graph_that_is_traced_again_has_the_same_names() -> None:
+    """The second trace finds comparisons of sizes already settled: torch counts others, which nothing reads."""
+    found: list[fx.GraphModule] = []
+
+    def partition(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        again = copy.deepcopy(joint)
+        for place, node in enumerate(again.graph.nodes, start=len(again.graph.nodes)):
+            if node.op == "call_function":
+                node.name = f"{re.sub(r'_[0-9]+$', '', node.name)}_{place}"
+        found.extend((joint, again))
+        for module in found:
+            as_in_torch(module, num_fwd_outputs=num_fwd_outputs, **keywords)
+        return default_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
+
+    backend = aot_autograd(fw_compiler=forward_of, bw_compiler=forward_of, partition_fn=partition)
+    torch.compiler.reset()
+    torch.compile(lambda x: x.sin().cumprod(0).sin(), backend=backend, dynamic=True)(grad(6, 3)).sum().backward()
+    first, second = ([n.name for n in module.graph.nodes] for module in found)
+    assert len(first) > 20 and first == second
+    assert [n for n in first if n.startswith("sin")] == ["sin", "sin_1"]
+    assert [n for n in first if n.startswith("primals")] == [f"primals_{k + 1}" for k in range(3)]
+
+
+def forward_of(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    return module.forward
