@@ -23,6 +23,7 @@ from compile_remat.passes.memory.plan_spans import (
 )
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.duplication import SUFFIX
+from compile_remat.passes.problem.problem import Step, Value
 
 FORWARD_END = "end of the forward"
 
@@ -62,7 +63,8 @@ def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None =
         [(s, len(places) + s.begin, len(places) + min(s.end, last_slot)) for s in in_backward],
         frozenset(simulator.problem.values[v].name for v in recomputed),
     )
-    times_ns = {node.name: node.time_ns for node in (*simulator.problem.values, *simulator.problem.steps)}
+    nodes: tuple[Value | Step, ...] = (*simulator.problem.values, *simulator.problem.steps)
+    times_ns = {node.name: node.time_ns for node in nodes}
     return StepFigures(
         tuple(columns),
         len(places),
