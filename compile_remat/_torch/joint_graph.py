@@ -103,7 +103,7 @@ def prepare(
     """Dead code, names, CSE, tags and classification: torch's steps up to the choice.  Rewrites `module` in place."""
     module.graph.eliminate_dead_code()
     if sizes.symbols_of(module.graph):
-        _number_nodes(module.graph)
+        number_nodes(module.graph)
     module.graph = _cse(module, num_fwd_outputs) if functorch_config.cse else module.graph  # which recompiles
     recomputable = P.has_recomputable_ops(module)
     recomputable_rng = P.has_recomputable_rng_ops(module)
@@ -136,7 +136,7 @@ def prepare(
     )
 
 
-def _number_nodes(graph: fx.Graph) -> None:
+def number_nodes(graph: fx.Graph) -> None:
     """Number nodes of one operator anew, in the order of the graph; its inputs keep their names.
 
     Tracing names comparisons of sizes, too, which nothing reads.  How many there are depends on what the shape environment has

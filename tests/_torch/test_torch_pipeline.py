@@ -233,9 +233,16 @@ FUNCTIONS = [attention, normalised, checkpointed, mutating, alike, chosen, batch
 
 
 def assert_twins(joint: fx.GraphModule, budget: float = 1.0, **keywords: Any) -> None:
-    """Our pipeline, handed what torch's chooser takes, gives the graphs of torch's partitioner."""
+    """Our pipeline, handed what torch's chooser takes, gives the graphs of torch's partitioner.
+
+    The names of a graph of varying sizes are ours, so torch gets the same ones.
+    """
+    named = copy.deepcopy(joint)
+    if sizes.symbols_of(named.graph):
+        named.graph.eliminate_dead_code()
+        joint_graph.number_nodes(named.graph)
     with torch._functorch.config.patch(activation_memory_budget=budget):
-        theirs = joint_graph.torch_partition(copy.deepcopy(joint), [], **keywords)
+        theirs = joint_graph.torch_partition(named, [], **keywords)
     prepared = joint_graph.prepare(joint, **keywords)
     ours = joint_graph.extract_modules(prepared, joint_graph.torch_choice(prepared, budget))
     for our_graph, their_graph in zip(ours, theirs, strict=True):
