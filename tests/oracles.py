@@ -308,8 +308,8 @@ class _Walk:
         return [e for e in self.events if self._inside(e) == event]
 
     def _copies(self, slot: int) -> int:
-        """Copies of inputs that a step, or a value computed once more, which has not run yet reads."""
-        return sum(self._node(e).held_bytes for e in self.events[slot:])
+        """Copies of inputs that a step, or a value computed once more, still reads."""
+        return sum(self._node(e).held_bytes for e in self.events if self._node(e).held_bytes and slot <= max(self._runs_at(e)))
 
     def _buffer(self, event: _Event) -> _Buffer:
         node = self._node(event)
@@ -352,14 +352,28 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     kept = {v for v in used if not problem.values[v].is_output}
     forward = _Forward(problem.values, problem.steps[-1].reads, frozenset(used))
     copies = sum(step.held_bytes for step in problem.steps)
-    read = {v for step in problem.steps for v in step.reads}
+    again = _computed_again(problem, frozenset(used))
     places = range(len(problem.values) + 1)
-    return copies + max(forward.live_bytes(p, kept) + _held_at(p, problem, read - set(used)) for p in places)
+    held = {
+        v: max(places) if v in again else v if forward.is_kernel(v) else forward.last_place(v)
+        for v, value in enumerate(problem.values)
+        if value.held_bytes
+    }
+    return copies + max(
+        forward.live_bytes(p, kept) + sum(problem.values[v].held_bytes for v, last in held.items() if p <= last) for p in places
+    )
 
 
-def _held_at(place: int, problem: Problem, again: Set[int]) -> int:
-    """Copies of inputs at a place of the forward: until a value is computed, or to the end for one that is computed again."""
-    return sum(value.held_bytes for v, value in enumerate(problem.values) if place <= v or v in again)
+def _computed_again(problem: Problem, used: Set[int]) -> set[int]:
+    """The values that the backward computes once more: what it reads through values that are not saved."""
+    found: set[int] = set()
+    stack = [v for step in problem.steps for v in step.reads]
+    while stack:
+        v = stack.pop()
+        if v not in used and v not in found:
+            found.add(v)
+            stack += problem.values[v].reads
+    return found
 
 
 class _Forward:
@@ -376,21 +390,21 @@ class _Forward:
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
         if node.is_drawn and not node.is_output and v not in self.returned:
-            between = self.values[v + 1 : self._last_place(v) + 1]
+            between = self.values[v + 1 : self.last_place(v) + 1]
             return any(w.kernel == EXTERN and w.in_forward for w in between)
         by_kernel = node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
         return node.nbytes > 0 and (by_kernel or any(self.values[w].kernel == EXTERN for w in self.readers[v]))
 
-    def _is_kernel(self, v: int) -> bool:
+    def is_kernel(self, v: int) -> bool:
         is_saved = v in self.saved and self.values[v].nbytes > 0
         return is_saved or self.values[v].is_drawn or self.values[v].kernel != POINTWISE or self._has_buffer(v)
 
-    def _last_place(self, v: int) -> int:
+    def last_place(self, v: int) -> int:
         if self.values[v].is_output:
             return self.size
         if self._waits(v, set(self.saved)):
             return self._readers_behind(v)[-1]
-        return max([v, *(w if self._is_kernel(w) else self._last_place(w) for w in self.readers[v])])
+        return max([v, *(w if self.is_kernel(w) else self.last_place(w) for w in self.readers[v])])
 
     def _first_place(self, v: int) -> int:
         """The parts of a node with several outputs come into being with it."""
@@ -400,13 +414,13 @@ class _Forward:
     def _reads_from_memory(self, w: int) -> set[int]:
         found: set[int] = set()
         for v in self.values[w].reads:
-            found |= {v} if self._is_kernel(v) else self._reads_from_memory(v)
+            found |= {v} if self.is_kernel(v) else self._reads_from_memory(v)
         return found
 
     def _overwrites(self, w: int) -> list[int]:
         """The one buffer that the kernel of `w` is written over, if any."""
         read = (self._reads_from_memory(w) & self.buffers) - self.saved
-        dying = sorted(v for v in read if self._last_place(v) == w)
+        dying = sorted(v for v in read if self.last_place(v) == w)
         shape = (self.values[w].nbytes, self.values[w].is_channels_last)
         return [v for v in dying if (self.values[v].nbytes, self.values[v].is_channels_last) == shape][:1]
 
@@ -486,7 +500,7 @@ class _Forward:
         for v in range(self.size):
             first = self._first_place(v)
             by_plan = v in kept and place >= self._written_at(v, kept)
-            by_itself = v in self.buffers and first <= place <= self._last_place(v) and self.overwritten.get(v) != place
+            by_itself = v in self.buffers and first <= place <= self.last_place(v) and self.overwritten.get(v) != place
             by_plan = by_plan and not self._takes_over(v, kept)
             is_read_behind = v in self.buffers - kept and first <= place <= self._read_behind(v, kept)
             by_itself = by_itself or is_read_behind

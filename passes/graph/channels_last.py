@@ -11,7 +11,7 @@ from compile_remat._torch import conv_layout, sizes
 from compile_remat.cost_models import OpKind
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.rewrites.convolution_gradients import read_by_both
-from compile_remat.passes.graph.views import CASTS, is_reshape, is_reshaped, shape
+from compile_remat.passes.graph.views import is_reshape, is_reshaped, shape
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE
 
 
@@ -61,7 +61,8 @@ def _before_convolutions(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     found = set[fx.Node]()
     for node in reversed(nodes):
         if node.target is torch.ops.aten.convolution.default or not found.isdisjoint(node.users):
-            found.add(node)
+            if node.target is not torch.ops.aten.bmm.default:  # which has its dimensions in order
+                found.add(node)
     return found
 
 
@@ -102,23 +103,25 @@ def _is_in_registers(draft: Draft, graph: DraftGraph) -> bool:
 def mark_layout_copies(graph: DraftGraph) -> None:
     """What convolutions read in another layout than their own is copied; the backward gets the forward's copies of inputs.
 
-    An input that a cast hands to a convolution is copied as well, before the cast.
+    An input is copied at the forward's start if the backward reads it and a convolution is computed from it, however far away:
+    Inductor returns what a convolution is computed from with its channels innermost (``GraphLowering.run_node``, outputs).
     """
-    last: dict[str, tuple[object, Draft]] = {}
+    forward = [node for node in graph.joint.module.graph.nodes if node not in graph.joint.info.tangents_closure]
+    preferring = _before_convolutions(forward)
+    last: dict[fx.Node, Draft] = {}
     for draft in graph.by_node.values():
-        if draft.op.kind is OpKind.CONV:
+        is_convolution = draft.op.kind is OpKind.CONV
+        if is_convolution:
             _mark_copied_operands(draft, graph)
-            for node in draft.node.all_input_nodes:
-                cast = graph.by_node.get(node)
-                if cast is not None and node.target in CASTS:
-                    node, reader = node.all_input_nodes[0], cast
-                else:
-                    reader = draft
-                if _is_input(node, graph) and (reader is cast or draft.in_backward):
-                    last[node.name] = node.meta.get("val"), reader
-    for value, reader in last.values():
-        if conv_layout.is_copied(value, graph.rules):
-            reader.copied_input_bytes += sizes.storage_nbytes(value)
+        if draft.node not in graph.run_again:
+            continue
+        for node in graph.roots_of(*draft.node.all_input_nodes):
+            is_laid_out = node in preferring or (is_convolution and draft.in_backward)
+            if is_laid_out and _is_input(node, graph) and (node not in last or draft.in_backward or not last[node].in_backward):
+                last[node] = draft
+    for node, reader in last.items():
+        if conv_layout.is_copied(node.meta.get("val"), graph.rules):
+            reader.copied_input_bytes += sizes.storage_nbytes(node.meta.get("val"))
 
 
 def _is_input(node: fx.Node, graph: DraftGraph) -> bool:

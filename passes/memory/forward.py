@@ -30,7 +30,8 @@ class ForwardLifetimes:
         stops: The place before which such a buffer is freed.
         taken: Whether the kernel at that place writes over it.
         drawn: Random numbers that others may be written with, and whether these wait for the end, [P].
-        copies: For `Forward.held`, whether the backward needs the copies again, [K, P].
+        copy_stops: For `Forward.held`, the place before which the copy of an input is freed, [K, P]: behind the last kernel that
+            reads it, or never where the backward computes the value once more.
     """
 
     saved: Bools
@@ -38,7 +39,7 @@ class ForwardLifetimes:
     stops: NDArray[np.int32]
     taken: Bools
     drawn: Sequence[tuple[Source, Bools]]
-    copies: Bools
+    copy_stops: NDArray[np.int32]
 
 
 class _Epilogue:
@@ -70,10 +71,10 @@ class Forward:
         readers: The readers of each value.
         drawn: Indices of random numbers, which have a buffer only where another kernel runs before their last reader.
         held_bytes: Copies of inputs that live through the whole forward.
-        last_step: The last step that reads each value, [values]; -1 for none.
 
     Attributes:
         held: Indices of the values that are computed from copies of inputs.
+        held_by_one: Which of them are computed in a kernel of their own, not in those of their readers, [K].
         order: Values sorted by the place from which saving them costs bytes.
         first_stop: The first place before which a plan may free a value's buffer.
         tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
@@ -86,7 +87,6 @@ class Forward:
         readers: Sequence[Sequence[int]],
         drawn: Ints,
         held_bytes: int,
-        last_step: NDArray[np.integer],
     ) -> None:
         n = len(values)
         self.values, self.size = values, n
@@ -107,7 +107,7 @@ class Forward:
         self.overwriting = Overwriting(self.sources)
         self.held = np.flatnonzero([v.held_bytes for v in values])
         self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
-        self.is_needed_again = last_step[self.held] >= 0
+        self.held_by_one = np.array([self.runs_once(v) for v in self.held], dtype=bool)
         self.fixed = self._fixed_bytes(held_bytes)
         is_part = (self.begin != np.arange(n)) & np.array([v.in_forward for v in values], dtype=bool)[self.begin]
         self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
@@ -186,13 +186,17 @@ class Forward:
 
     # -- many plans ---------------------------------------------------------------------------------------------------
 
-    def peak(self, used: Bools) -> Ints:
-        """Most bytes live at once, [P], of the plans that save the columns of `used`, [values, P], for the backward."""
+    def peak(self, used: Bools, recomputed: Bools) -> Ints:
+        """Most bytes live at once, [P], of the plans that save the columns of `used`, [values, P], for the backward.
+
+        Args:
+            recomputed: What they compute once more, [values, P].
+        """
         if not self.size:
             return np.zeros(used.shape[1], dtype=np.int64)
-        return np.asarray(self.live(self.lifetimes(used)).max(axis=1), dtype=np.int64)
+        return np.asarray(self.live(self.lifetimes(used, recomputed)).max(axis=1), dtype=np.int64)
 
-    def lifetimes(self, used: Bools, *, with_epilogue: bool = True) -> ForwardLifetimes:
+    def lifetimes(self, used: Bools, recomputed: Bools, *, with_epilogue: bool = True) -> ForwardLifetimes:
         """When the buffers of plans live, as in `peak`.
 
         Args:
@@ -200,6 +204,8 @@ class Forward:
         """
         ends, epilogue = self._ends(used), self.epilogue if with_epilogue else _Epilogue(())
         never = self.size + 1
+        last_read = np.where(self.held_by_one[:, None] | used[self.held], self.held[:, None], ends[self.held])
+        copy_stops = np.where(recomputed[self.held], never, np.minimum(last_read + 1, never))
         held = self._are_held(epilogue, used)
         u, last = epilogue.values, epilogue.last_readers
         ends[u] = np.where(held, np.maximum(ends[u], last[:, None]), ends[u])
@@ -213,8 +219,7 @@ class Forward:
         stops[u] = np.where(over, never, stops[u])
         covered[last] = over
         drawn = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.drawn_with]
-        copies = self.is_needed_again[:, None] & ~used[self.held]
-        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn, copies)
+        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn, copy_stops)
 
     def _are_held(self, epilogue: _Epilogue, used: Bools) -> Bools:
         """Whether what is computed behind the forward waits with a buffer that is not saved, [sources, P]."""
@@ -283,8 +288,9 @@ class Forward:
             index.append((self.begin[self.bare][:, None] + rows).ravel())
             weight.append(grid.ravel())
         if len(self.held):
-            index.append((self.held[:, None] + 1 + rows).ravel())
-            weight.append((lifetimes.copies * self.held_nbytes[:, None]).ravel())
+            grid = np.repeat(self.held_nbytes[:, None], plans, axis=1).ravel()
+            index += [(self.held[:, None] + 1 + rows).ravel(), (lifetimes.copy_stops + rows).ravel()]
+            weight += [grid, -grid]
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
         return np.asarray(live + self.always, dtype=np.int64)

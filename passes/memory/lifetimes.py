@@ -41,6 +41,8 @@ class Lifetimes:
         ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
         taken: A later kernel writes over the buffer, which counts one slot less for that, [values, P].
         copied_until: For concatenations that a reader copies: up to which slot the concatenation and its copy are both alive, [P].
+        held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P]; meaningless where the value
+            is not recomputed.
     """
 
     buffers: Bools
@@ -49,6 +51,7 @@ class Lifetimes:
     ends: NDArray[np.int32]
     taken: Bools
     copied_until: Sequence[tuple[int, NDArray[np.int32]]]
+    held_until: NDArray[np.int32]
 
 
 class LifetimeModel:
@@ -65,6 +68,7 @@ class LifetimeModel:
         step_in_place_sources: Pointwise steps with the values that each may be written over.
         step_parted: For some of them, by number, a step on the way that parts it from these in plans that save too little.
         drawn: Indices of random numbers.
+        held: Indices of the values that are computed from copies of inputs.
         may_stay_inside: Whether a value that is recomputed has a buffer only where an unfused kernel runs before its last reader,
             [values]: random numbers, and those with `Value.is_inner`.
     """
@@ -78,6 +82,7 @@ class LifetimeModel:
     ) -> None:
         self.values, self.readers = values, readers
         self.nbytes = np.array([v.nbytes for v in values], dtype=np.int64)
+        self.held = np.flatnonzero([v.held_bytes for v in values])
         self.is_saved_buffer = np.array([v.nbytes > 0 and not v.is_output for v in values], dtype=bool)
         self.extern_readers = [[w for w in r if values[w].kernel == EXTERN] for r in readers]
         self.item_of = np.array(
@@ -159,13 +164,13 @@ class LifetimeModel:
         """The buffers of the plans of a schedule."""
         recomputed = schedule.recomputed
         stored = self._stored(recomputed)
-        ends = self._ends(schedule, stored)
+        ends, held_until = self._ends(schedule, stored)
         buffers = recomputed & stored
         begins, copied_until = self._joined(buffers, schedule.slots, ends)
         alive = buffers | (schedule.used & self.is_saved_buffer[:, None])
         taken = self._taken(schedule, buffers, alive, ends)
         ends -= taken
-        return Lifetimes(buffers, alive, begins, ends, taken, copied_until)
+        return Lifetimes(buffers, alive, begins, ends, taken, copied_until, held_until)
 
     def _stored(self, recomputed: Bools) -> Bools:
         """Whether each value has a buffer if it is recomputed, [values, P]."""
@@ -175,8 +180,11 @@ class LifetimeModel:
                 stored[v] |= recomputed[w]
         return stored
 
-    def _ends(self, schedule: Schedule, stored: Bools) -> NDArray[np.int32]:
-        """The last slot at which each value is read from memory, [values, P]; takes from `stored` what stays inside a kernel."""
+    def _ends(self, schedule: Schedule, stored: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The last slot at which each value is read from memory, [values, P]; takes from `stored` what stays inside a kernel.
+
+        With that, the last slot at which what `held` values read is read, [K, P].
+        """
         recomputed, slots = schedule.recomputed, schedule.slots
         plans = recomputed.shape[1]
         by_step = np.concatenate(
@@ -198,7 +206,7 @@ class LifetimeModel:
                 may_be_stored = may_stay_inside or self.is_sometimes_stored[v]
                 is_in_registers = recomputed[v] & ~stored[v] if may_be_stored else recomputed[v]
                 np.copyto(reach[v], row, where=is_in_registers)  # it is read behind its own slot
-        return ends
+        return ends, np.array([reach[v] for v in self.held], dtype=np.int32).reshape(len(self.held), plans)
 
     def _externs(self, schedule: Schedule) -> NDArray[np.int32]:
         """How many unfused kernels run up to each slot, [slots + 1, P]."""

@@ -76,8 +76,9 @@ def forward_kernels(simulator: Simulator, saved: Bools) -> KernelGraph:
     forward, values = simulator.forward, simulator.problem.values
     if not values:
         return KernelGraph((), (), np.zeros(1, dtype=np.int64))
-    used = simulator.schedules.of(saved[:, None]).used
-    found = forward.lifetimes(used, with_epilogue=False)
+    schedule = simulator.schedules.of(saved[:, None])
+    used = schedule.used
+    found = forward.lifetimes(used, schedule.recomputed, with_epilogue=False)
     others = forward.live(found)[0].copy()
     buffers: dict[int, Buffer] = {}
     for v, value in enumerate(values):

@@ -41,14 +41,15 @@ def backward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
 
 
 def _of_values(simulator: Simulator, batch: Batch) -> Iterator[Span]:
+    held = dict(zip(simulator.lifetimes.held.tolist(), batch.held_until[:, 0].tolist(), strict=True))
     for v, value in enumerate(simulator.problem.values):
         end = int(batch.ends[v, 0])
         if value.is_output:
             yield Span(value, value.nbytes, OUTPUT, 0, int(NEVER))
         elif batch.used[v, 0]:
             yield Span(value, value.nbytes, SAVED, 0, end)
-        if batch.recomputed[v, 0]:
-            yield Span(value, value.held_bytes, COPIES, 0, int(batch.slots[v, 0]))
+        if batch.recomputed[v, 0] and v in held:
+            yield Span(value, value.held_bytes, COPIES, 0, held[v])
         if batch.buffers[v, 0]:
             yield Span(value, value.nbytes, RECOMPUTED, int(batch.begins[v, 0]), end)
 
@@ -67,7 +68,7 @@ def _of_others(simulator: Simulator, batch: Batch) -> Iterator[Span]:
 def _of_steps(simulator: Simulator, batch: Batch) -> Iterator[Span]:
     model = simulator.lifetimes
     for b, step in enumerate(simulator.problem.steps):
-        yield Span(step, step.held_bytes, COPIES, 0, int(batch.step_slots[0, b]))
+        yield Span(step, step.held_bytes, COPIES, 0, int(batch.step_slots[0, model.step_end[b]]))
         if model.step_bytes[b]:
             last = int(model.step_last[b])
             is_kept = last >= simulator.num_steps
@@ -76,12 +77,12 @@ def _of_steps(simulator: Simulator, batch: Batch) -> Iterator[Span]:
             yield Span(step, step.nbytes, role, int(batch.step_slots[0, simulator.step_item_of[b]]), end)
 
 
-def forward_spans(simulator: Simulator, used: Bools) -> list[Span]:
-    """Buffers in the forward of the plan that saves the values in `used`, [values], for the backward."""
+def forward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
+    """Buffers in the forward of a batch of one plan, without workspaces and what a kernel writes for nobody."""
     forward, values = simulator.forward, simulator.problem.values
     if not values:
         return []
-    found = forward.lifetimes(used[:, None])
+    found, used = forward.lifetimes(batch.used, batch.recomputed), batch.used[:, 0]
     drawn = {v: source.value for source, waits in found.drawn if not waits[0] for v in source.drawn_with}
     spans: list[Span] = []
     for v, value in enumerate(values):
@@ -95,7 +96,6 @@ def forward_spans(simulator: Simulator, used: Bools) -> list[Span]:
             spans.append(Span(value, value.nbytes, SAVED, int(forward.begin[v]), int(NEVER)))
         elif not forward.stored[v] and is_saved:
             spans.append(Span(value, value.nbytes, SAVED, drawn.get(v, int(forward.begins_if_saved[v])), int(NEVER)))
-    for k in np.flatnonzero(found.copies[:, 0]):
-        value = values[forward.held[k]]
-        spans.append(Span(value, value.held_bytes, COPIES, int(forward.held[k]) + 1, int(NEVER)))
+    for v, stop in zip(forward.held.tolist(), found.copy_stops[:, 0].tolist(), strict=True):
+        spans.append(Span(values[v], values[v].held_bytes, COPIES, 0, int(NEVER) if stop > forward.size else stop - 1))
     return [span for span in spans if span.nbytes]

@@ -51,6 +51,7 @@ class Batch:
         begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
         ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
         buffers: Computed once more into memory, not just into registers, [values, P].
+        held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P].
     """
 
     used: Bools
@@ -64,6 +65,7 @@ class Batch:
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
     buffers: Bools
+    held_until: NDArray[np.int32]
 
     @cached_property
     def backward_peak(self) -> Ints:
@@ -91,6 +93,7 @@ class Batch:
             begins=self.begins[:, own].copy(),
             ends=self.ends[:, own].copy(),
             buffers=self.buffers[:, own].copy(),
+            held_until=self.held_until[:, own].copy(),
         )
 
 
@@ -142,7 +145,7 @@ class Simulator:
         self.several = _Several(values, frozenset(self.ordered))
         held_bytes = int(self.step_held.sum())
         self.forward = Forward(
-            values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes, lifetimes.last_step
+            values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes
         )
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
@@ -150,7 +153,8 @@ class Simulator:
     def _place_steps(self) -> None:
         """Bytes that begin at each step's slot, less those that are written over there, and those that end behind it, [steps]."""
         model, dying = self.lifetimes, self.lifetimes.step_last < self.num_steps
-        self._begin_bytes, self._end_bytes = np.zeros(self.num_steps), -self.step_held.astype(np.float64)
+        self._begin_bytes, self._end_bytes = np.zeros(self.num_steps), np.zeros(self.num_steps)
+        np.subtract.at(self._end_bytes, np.array(model.step_end, dtype=np.int64), self.step_held)
         np.add.at(self._begin_bytes, self.step_item_of, model.step_bytes)
         for at, is_over in ((self._begin_bytes, model.step_in_place > 0), (self._end_bytes, model.step_in_place == 0)):
             np.subtract.at(at, model.step_last[dying & is_over], model.step_bytes[dying & is_over])
@@ -201,13 +205,14 @@ class Simulator:
             recomputed=recomputed,
             time_ns=self.time_ns @ recomputed + self.save_time_ns @ used,
             saved_bytes=saved_bytes,
-            forward_peak=self.forward.peak(used),
+            forward_peak=self.forward.peak(used, recomputed),
             live=self._live(schedule, lifetimes, saved_bytes),
             step_slots=schedule.step_slots,
             slots=schedule.slots,
             begins=lifetimes.begins,
             ends=lifetimes.ends,
             buffers=lifetimes.buffers,
+            held_until=lifetimes.held_until,
         )
 
     def _live(self, schedule: Schedule, lifetimes: Lifetimes, saved_bytes: Ints) -> Ints:
@@ -229,7 +234,7 @@ class Simulator:
             (step_slots[:, begin] + rows[:, None]).ravel(),
             (step_slots[:, end] + (rows[:, None] + 1)).ravel(),
             (step_slots.T[self._incoming_ends] + (rows + 1)).ravel(),
-            (schedule.slots[held] + (rows + 1))[again],
+            (lifetimes.held_until + (rows + 1))[again],
         )
         weight = (
             nbytes[made],

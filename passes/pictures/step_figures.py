@@ -45,10 +45,9 @@ def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None =
         other: What it is compared with: a label, and the live bytes of forward and backward.
     """
     simulator, batch = found.simulator, found.batch
-    used = batch.used[:, 0]
     forward = simulator.forward
-    live = forward.live(forward.lifetimes(used[:, None]))[0]
-    spans = forward_spans(simulator, used)
+    live = forward.live(forward.lifetimes(batch.used, batch.recomputed))[0]
+    spans = forward_spans(simulator, batch)
     places = _shown(simulator, live)
     of_place = np.searchsorted(places, np.arange(forward.size + 1))  # the column of a place, or the next one
     last_slot = int(batch.step_slots[0, -1])

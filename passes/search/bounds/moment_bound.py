@@ -97,7 +97,7 @@ class MomentBound:
         simulator = self.simulator
         batch = simulator.run(plans[:, [plans.shape[1] // 2]])
         steps = batch.live[0, batch.step_slots[0]]
-        live = simulator.forward.live(simulator.forward.lifetimes(batch.used))[0]
+        live = simulator.forward.live(simulator.forward.lifetimes(batch.used, batch.recomputed))[0]
         most, apart = self.options.moments_a_round, self.options.moment_distance
         limit = int(budget_bytes * self.options.moment_excess)
         return _highest(steps, limit, backward, most, apart), _highest(live, limit, forward, most, apart)
