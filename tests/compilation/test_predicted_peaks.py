@@ -124,6 +124,46 @@ def test_what_is_saved_behind_the_last_convolution_has_the_layout_of_eager_mode(
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 
+class Standardised(nn.Module):
+    """Convolutions whose weights are standardised, as in big transfer's residual networks; arXiv:1903.10520."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(64, 64, 5, 5) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 64, H, W] -> scalar"""
+        for weight in self.weights:
+            centred = weight - weight.mean((1, 2, 3), keepdim=True)
+            x = nn.functional.conv2d(x, centred / weight.std((1, 2, 3), keepdim=True), padding=2).relu()
+        return x.sum()
+
+
+class Normed(nn.Module):
+    """An input that is normalised before it is convolved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 16, H, W] -> scalar"""
+        return self.second(self.first(nn.functional.group_norm(x, 4).sigmoid()).tanh()).sin().mean()
+
+
+@pytest.mark.parametrize("budget", ["1GiB", "min"])
+@pytest.mark.parametrize(
+    ("model", "shape", "is_leaf"),
+    [(Standardised, (4, 64, 16, 16), False), (Normed, (8, 16, 32, 32), True), (Normed, (8, 16, 32, 32), False)],
+)
+def test_inputs_that_convolutions_are_computed_from_are_copied(
+    model: type[nn.Module], shape: tuple[int, ...], is_leaf: bool, budget: str
+) -> None:
+    """Only those that a convolution itself reads were: standardised weights needed 29 % more than predicted."""
+    (report,) = reports_of(model(), (torch.randn(shape, requires_grad=is_leaf),), budget)
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
 class Head(nn.Module):
     """The end of a language model: norm, head, loss."""
 
