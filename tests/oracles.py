@@ -309,7 +309,9 @@ class _Walk:
 
     def _copies(self, slot: int) -> int:
         """Copies of inputs that a step, or a value computed once more, still reads."""
-        return sum(self._node(e).held_bytes for e in self.events if self._node(e).held_bytes and slot <= max(self._runs_at(e)))
+        return sum(
+            self._node(e).held_bytes for e in self.events if self._node(e).held_bytes and slot <= max(self._runs_at(e))
+        )
 
     def _buffer(self, event: _Event) -> _Buffer:
         node = self._node(event)
@@ -360,7 +362,8 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
         if value.held_bytes
     }
     return copies + max(
-        forward.live_bytes(p, kept) + sum(problem.values[v].held_bytes for v, last in held.items() if p <= last) for p in places
+        forward.live_bytes(p, kept) + sum(problem.values[v].held_bytes for v, last in held.items() if p <= last)
+        for p in places
     )
 
 

@@ -117,7 +117,11 @@ def mark_layout_copies(graph: DraftGraph) -> None:
             continue
         for node in graph.roots_of(*draft.node.all_input_nodes):
             is_laid_out = node in preferring or (is_convolution and draft.in_backward)
-            if is_laid_out and _is_input(node, graph) and (node not in last or draft.in_backward or not last[node].in_backward):
+            if (
+                is_laid_out
+                and _is_input(node, graph)
+                and (node not in last or draft.in_backward or not last[node].in_backward)
+            ):
                 last[node] = draft
     for node, reader in last.items():
         if conv_layout.is_copied(node.meta.get("val"), graph.rules):

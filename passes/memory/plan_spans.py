@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from compile_remat.passes.memory.buffers import Bools
 from compile_remat.passes.memory.recompute_schedule import NEVER
 from compile_remat.passes.memory.simulator import Batch, Simulator
 from compile_remat.passes.problem.problem import Step, Value
@@ -82,7 +79,7 @@ def forward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
     forward, values = simulator.forward, simulator.problem.values
     if not values:
         return []
-    found, used = forward.lifetimes(batch.used, batch.recomputed), batch.used[:, 0]
+    found = forward.lifetimes(batch.used, batch.recomputed)
     drawn = {v: source.value for source, waits in found.drawn if not waits[0] for v in source.drawn_with}
     spans: list[Span] = []
     for v, value in enumerate(values):

@@ -144,9 +144,7 @@ class Simulator:
         }
         self.several = _Several(values, frozenset(self.ordered))
         held_bytes = int(self.step_held.sum())
-        self.forward = Forward(
-            values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes
-        )
+        self.forward = Forward(values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes)
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
 
