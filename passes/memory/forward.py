@@ -107,7 +107,7 @@ class Forward:
         self.overwriting = Overwriting(self.sources)
         self.held = np.flatnonzero([v.held_bytes for v in values])
         self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
-        self.held_by_one = np.array([self.runs_once(v) for v in self.held], dtype=bool)
+        self.held_by_one: Bools = np.array([self.runs_once(v) for v in self.held.tolist()], dtype=bool)
         self.fixed = self._fixed_bytes(held_bytes)
         is_part = (self.begin != np.arange(n)) & np.array([v.in_forward for v in values], dtype=bool)[self.begin]
         self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
