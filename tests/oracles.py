@@ -172,7 +172,10 @@ class _Walk:
         """The slots at which the event's expression is evaluated: its own, or its readers' if it has no buffer."""
         slots = {self.slot[event]}
         if self._in_registers(event):
+            whole = self._written_into(event)
             for reader in self.readers[event]:
+                if whole is not None and self.slot[reader] > self.slot[whole]:
+                    continue
                 if reader != self.events[-1]:
                     slots |= self._runs_at(reader)
         return slots
@@ -180,6 +183,19 @@ class _Walk:
     def _last_read(self, event: _Event) -> int:
         own = [self.slot[event]] if event in self.slot else []
         return max([s for reader in self.readers[event] for s in self._runs_at(reader)] + own)
+
+    def _written_into(self, event: _Event) -> _Event | None:
+        """The concatenation that what stands behind it reads an event from, which has no buffer of its own."""
+        if event.is_step or event not in self.slot or not self._in_registers(event):
+            return None
+        found = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].parts]
+        return next((e for e in found if self._has_buffer(e)), None)
+
+    def _last_read_from(self, whole: _Event) -> int:
+        """The last slot at which a part of a concatenation that has no buffer of its own is read from it; -1 for none."""
+        parts = [e for e in self.events if self._written_into(e) == whole]
+        readers = [r for e in parts for r in self.readers[e] if self.slot[r] > self.slot[whole]]
+        return max((s for reader in readers for s in self._runs_at(reader)), default=-1)
 
     def _may_be_inside(self, event: _Event) -> bool:
         """Whether there is a plan in which the event's expression is computed in its readers' kernel."""
@@ -241,7 +257,7 @@ class _Walk:
             transient += self._copies_beside(slot)
             whole = self._inside(event)
             if self._has_buffer(event) and whole not in alive:
-                last = max(self._last_read(e) for e in self._made_inside(whole))
+                last = max(self._last_read_from(whole), *(self._last_read(e) for e in self._made_inside(whole)))
                 alive[whole] = replace(self._buffer(whole), last_slot=max(last, self._buffer(whole).last_slot))
             for item in self._items(event):
                 if item in self.slot:
@@ -287,9 +303,9 @@ class _Walk:
             if event.is_step or not isinstance(value, Value) or not value.transient_bytes or self.slot[event] >= slot:
                 continue
             parts = [e for e in self._made_inside(event) if e != event]
-            ends = [self._last_read(e) for e in parts]
+            ends = [self._last_read_from(event), *(self._last_read(e) for e in parts)]
             is_copied = self._second_copies(event) >= 0
-            if is_copied and ends and slot <= min(max(ends), self._last_read(event)):
+            if is_copied and slot <= min(max(ends), self._last_read(event)):
                 total += value.nbytes
         return total
 

@@ -76,6 +76,11 @@ class InductorRules:
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
             convolutions (``conv_layout.with_layout``).
+        gives_others_loops: Whether a node that goes over rows and columns and one that goes over pixels become one kernel: from
+            2.13 on, Inductor's C++ gives the one the loops of the other.
+        gradients_read_eager_strides: Whether a convolution's gradient reads its operands in the strides that eager mode gives them
+            (``make_fallback(aten.convolution_backward, constrain_to_fx_strides)`` in ``lowering.py``, before 2.13): of a
+            concatenation in channels-last order it gets a copy, and of one in eager mode's order the library makes one.
         padded_above: A dimension's stride that has more elements than this is rounded up (``Layout._pad_strides`` in ``ir.py``;
             ``config.comprehensive_padding`` and ``config.padding_stride_threshold``); None where strides are not.
         padding_bytes: What such strides are made multiples of (``config.padding_alignment_bytes``).
@@ -102,6 +107,8 @@ class InductorRules:
     concatenates_shared: bool = False
     padded_above: int | None = None
     padding_bytes: int = 128
+    gradients_read_eager_strides: bool = False
+    gives_others_loops: bool = True
     draws_by_kernel: bool = False
     max_pooling_window: int = 25
     scatters: tuple[str, ...] = ()
@@ -133,6 +140,8 @@ def inductor_rules(device_type: str) -> InductorRules:
         mask_traffic_factor=8 if is_cpu else 1,
         padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
         padding_bytes=int(config.padding_alignment_bytes),
+        gives_others_loops=not is_cpu or torch_version() >= (2, 13),
+        gradients_read_eager_strides=_convolution_gradients_fall_back(),
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
@@ -155,6 +164,13 @@ def _has_no_atomic_add(dtype: torch.dtype) -> bool:
     from torch._inductor.utils import needs_fallback_due_to_atomic_add_limitations
 
     return bool(needs_fallback_due_to_atomic_add_limitations(dtype))
+
+
+def _convolution_gradients_fall_back() -> bool:
+    """Whether Inductor has no lowering of its own for them."""
+    from torch._inductor.kernel import conv
+
+    return not hasattr(conv, "convolution_backward_lowering")
 
 
 def _draws_four_at_once() -> bool:

@@ -32,6 +32,7 @@ from torch import fx
 
 from compile_remat._torch import ambient, cache_key_text, conv_layout, operators, sizes
 from compile_remat._torch.allocator_events import most_allocated
+from compile_remat._torch.codegen_rules import inductor_rules
 from compile_remat._torch.operators import Like, NotPlain, Strides, filled, likes, plain, text
 from compile_remat._torch.version import private_name
 from compile_remat._util.host import host_free_bytes, processor_name
@@ -74,8 +75,24 @@ def node_workspace_bytes(node: fx.Node) -> int:
     """
     if node.op != "call_function" or not is_library_kernel(node):
         return 0
-    strides = conv_layout.convolution_strides if node.target in CONVOLUTIONS else sizes.hint_strides
-    return _beside(node.target, node.args, node.kwargs, strides)
+    return _beside(node.target, node.args, node.kwargs, _strides_for(node))
+
+
+def _strides_for(node: fx.Node) -> Strides:
+    """The strides under which a node's kernel gets each tensor; for `InductorRules.gradients_read_eager_strides`."""
+    if node.target not in CONVOLUTIONS:
+        return sizes.hint_strides
+    concatenated = [n.meta["val"] for n in node.all_input_nodes if n.target is aten.cat.default]
+    if node.target is not aten.convolution_backward.default or not concatenated:
+        return conv_layout.convolution_strides
+    if not inductor_rules(concatenated[0].device.type).gradients_read_eager_strides:
+        return conv_layout.convolution_strides
+
+    def strides(value: torch.Tensor) -> tuple[int, ...]:
+        is_eager = any(value is v for v in concatenated)
+        return sizes.hint_strides(value) if is_eager else conv_layout.convolution_strides(value)
+
+    return strides
 
 
 def workspace_bytes(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> int:

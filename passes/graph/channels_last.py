@@ -152,7 +152,8 @@ def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:
                 continue
             if draft.concatenates:
                 draft.copied_bytes = draft.nbytes
-                draft.ordered_by = [s for s in draft.sources if s.is_channels_last]
+                is_never_in_order = convolution.in_backward and graph.rules_of(draft.node).gradients_read_eager_strides
+                draft.ordered_by = [] if is_never_in_order else [s for s in draft.sources if s.is_channels_last]
                 convolution.copies.append(draft)
             elif is_reshape(draft.node, node):
                 convolution.copied_bytes = max(convolution.copied_bytes, draft.nbytes - output_bytes)

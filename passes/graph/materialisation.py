@@ -244,9 +244,29 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
                 k.in_backward and k.depth != NEVER_FUSED for k in kernels
             )
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
+            if (
+                is_own
+                and draft.in_backward
+                and not graph.rules_of(draft.node).gives_others_loops
+                and _keeps_its_loops(draft)
+            ):
+                is_own = False
             draft.is_materialised = not is_own
             is_alike = all(k.depth != NEVER_FUSED and k.num_elements == _num_elements(draft) for k in kernels)
             draft.is_inner = draft.is_written_again if is_own else is_alike and not draft.in_backward
+
+
+def _keeps_its_loops(draft: Draft) -> bool:
+    """Whether a node goes over rows and columns: it computes the gradient of a pooling of averages, whose index divides them."""
+    stack, seen = [draft], {draft}
+    while stack:
+        node = stack.pop()
+        if _name(node) == "avg_pool2d_backward":
+            return True
+        found = [s for s in node.sources if s not in seen and _is_inlined(s)]
+        seen.update(found)
+        stack += found
+    return False
 
 
 def _depths(graph: DraftGraph) -> dict[Draft, int]:

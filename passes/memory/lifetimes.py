@@ -90,6 +90,8 @@ class LifetimeModel:
         )
         self._find_stored(values, steps)
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
+        self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
+        self.whole_of = {v: w for w, parts in self.parts for v in parts}
         self._walk = self._readers_behind_steps(latest_step.tolist())
         pairs = sources_in_place(values, self._stays_stored)
         latest, last = latest_step.tolist(), self.last_step.tolist()
@@ -99,7 +101,6 @@ class LifetimeModel:
         self.overwriting_steps = Overwriting(
             [(b, [v for v in sources if self.last_step[v] <= b]) for b, sources in self.step_in_place_sources]
         )
-        self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
 
@@ -113,8 +114,10 @@ class LifetimeModel:
         self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
+        self.reading_steps: list[list[int]] = [[] for _ in values]
         for b, step in enumerate(steps):
             for v in step.reads:
+                self.reading_steps[v].append(b)
                 end = self.step_end[b]
                 if end > self.last_step[v]:
                     self.last_step[v] = end
@@ -138,7 +141,7 @@ class LifetimeModel:
         behind = list(latest_step)  # the last step before which a reader's kernel runs
         found = []
         for v in range(len(last) - 1, -1, -1):
-            readers = [w for w in self.readers[v] if behind[w] > last[v]]
+            readers = [w for w in self.readers[v] if behind[w] > last[v] or v in self.whole_of]
             if not runs_once[v]:
                 behind[v] = max([behind[v], last[v], *(behind[w] for w in readers)])
             is_inside = bool(self.may_stay_inside[v])
@@ -166,7 +169,7 @@ class LifetimeModel:
         stored = self._stored(recomputed)
         ends, held_until = self._ends(schedule, stored)
         buffers = recomputed & stored
-        begins, copied_until = self._joined(buffers, schedule.slots, ends)
+        begins, copied_until = self._joined(recomputed, buffers, schedule.slots, ends)
         alive = buffers | (schedule.used & self.is_saved_buffer[:, None])
         taken = self._taken(schedule, buffers, alive, ends)
         ends -= taken
@@ -206,7 +209,31 @@ class LifetimeModel:
                 may_be_stored = may_stay_inside or self.is_sometimes_stored[v]
                 is_in_registers = recomputed[v] & ~stored[v] if may_be_stored else recomputed[v]
                 np.copyto(reach[v], row, where=is_in_registers)  # it is read behind its own slot
+                if v in self.whole_of:
+                    w = self.whole_of[v]
+                    has_place = is_in_registers & recomputed[w] & stored[w]
+                    before, behind = self._around(v, schedule, by_step, reach)
+                    np.copyto(reach[v], before, where=has_place)
+                    np.copyto(row, behind, where=has_place)
         return ends, np.array([reach[v] for v in self.held], dtype=np.int32).reshape(len(self.held), plans)
+
+    def _around(
+        self, v: int, schedule: Schedule, by_step: NDArray[np.int32], reach: Sequence[NDArray[np.int32]]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The last slots at which a value in registers is computed and at which its concatenation is read for it, [P]; -1 for none.
+
+        The concatenation writes it to memory (``ConcatKernel.realize_into`` in ``ir.py``): what stands behind it reads that,
+        what stands before it has the value's expression in its own.
+        """
+        place = schedule.slots[self.whole_of[v]]
+        before, behind = place.copy(), np.full_like(place, -1)
+        reads = [(schedule.slots[w], reach[w]) for w in self.readers[v]]
+        reads += [(schedule.step_slots[:, b], by_step[self.step_end[b]]) for b in self.reading_steps[v]]
+        for slot, end in reads:
+            is_behind = slot > place
+            np.maximum(before, end, out=before, where=~is_behind)
+            np.maximum(behind, end, out=behind, where=is_behind)
+        return before, behind
 
     def _externs(self, schedule: Schedule) -> NDArray[np.int32]:
         """How many unfused kernels run up to each slot, [slots + 1, P]."""
@@ -219,10 +246,11 @@ class LifetimeModel:
         return np.cumsum(at, axis=0, dtype=np.int32)
 
     def _joined(
-        self, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]
+        self, recomputed: Bools, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], list[tuple[int, NDArray[np.int32]]]]:
         """Where buffers begin, [values, P]; what is made inside a concatenation has none of its own any more.
 
+        A part that had none is written by the concatenation's kernel, and read from there.
         With that, up to which slot a concatenation and the copy that its reader gets are both alive, [P].
         """
         begins = slots[self.item_of]
@@ -231,7 +259,7 @@ class LifetimeModel:
             own, last = ends[w].copy(), np.full(ends.shape[1], -1, dtype=np.int32)
             for v in parts:
                 both = buffers[w] & buffers[v]
-                np.maximum(last, ends[v], out=last, where=both)
+                np.maximum(last, ends[v], out=last, where=buffers[w] & recomputed[v])
                 np.minimum(begins[w], slots[v], out=begins[w], where=both)
                 buffers[v] &= ~both
             np.maximum(ends[w], last, out=ends[w])

@@ -300,6 +300,13 @@ def test_padded_above(columns: int, padded: int) -> None:
     assert counted == 4 * (23 * padded + columns)
 
 
+def test_gradients_read_eager_strides() -> None:
+    """Before 2.13 they have no lowering of their own: a kernel that is called gets its operands as eager mode has them."""
+    lowering = torch._inductor.lowering.lowerings[aten.convolution_backward.default]
+    for device in DEVICES:
+        assert hasattr(lowering, "_is_fallback_handler") == inductor_rules(device).gradients_read_eager_strides
+
+
 def test_unrolled_below() -> None:
     """A reduction over few elements is no reduction any more; without a GPU Inductor cannot be asked for one's."""
     limit = inductor_rules("cpu").unrolled_below

@@ -287,15 +287,13 @@ def test_a_group_norm_with_an_activation_has_the_peak_of_its_code(dtype: torch.d
     assert -TOLERANCE < report.predicted_peak_bytes / report.scheduled_peak_bytes - 1 < too_much
 
 
-@pytest.mark.skipif(
-    torch_version() < (2, 13), reason="there Inductor gives two kernels that are not joined yet no other loops"
-)
-def test_a_pooled_group_norms_gradient_is_one_kernel() -> None:
+def test_a_pooled_group_norms_gradient_is_one_kernel_from_2_13_on() -> None:
     """The gradient of the pooling goes over rows and columns, what it is multiplied by over pixels: in two loops, the sigmoid
-    was written to memory between them, 24 % above the plan."""
+    was written to memory between them, 24 % above the plan.  Before 2.13 they are two, and so they are in the plan."""
     report = report_of_blocks(torch.bfloat16, nn.AvgPool2d(2))
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
-    assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 600_000
+    if torch_version() >= (2, 13):
+        assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 600_000
 
 
 def test_a_gradient_that_comes_in_for_a_convolution_is_copied_into_its_layout() -> None:

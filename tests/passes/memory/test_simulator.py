@@ -135,6 +135,32 @@ forward 4, time 2""",
     )
 
 
+def test_what_stands_behind_a_concatenation_reads_a_part_from_it() -> None:
+    """`skip` has no buffer of its own: `whole` writes it, and `pool`, computed behind it, keeps all of `whole` and not `conv`."""
+    values = (
+        Value("conv", 4, EXTERN, (), 9),
+        Value("skip", 4, POINTWISE, (0,), 1, position=1),
+        Value("pool", 1, POINTWISE, (1,), 1, position=2),
+        Value("whole", 8, POINTWISE, (1,), 1, realised=True, position=3, parts=(1,)),
+    )
+    steps = (
+        Step("dwhole", 2, EXTERN, (3,), (), 1),
+        Step("dpool", 2, EXTERN, (2,), (0,), 1, is_output=True),
+        Step("output", 0, CONSTANT, (), (1,)),
+    )
+    assert_expected_inline(
+        report(Problem(values, steps), [0]),
+        """\
+skip    4
+whole   12
+dwhole  10
+pool    11
+dpool   5
+output  2
+forward 12, time 3""",
+    )
+
+
 def test_a_kernel_writes_over_one_buffer_only() -> None:
     """`relu`'s backward reads a gradient and a saved value of its size for the last time: one of the two stays."""
     values = (Value("relu", 4, POINTWISE, (), 1),)
