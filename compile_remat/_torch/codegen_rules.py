@@ -77,7 +77,8 @@ class InductorRules:
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
             convolutions (``conv_layout.with_layout``).
         gives_others_loops: Whether a node that goes over rows and columns and one that goes over pixels become one kernel: from
-            2.13 on, Inductor's C++ gives the one the loops of the other.
+            2.13 on, Inductor's C++ can try to give one the loops of the other (``CppScheduling._align_compatible_range_nodes`` in
+            ``codegen/cpp.py``); Inductor tries where one has a single loop, and our backend for C++ everywhere.
         gradients_read_eager_strides: Whether a convolution's gradient reads its operands in the strides that eager mode gives them
             (``make_fallback(aten.convolution_backward, constrain_to_fx_strides)`` in ``lowering.py``, before 2.13): of a
             concatenation in channels-last order it gets a copy, and of one in eager mode's order the library makes one.
@@ -140,7 +141,7 @@ def inductor_rules(device_type: str) -> InductorRules:
         mask_traffic_factor=8 if is_cpu else 1,
         padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
         padding_bytes=int(config.padding_alignment_bytes),
-        gives_others_loops=not is_cpu or torch_version() >= (2, 13),
+        gives_others_loops=not is_cpu or _aligns_loops(),
         gradients_read_eager_strides=_convolution_gradients_fall_back(),
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
@@ -171,6 +172,13 @@ def _convolution_gradients_fall_back() -> bool:
     from torch._inductor.kernel import conv
 
     return not hasattr(conv, "convolution_backward_lowering")
+
+
+def _aligns_loops() -> bool:
+    """Whether Inductor's C++ can give two pointwise kernels the same loops, and take that back."""
+    from torch._inductor.codegen.cpp import CppScheduling
+
+    return hasattr(CppScheduling, "_align_compatible_range_nodes")
 
 
 def _draws_four_at_once() -> bool:
