@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,7 +48,7 @@ def fresh() -> Iterator[None]:
 
 
 def test_every_example_is_run_here() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == ["own_policy", "plan", "train"]
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == ["own_policy", "plan", "ranks", "train"]
 
 
 def test_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +77,22 @@ def test_plans_for_a_device_that_is_not_there() -> None:
     times = [plan.extra_time_ns for plan in plans]
     assert peaks == sorted(peaks, reverse=True)
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(("wrapper", "peers"), [pytest.param("ddp", 0, marks=pytest.mark.full), ("fsdp2", 1)])
+def test_training_on_two_ranks(wrapper: str, peers: int) -> None:
+    """Under FSDP2 the first block is a graph of its own: its input needs no gradient.  The budget is that of the step."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(EXAMPLES / "ranks.py"), "--wrapper", wrapper, "--budget", "2MiB", "--steps", "3"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, last = map(float, re.findall(r"loss (\S+) -> (\S+)", done.stdout)[0])
+    assert last < first
+    assert ("runs 2 times in a step beside 1 other graph" in done.stdout) == bool(peers)
+    peaks_mib = [float(mib) for mib in re.findall(r"(?:predicted|scheduled) peak \D*(\d+\.\d) MiB", done.stdout)]
+    assert len(peaks_mib) == 2 + peers and max(peaks_mib) <= 2
+    assert f"{wrapper} holds 0." in done.stdout
 
 
 def test_own_pass_and_policy(capsys: pytest.CaptureFixture[str]) -> None:
