@@ -1,6 +1,7 @@
 """Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  Knows nothing of Inductor or the environment."""
 
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
+from compile_remat.passes.graph.build import ProblemBuilder as ProblemBuilder
 from compile_remat.passes.graph.build import build_problem as build_problem
 from compile_remat.passes.graph.extraction import extract as extract
 from compile_remat.passes.graph.inner_backward import InnerBackward as InnerBackward
@@ -69,6 +70,7 @@ __all__ = [
     "PlanOption",
     "Planner",
     "Problem",
+    "ProblemBuilder",
     "SearchOptions",
     "Status",
     "Step",

@@ -79,8 +79,10 @@ def computed_dtype(node: fx.Node) -> torch.dtype | None:
     """The type that an operator's tensors are brought to before it computes with them; None where it has no tensor."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    dtypes = [v.dtype for v in tensors if v.dim()] or [v.dtype for v in tensors]
-    return functools.reduce(torch.promote_types, dtypes) if dtypes else None
+    every = {v.dtype for v in tensors}
+    if len(every) < 2:  # mostly: a fake tensor's `dim` and `promote_types` take their time
+        return next(iter(every), None)
+    return functools.reduce(torch.promote_types, [v.dtype for v in tensors if v.dim()] or [v.dtype for v in tensors])
 
 
 def promoted_inputs(node: fx.Node) -> list[fx.Node]:

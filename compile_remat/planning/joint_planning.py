@@ -16,6 +16,7 @@ from compile_remat.passes import (
     Planner,
     PlanOption,
     Problem,
+    ProblemBuilder,
     Status,
     as_in_torch,
     build_problem,
@@ -120,7 +121,9 @@ def plan_joint(
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
-    problem, cost = priced_problem(joint, settings, reference)
+    cost = settings.cost(joint.module.graph)
+    builder = ProblemBuilder(joint, cost, settings.workspace)
+    problem = builder.build(reference)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, deadline)
     budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(effective)
@@ -128,7 +131,7 @@ def plan_joint(
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
     if not isinstance(request_now, SharedOption):
-        own = _in_own_graphs(chosen, planner, request, effective, joint, settings)
+        own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
     resume = Resume(request_now, planner.problem.key(), chosen) if CLOCK in planner.ends else None
     plan = pictured(
@@ -153,16 +156,15 @@ def plan_joint(
 
 
 def priced_problem(
-    joint: joint_graph.Joint, settings: Settings, reference: Sequence[fx.Node], saved: frozenset[str] | None = None
+    joint: joint_graph.Joint, settings: Settings, reference: Sequence[fx.Node]
 ) -> tuple[Problem, CostModel]:
     """The planning problem of a joint graph on the settings' device, and the cost model that priced it.
 
     Args:
         reference: Nodes that torch's own chooser saves; empty where nothing asks for it.
-        saved: As in `build_problem`.
     """
     cost = settings.cost(joint.module.graph)
-    return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace, saved=saved), cost
+    return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace), cost
 
 
 def _in_own_graphs(
@@ -170,8 +172,7 @@ def _in_own_graphs(
     planner: Planner,
     request: Request,
     effective: EffectiveBudget,
-    joint: joint_graph.Joint,
-    settings: Settings,
+    builder: ProblemBuilder,
 ) -> OwnGraphs:
     """The plan with its peak in its own graphs; one that was searched for is replaced where it misses the budget there."""
     is_given = (
@@ -181,8 +182,7 @@ def _in_own_graphs(
     is_lowest = target_bytes is not None and chosen.plan.peak_bytes > target_bytes  # nothing fits: it was said, once
 
     def build(saved: frozenset[str]) -> Problem:
-        problem, _ = priced_problem(joint, settings, (), saved)
-        return replace(problem, reference=planner.problem.reference)
+        return replace(builder.build(saved=saved), reference=planner.problem.reference)
 
     def search(other: Planner) -> ChosenPlan:
         if isinstance(request, FitBelow):

@@ -41,7 +41,7 @@ from compile_remat.passes.graph.materialisation import (
     mark_parts,
     mark_written_constants,
 )
-from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, described
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, copied, described
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
 from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
@@ -57,6 +57,7 @@ from compile_remat.passes.problem.problem import (
     REDUCTION,
     SAVE,
     SCATTER,
+    Origin,
     Problem,
     Step,
     Tag,
@@ -90,6 +91,7 @@ PASSES = (
 Indices = Mapping[Draft, int]
 Workspace = Callable[[fx.Node], int]
 """Bytes that a node's kernel takes beside its outputs while it runs."""
+OriginOf = Callable[[fx.Node], Origin]
 
 
 def build_problem(
@@ -122,37 +124,65 @@ def build_problem(
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
-    graph = _read(joint, functools.cache(rules_of), saved)
-    for run in PASSES:
-        run(graph)
-    if in_blocks:
-        fill_blocks(graph)
-    step_time_ns = price(graph.values, graph.steps, cost)
+    return ProblemBuilder(joint, cost, workspace, rules, in_blocks).build(reference, saved)
 
-    def with_inner(node: fx.Node) -> int:
+
+class ProblemBuilder:
+    """Builds the problems of one joint graph, which stays as it is meanwhile: nodes are read, and kernels asked about, once.
+
+    Takes what `build_problem` does.
+    """
+
+    def __init__(
+        self,
+        joint: joint_graph.Joint,
+        cost: CostModel,
+        workspace: Workspace = lambda node: 0,
+        rules: RulesOf = inductor_rules,
+        in_blocks: bool = True,
+    ) -> None:
+        self._cost, self._given_workspace, self._given_rules, self._in_blocks = cost, workspace, rules, in_blocks
+        rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
+        self._read = _read(joint, functools.cache(rules_of))
+        self._workspace = functools.cache(self._with_inner)
+        regions = numbers_of_regions(joint.module.graph)
+        self._origin: OriginOf = functools.cache(lambda node: origin_of(node, regions))
+
+    def build(self, reference: Iterable[fx.Node] = (), saved: frozenset[str] | None = None) -> Problem:
+        """See `build_problem`."""
+        graph = copied(self._read, saved)  # the passes write on drafts
+        for run in PASSES:
+            run(graph)
+        if self._in_blocks:
+            fill_blocks(graph)
+        step_time_ns = price(graph.values, graph.steps, self._cost)
+        return _problem(graph, reference, self._workspace, self._origin, step_time_ns)
+
+    def _with_inner(self, node: fx.Node) -> int:
         """The workspace of a node, what the graphs allocate that its operator calls included."""
-        found = workspace(node)
+        found = self._given_workspace(node)
         for module in inner_graphs(node):
             body = fx.GraphModule(module, copy.deepcopy(module.graph))
             for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
                 given.target = f"primals_{k}"  # a region's backward calls some of them tangents
-            num_outputs = len(tree_leaves(body.graph.output_node().args))
             inner = build_problem(
-                body, num_fwd_outputs=num_outputs, cost=cost, workspace=workspace, rules=rules, in_blocks=in_blocks
+                body,
+                num_fwd_outputs=len(tree_leaves(body.graph.output_node().args)),
+                cost=self._cost,
+                workspace=self._given_workspace,
+                rules=self._given_rules,
+                in_blocks=self._in_blocks,
             )
             found = max(found, temporary_bytes(inner))
         return found
-
-    return _problem(graph, reference, with_inner, step_time_ns)
 
 
 # -- nodes -> drafts --------------------------------------------------------------------------------------------------
 
 
-def _read(joint: joint_graph.Joint, rules: RulesOf, saved: frozenset[str] | None = None) -> DraftGraph:
+def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     """A draft for each node that computes something; views, sizes and graph inputs have none."""
-    graph, pins, closure = DraftGraph(joint, rules, saved), Pins(joint, rules), joint.info.tangents_closure
+    graph, pins, closure = DraftGraph(joint, rules), Pins(joint, rules), joint.info.tangents_closure
     given_symints = frozenset(symints_to_save(joint)) | closure
     is_past_tangents = False  # from the first node that a tangent reaches, even a view, torch walks in graph order
     for node in joint.module.graph.nodes:
@@ -206,10 +236,13 @@ def _is_mask(node: fx.Node) -> bool:
 # -- drafts -> problem ------------------------------------------------------------------------------------------------
 
 
-def _problem(graph: DraftGraph, reference: Iterable[fx.Node], workspace: Workspace, step_time_ns: int) -> Problem:
+def _problem(
+    graph: DraftGraph, reference: Iterable[fx.Node], workspace: Workspace, origin: OriginOf, step_time_ns: int
+) -> Problem:
     index_of = {draft: i for i, draft in enumerate(graph.values)}
     step_of = {draft: i for i, draft in enumerate(graph.steps)}
-    values, steps = _values(graph, index_of, step_of, workspace), _steps(graph, index_of, step_of, workspace)
+    values = _values(graph, index_of, step_of, workspace, origin)
+    steps = _steps(graph, index_of, step_of, workspace, origin)
     returned = list(graph.drafts_of(*graph.joint.bwd_outputs))
     last = Step("output", 0, CONSTANT, _indices(returned, index_of), _indices(returned, step_of))
     chosen = tuple(i for i in _indices(graph.drafts_of(*reference), index_of) if values[i].is_saveable)
@@ -217,8 +250,9 @@ def _problem(graph: DraftGraph, reference: Iterable[fx.Node], workspace: Workspa
     return Problem(values, (*steps, last), step_time_ns, chosen, tuple(estimated))
 
 
-def _values(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Workspace) -> tuple[Value, ...]:
-    regions = numbers_of_regions(graph.joint.module.graph)
+def _values(
+    graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Workspace, origin: OriginOf
+) -> tuple[Value, ...]:
     positions, readers = _positions(graph.values, index_of), gradient_readers(graph, step_of)
     return tuple(
         Value(
@@ -246,14 +280,15 @@ def _values(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: W
             parts=_indices(draft.parts, index_of),
             ordered_by=_indices(draft.ordered_by, index_of),
             gradient_readers=readers.get(draft.node, ()) if draft.is_output else (),
-            origin=origin_of(draft.node, regions),
+            origin=origin(draft.node),
         )
         for draft, position in zip(graph.values, positions, strict=True)
     )
 
 
-def _steps(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Workspace) -> list[Step]:
-    regions = numbers_of_regions(graph.joint.module.graph)
+def _steps(
+    graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Workspace, origin: OriginOf
+) -> list[Step]:
     return [
         Step(
             name=draft.node.name,
@@ -272,7 +307,7 @@ def _steps(graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Wo
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.copied_input_bytes,
-            origin=origin_of(draft.node, regions),
+            origin=origin(draft.node),
         )
         for draft in graph.steps
     ]

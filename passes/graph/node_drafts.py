@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -147,6 +148,17 @@ class DraftGraph:
         """Those for the device that the node's value is on."""
         value = node.meta.get("val")
         return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+
+
+def copied(graph: DraftGraph, saved: frozenset[str] | None) -> DraftGraph:
+    """The same drafts anew, just read, for the graphs of a plan that saves these values."""
+    made = DraftGraph(graph.joint, graph.rules, saved, roots=graph.roots)
+    for node, read in graph.by_node.items():
+        draft = made.by_node[node] = copy.copy(read)
+        draft.sources = tuple(made.by_node[source.node] for source in read.sources)
+        draft.spared_ops, draft.copies, draft.ordered_by, draft.parts = {}, [], [], []
+        (made.steps if draft.in_backward else made.values).append(draft)
+    return made
 
 
 def described(joint: joint_graph.Joint, node: fx.Node) -> Op:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat._torch.fake import say_device
+from compile_remat._torch.joint_graph import prepare
 from compile_remat._torch.version import torch_version
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Planner, Problem, build_problem
@@ -453,3 +454,32 @@ def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
         (drawn,) = [value for value in problem.values if value.name.startswith("inductor_random")]
         assert (drawn.pin == SAVE) == draws_by_kernel
     assert not inductor_rules("cpu").draws_by_kernel
+
+
+def test_a_builder_gives_each_plan_the_problem_that_is_built_for_it_alone() -> None:
+    found: list[tuple[list[Problem], list[Problem]]] = []
+    asked: list[str] = []
+
+    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        prepared = prepare(joint, num_fwd_outputs=num_fwd_outputs)
+
+        def workspace(node: fx.Node) -> int:
+            asked.append(node.name)
+            return len(node.name)
+
+        plans: list[frozenset[str] | None] = [None, frozenset({"add_11"}), frozenset({"mul"}), None]
+        builder = build.ProblemBuilder(prepared, UnitCost(), workspace)
+        together = [builder.build(saved=saved) for saved in plans]
+        assert len(asked) == len(set(asked)) > 0
+        alone = [build_problem(prepared, cost=UnitCost(), workspace=workspace, saved=saved) for saved in plans]
+        found.append((together, alone))
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
+
+    def layers(x: Tensor, *others: Tensor) -> Tensor:
+        return (x * 2 * sum(other.sin() for other in others)) @ x  # the sum reads more than one kernel may
+
+    aot_function(layers, nop, nop, partition_fn=spy)(*weights(13))
+    ((together, alone),) = found
+    assert together == alone
+    assert together[0] != together[1]
+    assert together[0] == together[3]
