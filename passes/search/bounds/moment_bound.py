@@ -3,20 +3,23 @@
 The programme of the begin of the backward is solved, its answer rounded to a plan, and the plan simulated.  Where that exceeds the
 budget most, in forward and backward, moments are added (`moments`), and the programme is solved again: a cutting-plane method.
 The rounded answers are also starts for the search: they know which values are worth saving for all these moments together.
+
+With `SearchOptions.branch_nodes` the programme's answers are made whole (branch and bound, by HiGHS), and moments are added where
+such a plan exceeds the budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from compile_remat.passes.memory.simulator import Bools, Ints, Simulator
+from compile_remat.passes.memory.simulator import Bools, Floats, Ints, Simulator
 from compile_remat.passes.search.bounds.lp_bound import at_the_begin
 from compile_remat.passes.search.bounds.moments import Moments
-from compile_remat.passes.search.bounds.programme import Programme, Solution
+from compile_remat.passes.search.bounds.programme import Programme
 from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 
@@ -25,7 +28,8 @@ class Proof:
     """What the programme comes to at one budget.
 
     Attributes:
-        least_time_ns: No plan of one recomputation of each value is faster.
+        least_time_ns: No plan of one recomputation of each value is faster.  Where branches were made, this is as exact as the
+            solver's arithmetic.
         starts: Saved sets that its answer suggests.
     """
 
@@ -60,18 +64,34 @@ class MomentBound:
             if solution.values is None:
                 break
             least_ns = max(least_ns, programme.proven_ns(solution.multipliers, budget_bytes))
-            rounded = self._rounded(solution)
+            rounded = self._saving(solution.values, self.options.rounding_levels)
             starts |= {mask.tobytes(): mask for mask in rounded.T}
             steps, places = self._exceeding(rounded, budget_bytes, backward, forward)
             if turn == self.options.moment_rounds or not (steps or places):
                 break
-            for b in steps:
-                self._moments.backward(programme, b)
-            for place in places:
-                self._moments.forward(programme, place)
+            self._add(programme, steps, places)
+            backward.update(steps)
+            forward.update(places)
+        for _ in range(self.options.branch_rounds if self.options.branch_nodes else 0):
+            proven_ns, answer = programme.branch(budget_bytes, self.options.branch_nodes)
+            least_ns = max(least_ns, proven_ns)
+            if answer is None:
+                break
+            whole = self._saving(answer, [0.5])
+            starts[whole.tobytes()] = whole[:, 0]
+            steps, places = self._exceeding(whole, budget_bytes, backward, forward)
+            if not (steps or places):
+                break
+            self._add(programme, steps, places)
             backward.update(steps)
             forward.update(places)
         return Proof(least_ns, tuple(starts.values()))
+
+    def _add(self, programme: Programme, steps: Collection[int], places: Collection[int]) -> None:
+        for b in steps:
+            self._moments.backward(programme, b)
+        for place in places:
+            self._moments.forward(programme, place)
 
     def _programme(self) -> Programme:
         programme, begin = Programme(self.simulator), at_the_begin(self.simulator)
@@ -80,14 +100,12 @@ class MomentBound:
         programme.point(entries, begin.fixed_bytes)
         return programme
 
-    def _rounded(self, solution: Solution) -> Bools:
-        """Plans that save what the answer saves by more than these parts, [values, plans]."""
-        assert solution.values is not None
+    def _saving(self, answer: Floats, levels: Sequence[float]) -> Bools:
+        """Plans that save what an answer saves by more than these parts, [values, plans]."""
         n = self.simulator.num_values
-        saved = solution.values[:n] - solution.values[n : 2 * n]
-        levels = np.array(self.options.rounding_levels)
+        saved = answer[:n] - answer[n : 2 * n]
         return np.asarray(
-            ((saved[:, None] > levels) & self.simulator.is_saveable[:, None]) | self.pinned[:, None], dtype=bool
+            ((saved[:, None] > np.array(levels)) & self.simulator.is_saveable[:, None]) | self.pinned[:, None], dtype=bool
         )
 
     def _exceeding(

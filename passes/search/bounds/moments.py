@@ -137,14 +137,14 @@ class Moments:
     def _reach(self, programme: Programme, place: int) -> dict[int, int]:
         """Values in registers that a kernel behind the place may read, with variables that say whether one does.
 
-        A saved value is read from memory: what it was computed from is not needed for that.
+        A value that was saved before the place is read from memory: what it was computed from is not needed for that.
         """
         forward, reach = self.simulator.forward, dict[int, int]()
         for v, least, open_readers in forward.varying:
             if v not in self._in_registers or forward.longest[v] <= place:
                 continue
             reach[v] = programme.variables()
-            cut = programme.saved(v, -1.0) if forward.may_be_cut[v] else []
+            cut = programme.saved(v, -1.0) if forward.may_be_cut[v] and v <= place else []
             if least > place:
                 programme.at_most([(reach[v], -1), *cut], -1.0)
             for w in open_readers:

@@ -60,6 +60,8 @@ class Programme:
                 self.at_most([(n + w, 1), (v, -1)])
         for v in range(n):
             self.at_most([(n + v, 1), (v, -1)])
+        for v in np.flatnonzero(self._box[:n, 0] == 0).tolist():  # available only where something is computed of it
+            self.at_most([(v, 1), *((n + w, -1) for w in simulator.readers[v])])
         for v in range(n):
             if not values[v].is_saveable:  # available only by being recomputed
                 self.at_most([(v, 1), (n + v, -1)])
@@ -119,6 +121,32 @@ class Programme:
         if found.status != 0:  # below the lowest peak
             return Solution(np.zeros(len(limits)), None)
         return Solution(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales, np.asarray(found.x))
+
+    def branch(self, budget_bytes: int, most_nodes: int) -> tuple[int, Floats | None]:
+        """Branch and bound over whole answers: what no plan within the budget goes below, ns, and the best answer found.
+
+        Args:
+            most_nodes: The search ends after so many; what is proven then stands.
+
+        The bound is as exact as the solver's arithmetic (HiGHS; a millionth of the largest cost is taken off), unlike `proven_ns`.
+        No answer where the solver found none, or shows that there is none.
+        """
+        cost, limits = self.cost, self._limits(budget_bytes)
+        unit = max(1.0, float(cost.max(initial=0.0)))
+        scales = np.where(self._is_point, max(1.0, float(budget_bytes)), 1.0)
+        is_whole = np.arange(self._num_variables) < 2 * self.num_values
+        found = scipy.optimize.milp(
+            cost / unit,
+            integrality=is_whole.astype(int),
+            bounds=scipy.optimize.Bounds(self.box[:, 0], self.box[:, 1]),
+            constraints=scipy.optimize.LinearConstraint(
+                scipy.sparse.diags_array(1.0 / scales) @ self._matrix(), ub=limits / scales
+            ),
+            options={"node_limit": most_nodes, "mip_rel_gap": 1e-5},
+        )
+        proven = found.mip_dual_bound
+        least_ns = 0 if proven is None or not math.isfinite(proven) else math.ceil((proven - 1e-6) * unit)
+        return least_ns, None if found.x is None else np.asarray(found.x)
 
     def proven_ns(self, multipliers: Floats, budget_bytes: int) -> int:
         """What the multipliers prove over the box, rounded up because times are whole; the slack covers floats' arithmetic."""

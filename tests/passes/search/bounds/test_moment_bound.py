@@ -36,3 +36,5 @@ def test_no_plan_is_faster_than_the_bound_with_every_moment(shape: Shape, reques
             assert best is not None
             bound = programme.proven_ns(programme.solve(budget_bytes).multipliers, budget_bytes)
             assert bound <= best, (seed, budget_bytes)
+            whole, _ = programme.branch(budget_bytes, most_nodes=1000)
+            assert bound <= whole <= best, (seed, budget_bytes)
