@@ -105,7 +105,8 @@ class MomentBound:
         n = self.simulator.num_values
         saved = answer[:n] - answer[n : 2 * n]
         return np.asarray(
-            ((saved[:, None] > np.array(levels)) & self.simulator.is_saveable[:, None]) | self.pinned[:, None], dtype=bool
+            ((saved[:, None] > np.array(levels)) & self.simulator.is_saveable[:, None]) | self.pinned[:, None],
+            dtype=bool,
         )
 
     def _exceeding(
