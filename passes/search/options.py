@@ -103,13 +103,13 @@ class SearchOptions:
     bound_forward_points: int = 32
     uses_moments: bool = True
     moment_rounds: int = 2
-    moments_a_round: int = 1
+    moments_a_round: int = 3
     moment_excess: float = 1.003
     moment_distance: int = 4
     branch_nodes: int = 0
     branch_rounds: int = 8
     moment_nodes: int = 4000
-    rounding_starts: int = 2
+    rounding_starts: int = 3
     rounding_levels: tuple[float, ...] = (1e-6, 0.25, 0.4, 0.5, 0.6, 0.75, 1 - 1e-6)
     max_levels: int = 9
     close_gap: float = 0.008
