@@ -25,8 +25,9 @@ class SearchOptions:
         moment_rounds, moments_a_round: How often moments are added, and how many each time in the backward and in the forward.
         moment_excess: A moment is added where the rounded answer exceeds the budget by this factor.
         moment_distance: Steps or places between moments that are added together.
-        branch_nodes: Nodes of a branch and bound over the programme with these moments, which proves more; 0 for none.  It takes
-            seconds to minutes.
+        branch_values: Problems in which at most so many values may be saved or not are planned by a branch and bound over the
+            programme with these moments, nearly always to their optimum.  In larger ones it takes minutes.
+        branch_nodes: Most nodes of that branch and bound.
         branch_rounds: How often moments are added to its answer, and it is solved again.
         moment_nodes: Larger problems, in values and steps, go without.
         rounding_starts: Starts that the local search improves, of what the programme's answers suggest.
@@ -106,7 +107,8 @@ class SearchOptions:
     moments_a_round: int = 3
     moment_excess: float = 1.003
     moment_distance: int = 4
-    branch_nodes: int = 0
+    branch_values: int = 24
+    branch_nodes: int = 400
     branch_rounds: int = 8
     moment_nodes: int = 4000
     rounding_starts: int = 3

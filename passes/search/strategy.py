@@ -99,7 +99,7 @@ class Search:
         if least_ns is None:
             return otherwise_ns
         bound = max(0, least_ns - self.fastest_time_ns)
-        is_close = otherwise_ns - bound <= self.options.close_gap * self.problem.step_time_ns
+        is_close = otherwise_ns - bound <= self.close_gap * self.problem.step_time_ns
         if once and self.uses_moments and not anchors:
             if (is_close or self.work.is_spent) and not self.moments.knows(budget_bytes):
                 return bound
@@ -118,7 +118,7 @@ class Search:
         """
         if self.work.is_spent:
             return False
-        gap = self.options.close_gap if gap is None else gap
+        gap = self.close_gap if gap is None else gap
         extra = self.time(mask) - self.fastest_time_ns
         return extra - self.bound(budget_bytes, extra, anchors=anchors) > gap * self.problem.step_time_ns
 
@@ -249,6 +249,11 @@ class Search:
         """Whether the problem is small enough for a programme with moments."""
         size = self.simulator.num_values + self.simulator.num_steps
         return self.options.uses_moments and size <= self.options.moment_nodes
+
+    @cached_property
+    def close_gap(self) -> float:
+        """What is worth leaving, as a part of the step: nothing where the optimum is within reach."""
+        return 0.0 if self.uses_moments and self.moments.branches else self.options.close_gap
 
     @cached_property
     def moments(self) -> MomentBound:

@@ -4,8 +4,8 @@ The programme of the begin of the backward is solved, its answer rounded to a pl
 budget most, in forward and backward, moments are added (`moments`), and the programme is solved again: a cutting-plane method.
 The rounded answers are also starts for the search: they know which values are worth saving for all these moments together.
 
-With `SearchOptions.branch_nodes` the programme's answers are made whole (branch and bound, by HiGHS), and moments are added where
-such a plan exceeds the budget.
+Where few values may be saved or not (`SearchOptions.branch_values`), the programme's answers are made whole (branch and bound, by
+HiGHS), and moments are added where such a plan exceeds the budget.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class MomentBound:
             self._proofs[budget_bytes] = self._worked_out(budget_bytes)
         return self._proofs[budget_bytes]
 
+    @cached_property
+    def branches(self) -> bool:
+        """Whether few values may be saved or not."""
+        return int((self.simulator.is_saveable & ~self.pinned).sum()) <= self.options.branch_values
+
     def knows(self, budget_bytes: int) -> bool:
         """Whether that is worked out."""
         return budget_bytes in self._proofs
@@ -72,7 +77,7 @@ class MomentBound:
             self._add(programme, steps, places)
             backward.update(steps)
             forward.update(places)
-        for _ in range(self.options.branch_rounds if self.options.branch_nodes else 0):
+        for _ in range(self.options.branch_rounds if self.branches else 0):
             proven_ns, answer = programme.branch(budget_bytes, self.options.branch_nodes)
             least_ns = max(least_ns, proven_ns)
             if answer is None:
