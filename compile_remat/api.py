@@ -42,7 +42,7 @@ from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
-from compile_remat.passes import Plan as Plan, Planner, frontier
+from compile_remat.passes import Plan as Plan, Planner, Status as Status, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.joint_split import partition as partition
@@ -108,7 +108,7 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     """What ``torch.compile(model, backend="remat", options=settings)`` would do with the first graph of a call.
 
     Runs one forward in eager mode on `inputs`; compiles nothing.  Where no plan fits the budget, training would raise a
-    `BudgetError`; the report is then that of the lowest plan, and its message says so.
+    `BudgetError`; the report is then that of the lowest plan, INFEASIBLE under the budget, and its message says so.
 
     Raises:
         RematError: A setting is off, or the call has no graph that needs a gradient.
@@ -118,8 +118,9 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     except BudgetError as error:
         lowest = _first(look(model, inputs, **{**settings, "memory_budget": "min"})).report
         text = f"training would raise a BudgetError: {str(error).splitlines()[0]} This is the lowest plan"
-        message = joined(lowest.message, text)
-        return replace(lowest, budget=error.written, budget_bytes=error.budget_bytes, message=message)
+        asked = {"budget_bytes": error.budget_bytes}
+        found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, **asked)
+        return replace(lowest, budget=error.written, plan=found, message=joined(lowest.message, text), **asked)
 
 
 def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan:

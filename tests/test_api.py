@@ -1,6 +1,7 @@
 """Calls for people: looking at plans without compiling, and Inductor itself with our partitioner."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,18 @@ def test_explain_plans_for_a_device_that_is_not_there() -> None:
 
 def test_explain_shows_the_lowest_plan_where_no_plan_fits() -> None:
     shown, lowest = (explain(mlp(3), X, memory_budget=budget) for budget in ("1KiB", "min"))
-    assert (shown.plan, shown.budget, shown.budget_bytes) == (lowest.plan, "1KiB", 1024)
+    assert shown.plan is not None and lowest.plan is not None
+    assert (shown.plan.saved, shown.predicted_peak_bytes) == (lowest.plan.saved, lowest.predicted_peak_bytes)
+    assert (shown.budget, shown.budget_bytes, shown.plan.budget_bytes) == ("1KiB", 1024, 1024)
+    assert (shown.status, shown.plan.is_feasible, shown.floor_bytes) == ("INFEASIBLE", False, lowest.floor_bytes)
     assert "no plan fits memory_budget = 1KiB (1,024 bytes)" in shown.message and "the lowest plan" in shown.message
+    text = str(shown)
+    assert "infeasible: no plan found fits the budget" in text and "feasible: fits" not in text
+    assert re.search(r"\n  budget +1\.0 KiB\n", text), "not `none`, nor 0.0 MiB"
+    assert lowest.floor_bytes is not None
+    assert f"lowest reachable peak {format_bytes(lowest.floor_bytes)}" in text
+    facts = dict(shown.figures().facts)
+    assert facts["memory_budget"] == "1KiB" and facts["status"].startswith("infeasible")
     with pytest.raises(BudgetError):
         compile_remat.plan(mlp(3), X, memory_budget="1KiB")
 

@@ -86,7 +86,7 @@ class Plan(Viewable):
         """The totals and the largest tensors at the peak, in fixed width."""
         mib = 1 << 20
         share = 100 / max(1, self.step_time_ns)
-        budget = "none" if self.budget_bytes is None else f"{self.budget_bytes / mib:.1f} MiB"
+        budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         recursive = f", {len(self.again)} of them in recursive segments" if self.again else ""
         rows = [
             ("status", self.status.value),
