@@ -20,6 +20,8 @@ from torch import fx
 
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._torch.version import version_problem
+from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
+from compile_remat._util.size_range import SizeRange as SizeRange
 from compile_remat.compilation.caveats import planned_inside
 from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
 from compile_remat.config import RematConfig as RematConfig
@@ -32,17 +34,19 @@ from compile_remat.errors import (
     MissingExtraError as MissingExtraError,
     PlanMismatchError as PlanMismatchError,
     PlannerWarning as PlannerWarning,
+    RankError as RankError,
     RematError as RematError,
     SettingWarning as SettingWarning,
     SharedBudgetError as SharedBudgetError,
     TagConflictError as TagConflictError,
     find_error,
 )
+from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
-from compile_remat.passes import Plan as Plan, Planner, Status as Status, frontier
+from compile_remat.passes import Plan as Plan, Planner, PlanOption as PlanOption, Status as Status, frontier
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.joint_split import partition as partition
@@ -55,7 +59,6 @@ from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, mea
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
     from compile_remat.forecast.target_step import Target
-    from compile_remat.forecast.max_batch import MaxBatch
 
 
 def look(
@@ -118,9 +121,9 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     except BudgetError as error:
         lowest = _first(look(model, inputs, **{**settings, "memory_budget": "min"})).report
         text = f"training would raise a BudgetError: {str(error).splitlines()[0]} This is the lowest plan"
-        asked = {"budget_bytes": error.budget_bytes}
-        found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, **asked)
-        return replace(lowest, budget=error.written, plan=found, message=joined(lowest.message, text), **asked)
+        found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, budget_bytes=error.budget_bytes)
+        message = joined(lowest.message, text)
+        return replace(lowest, budget=error.written, budget_bytes=error.budget_bytes, plan=found, message=message)
 
 
 def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan:
