@@ -288,7 +288,7 @@ class FailingCost:
 
 SEAMS = {
     "cost model": (settings, "make_cost_model", lambda *args, **kwargs: FailingCost()),
-    "problem": (joint_planning, "build_problem", broken),
+    "problem": (joint_planning.ProblemBuilder, "build", broken),
     "search": (joint_planning.Planner, "lowest", broken),
     "extraction": (joint_split, "extract", broken),
     "device": (settings, "detect", broken),

@@ -536,7 +536,7 @@ def test_the_fallback_of_the_planner_is_checked_too(monkeypatch: pytest.MonkeyPa
     def fail(*args: Any, **kwargs: Any) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(joint_planning, "build_problem", fail)
+    monkeypatch.setattr(joint_planning.ProblemBuilder, "build", fail)
     with pytest.warns(PlannerWarning, match="planted"), pytest.raises(CheckError, match=r"layers\.1\.weight"):
         torch.compile(Layers(), backend=broken(zero_gradient))(torch.randn(32, 8))
 
