@@ -89,7 +89,10 @@ def _point_lines(rows: Sequence[PointRow]) -> list[str]:
         return []
     compared = [row for row in rows if row.is_comparable]
     worse = [row for row in compared if row.verdict]
-    lines = [f"points that can be compared in time: {len(compared)} of {len(rows)}; ours is worse on {len(worse)}"]
+    if SOURCES[rows[0].source].is_range:
+        lines = [f"points at which ours is inside the reported range: {len(compared) - len(worse)} of {len(compared)}"]
+    else:
+        lines = [f"points that can be compared in time: {len(compared)} of {len(rows)}; ours is worse on {len(worse)}"]
     ratios = [row.bytes_at_its_time / row.published_bytes for row in compared if row.bytes_at_its_time]
     if ratios:
         lines.append(
@@ -105,8 +108,8 @@ def _point_lines(rows: Sequence[PointRow]) -> list[str]:
 
 def misses(rows: Sequence[Row]) -> list[Row]:
     """Rows that can be compared and where ours is worse."""
-    points = [row for row in rows if isinstance(row, PointRow) and row.is_comparable and row.verdict]
-    return [*points, *(row for row in rows if isinstance(row, BatchRow) and row.verdict)]
+    compared = [row for row in rows if isinstance(row, BatchRow) or (isinstance(row, PointRow) and row.is_comparable)]
+    return [row for row in compared if row.verdict and not SOURCES[row.source].is_range]
 
 
 def frontiers(rows: Sequence[Row]) -> dict[tuple[str, str], FrontierRow]:

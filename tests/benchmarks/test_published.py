@@ -270,6 +270,9 @@ def test_a_verdict_counts_what_can_be_compared() -> None:
     assert (BATCH.verdict, replace(BATCH, batch=100).verdict) == ("10.0% fewer", "")
     rows = [POINT, slower, replace(faster_kernels, bytes_at_its_time=None), nothing, BATCH]
     assert tables.misses(rows) == [slower, nothing, BATCH]
+    assert tables.misses([replace(slower, source="pofo")]) == []  # a range over networks
+    line = tables.summary([replace(slower, source="pofo"), replace(POINT, source="pofo")]).splitlines()[0]
+    assert line == "points at which ours is inside the reported range: 1 of 2"
 
 
 def test_tables_and_summary() -> None:
