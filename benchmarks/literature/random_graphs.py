@@ -8,6 +8,7 @@ from benchmarks.literature.planned import Network, Planned, Point
 from benchmarks.literature.rows import PointRow, Row
 from benchmarks.models.layer_graphs import Layer, training
 from benchmarks.models.layered import DRAWINGS, Nodes, cut_at, layered, peak_of
+from compile_remat.passes import Planner
 
 SHARES = (0.9, 0.8)
 CUTS = (0.5, 0.6, 0.7)
@@ -38,10 +39,8 @@ def _rank(row: PointRow) -> tuple[float, int]:
 def training_rows(name: str, seed: int) -> Iterator[Row]:
     """The same graph with gradients as Checkmate adds them, at parts of the peak that keeps all."""
     problem = training(layers_of(layered(DRAWINGS[name], seed)))
-    network = Network("moccasin", f"{name}, training", "", 0)
-    planned = Planned(network, problem, TRAINING_BUDGETS)
-    peak = planned.fastest.peak_bytes
-    planned.network = Network("moccasin", f"{name}, training", "", peak)
+    peak = Planner(problem).fastest().peak_bytes
+    planned = Planned(Network("moccasin", f"{name}, training", "", peak), problem, TRAINING_BUDGETS)
     yield from planned.rows(
         [Point(f"{share} of the peak", int(share * peak), None, "not in their paper") for share in SHARES]
     )

@@ -119,8 +119,9 @@ overhead". The rows take that as 10 % more time at a half of the activations (bo
 parameters, their gradients, and inputs. Columns are as for MONeT. HiRemate's own log of June 2024 (playground/stdout.txt of the
 same repository) ends in an error for UNO, U-FNO and RegNetX-32GF; ours plans for all three. Complex tensors and Fourier
 transforms are priced by the bytes that they move. On U-FNO, gradients of slices are written into complex zeros as large as the
-map, which fuse with nothing: the backward of one layer alone takes 0.4 of the activations. On ResNets and RegNets at a fifth the
-lowest plan is 2 to 6 % above: one bottleneck with a projected shortcut takes as much.""",
+map, which fuse with nothing: the backward of one layer alone takes 0.4 of the activations. At a fifth the
+lowest plans of RegNetX-32GF and ResNet-101 are 2 and 5 % above: three maps of 483 MiB around the first convolution in groups, and
+the first block of ResNet's second stage with the block in front of it, take as much.""",
         (
             "Figures of single networks were not found: Rockmate draws them, and results/ of its repository has a pickle that is "
             "not stored as text; stored pages of HiRemate have the abstract and reviews.",
