@@ -97,7 +97,7 @@ ROCKMATE = Claim(
     {
         "GPT-2": hiremate.gpt2,
         "RegNetX-32GF": hiremate.regnet32,
-        "ResNet-101": hiremate.resnet101,
+        "ResNet-101": networks.resnet101,
         "UNO": hiremate.uno,
         "U-FNO": hiremate.ufno,
     },
@@ -108,7 +108,7 @@ WITH_OFFLOAD = "theirs also moves activations to the host and back"
 POFO = Claim(
     "pofo",
     "v100",
-    {"ResNet-50": hiremate.large_resnet50, "ResNet-101": hiremate.large_resnet101},
+    {"ResNet-50": networks.large_resnet50, "ResNet-101": networks.large_resnet101},
     ((1 / 4, 0.20), (1 / 6, 0.20)),
     {"ResNet-50": WITH_OFFLOAD, "ResNet-101": WITH_OFFLOAD},
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.models.published import Built, ResNet
+from benchmarks.models.published import Built
 
 Sizes = tuple[int, int, int]
 
@@ -39,21 +39,6 @@ def gpt2(batch: int = 100) -> Built:
 def regnet32(batch: int = 23) -> Built:
     """RegNetX-32GF at 256 pixels (Radosavovic and others, 2020)."""
     return Mean(RegNetX((2, 7, 13, 1), (336, 672, 1344, 2520), 168)), (torch.zeros(batch, 3, 256, 256),)
-
-
-def resnet101(batch: int = 64) -> Built:
-    """ResNet-101 at 256 pixels."""
-    return ResNet((3, 4, 23, 3)), (torch.zeros(batch, 3, 256, 256),)
-
-
-def large_resnet50(batch: int = 16) -> Built:
-    """ResNet-50 at 500 pixels: POFO's sizes."""
-    return ResNet((3, 4, 6, 3)), (torch.zeros(batch, 3, 500, 500),)
-
-
-def large_resnet101(batch: int = 16) -> Built:
-    """ResNet-101 at 500 pixels."""
-    return ResNet((3, 4, 23, 3)), (torch.zeros(batch, 3, 500, 500),)
 
 
 def uno(batch: int = 2) -> Built:

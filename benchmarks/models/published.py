@@ -21,6 +21,21 @@ def resnet50(batch: int = 184) -> Built:
     return ResNet(), (torch.zeros(batch, 3, 224, 224),)
 
 
+def resnet101(batch: int = 64) -> Built:
+    """ResNet-101 at 256 pixels."""
+    return ResNet((3, 4, 23, 3)), (torch.zeros(batch, 3, 256, 256),)
+
+
+def large_resnet50(batch: int = 16) -> Built:
+    """ResNet-50 at 500 pixels: POFO's sizes."""
+    return ResNet((3, 4, 6, 3)), (torch.zeros(batch, 3, 500, 500),)
+
+
+def large_resnet101(batch: int = 16) -> Built:
+    """ResNet-101 at 500 pixels."""
+    return ResNet((3, 4, 23, 3)), (torch.zeros(batch, 3, 500, 500),)
+
+
 def googlenet(batch: int = 320) -> Built:
     """GoogleNet at 224 pixels with normalisations, 3x3 in place of 5x5 (torchvision's), without the two side classifiers."""
     return GoogleNet(), (torch.zeros(batch, 3, 224, 224),)

@@ -40,6 +40,13 @@ POINT = PointRow(
 )
 BATCH = BatchRow("checkmate", "net", 100, 90, 120, 40, "why")
 SMALL = Drawing(30, 60, 0.3)
+BUILDERS = {
+    "gpt2": hiremate.gpt2,
+    "regnet32": hiremate.regnet32,
+    "resnet101": networks.resnet101,
+    "uno": hiremate.uno,
+    "ufno": hiremate.ufno,
+}
 
 
 class Net(nn.Module):
@@ -104,16 +111,16 @@ def test_claims_are_of_activations() -> None:
     assert row.fastest_bytes == Planner(problem).fastest().peak_bytes - weights
 
 
-@pytest.mark.parametrize("name", ["gpt2", "regnet32", "resnet101", "uno", "ufno"])
+@pytest.mark.parametrize("name", list(BUILDERS))
 def test_networks_of_hiremate_have_their_sizes(name: str) -> None:
     """Numbers in parameters: complex ones count once.  GPT-2 has twice the places; the others are torchvision's."""
     with torch.device("meta"):
-        module, inputs = getattr(hiremate, name)()
+        module, inputs = BUILDERS[name]()
     known = {"gpt2": 124_439_808 + 1024 * 768, "regnet32": 107_811_560, "resnet101": 44_549_160}
     if name in known:
         assert sum(p.numel() for p in module.parameters()) == known[name]
     with torch.device("meta"):
-        small = getattr(hiremate, name)(1)[1]
+        small = BUILDERS[name](1)[1]
     assert small[0].shape[0] == 1 and inputs[0].shape[1:] == small[0].shape[1:]
     assert module(*small).shape == ()
 
