@@ -23,7 +23,6 @@ from benchmarks import (
     planning_time,
     predicted_time,
     promise,
-    published,
     scale,
     scheduler_scale,
     step_time,
@@ -33,6 +32,9 @@ from benchmarks import (
 from benchmarks.common.harness import MIB
 from benchmarks.common.timing import RatioInterval
 from benchmarks.common.verdicts import Row
+from benchmarks.literature import tables as literature_tables
+from benchmarks.literature.rows import rows_of
+from benchmarks.literature.sources import SOURCES
 
 RESULTS = Path(__file__).parent.parent / "results"
 NOT_TABLES = frozenset(
@@ -243,14 +245,6 @@ def _cuda_codegen_summary(rows: Rows) -> str:
     return cuda_codegen.summary(_codegen_rows(rows))
 
 
-def _published(rows: Rows) -> list[Table]:
-    return [published.table([published.PublishedRow(**fields) for fields in rows])]
-
-
-def _published_summary(rows: Rows) -> str:
-    return published.summary([published.PublishedRow(**fields) for fields in rows])
-
-
 def _plain(rows: Rows) -> list[Table]:
     return [plain.table([plain.PlainRow(**fields) for fields in rows])]
 
@@ -323,6 +317,19 @@ are 0.8, 0.6, 0.4 and 0.3 of it. Nothing is built and no peak is measured. "floo
 Models that are not in the table were not run.""",
         _code_only,
         _promise_summary,
+    )
+
+
+def _of_source(key: str) -> Section:
+    """One source of the published record; all of them are in one file."""
+    source, file = SOURCES[key], "published.json"
+    return Section(
+        source.title,
+        file,
+        f"python -m benchmarks.published --source {key} --json benchmarks/results/{file}",
+        source.text,
+        lambda rows: literature_tables.tables(rows_of(rows, key)),
+        lambda rows: literature_tables.summary(rows_of(rows, key)),
     )
 
 
@@ -468,20 +475,7 @@ of nine models, all plans simulated.
         _gap,
         _gap_summary,
     ),
-    Section(
-        "The published record",
-        "published.json",
-        "python -m benchmarks.published --json benchmarks/results/published.json",
-        f"""\
-Networks of MONeT's README (Shah and others, ICLR 2021: torch 1.5.1, float32, a P100 of 16 GB), rebuilt and planned under our cost
-model of a P100; nothing runs. GiB on the device, parameters and inputs included. "baseline" is reported without a plan, "eager" the
-same for what was rebuilt, counted on tensors without data. "its peak" and "its time" are MONeT's; "ours at its peak" is the extra
-time of our plan within those bytes over our fastest one, "ours at its time" our lowest peak (of 40) within that time. MONeT's times
-are over eager mode, and below zero where its choice of convolution algorithms is faster than that: then only bytes compare.
-{BEFORE_SPLIT}""",
-        _published,
-        _published_summary,
-    ),
+    *map(_of_source, SOURCES),
     Section(
         "Predicted against measured time of recomputation",
         "predicted_time_cpu.json",

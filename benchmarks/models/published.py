@@ -18,7 +18,22 @@ Built = tuple[nn.Module, tuple[Tensor, ...]]
 
 def resnet50(batch: int = 184) -> Built:
     """ResNet-50 at 224 pixels, the stride in the middle convolution (torchvision's)."""
-    return ResNet50(), (torch.zeros(batch, 3, 224, 224),)
+    return ResNet(), (torch.zeros(batch, 3, 224, 224),)
+
+
+def resnet101(batch: int = 64) -> Built:
+    """ResNet-101 at 256 pixels."""
+    return ResNet((3, 4, 23, 3)), (torch.zeros(batch, 3, 256, 256),)
+
+
+def large_resnet50(batch: int = 16) -> Built:
+    """ResNet-50 at 500 pixels: POFO's sizes."""
+    return ResNet((3, 4, 6, 3)), (torch.zeros(batch, 3, 500, 500),)
+
+
+def large_resnet101(batch: int = 16) -> Built:
+    """ResNet-101 at 500 pixels."""
+    return ResNet((3, 4, 23, 3)), (torch.zeros(batch, 3, 500, 500),)
 
 
 def googlenet(batch: int = 320) -> Built:
@@ -58,13 +73,13 @@ class Bottleneck(nn.Module):
         return F.relu(self.c(self.b(self.a(x))) + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
-    """Stages of 3, 4, 6 and 3 bottlenecks."""
+class ResNet(nn.Module):
+    """Four stages of bottlenecks; ResNet-50's have 3, 4, 6 and 3."""
 
-    def __init__(self) -> None:
+    def __init__(self, depths: Sequence[int] = (3, 4, 6, 3)) -> None:
         super().__init__()
         blocks, channels = [], 64
-        for stage, depth in enumerate((3, 4, 6, 3)):
+        for stage, depth in enumerate(depths):
             for k in range(depth):
                 blocks.append(Bottleneck(channels, 64 << stage, 2 if stage and not k else 1))
                 channels = 256 << stage

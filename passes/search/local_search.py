@@ -111,7 +111,7 @@ class LocalSearch:
         out, into = np.nonzero(may_swap)
         swaps = np.stack([members[saved][out], members[near[out, into]]], axis=1)
         if len(flips) + len(swaps) > self.options.max_moves:
-            stride = -(-len(swaps) // max(1, self.options.max_moves - len(flips)))
+            stride = max(1, -(-len(swaps) // max(1, self.options.max_moves - len(flips))))
             swaps = swaps[::stride]
         moves = np.concatenate([flips, swaps])
         most = max(

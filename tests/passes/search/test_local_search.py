@@ -107,6 +107,14 @@ def test_moves_are_flips_and_near_swaps() -> None:
     assert len(few) <= 24
 
 
+def test_a_plan_without_swaps_has_flips_beyond_the_most_moves() -> None:
+    """Where nothing is saved there is nothing to swap: this divided by zero in graphs of more free values than moves."""
+    searcher = search_of(chain(20), SearchOptions(max_moves=10))
+    nothing = np.zeros(20, dtype=bool)
+    moves = searcher._moves(nothing, searcher.simulator.run(nothing[:, None]), 0)
+    assert sorted(moves.tolist()) == [[v, -1] for v in range(20)]
+
+
 def test_moves_made_together_stand_apart() -> None:
     searcher = search_of(chain(20))
     chosen = searcher._far_apart(np.array([(v, -1) for v in range(20)]))
