@@ -15,6 +15,7 @@ from compile_remat._util.progress import progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.cli.device_table import run_device_table
+from compile_remat.cli.mesh_table import add_mesh_arguments, check_mesh_arguments, run_mesh_table
 from compile_remat.errors import RematError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
     _add_traces(parser)
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
+    add_mesh_arguments(parser)
 
 
 def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,11 +80,14 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print what training comes to; status 1 where it does not fit the device."""
+    check_mesh_arguments(arguments)
     with progress_bar("loading torch", None, seconds_between=0) as advance:
         advance()  # the import takes seconds
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments)
+        if arguments.mesh is not None:
+            return run_mesh_table(arguments, builder, target, advance)
         if arguments.devices is not None:
             return run_device_table(arguments, builder, target, advance)
         found = forecast(

@@ -6,6 +6,7 @@ between and behind blocks are parts as well.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,9 @@ def _numbered(graph: fx.Graph, blocks: Sequence[str]) -> tuple[dict[fx.Node, int
     names: list[str] = []
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if node.target is operator.getitem and node.args[0] in numbers:  # an item of what a checkpoint returns
+            numbers[node] = numbers[node.args[0]]
             continue
         block = _block_of(node, blocks)
         if not names or names[-1] != block:
