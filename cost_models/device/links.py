@@ -1,8 +1,9 @@
 """Links between devices, and how long a collective takes over them: an alpha-beta model of rings.
 
-A ring of n devices passes n - 1 times 1/n of the bytes (an all-reduce twice as often): each pass costs the latency of a hop (alpha),
-and all of them the bytes over the bandwidth (beta).  `links.json` beside this module has the figures, each with its source.  Between
-nodes each device has a network adapter of its own, so a ring with k devices in a node crosses to the next one k adapters wide.
+A ring of n devices passes n - 1 times 1/n of the bytes (an all-reduce twice as often): each pass costs the latency of a hop
+(alpha), and all of them the bytes over the bandwidth (beta).  `links.json` beside this module has the figures, each with its
+source.  Between nodes each device has a network adapter of its own, so a ring with k devices in a node crosses to the next one
+k adapters wide.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ START_NS = 8_400
 """Of a collective before its first hop: NCCL, src/graph/tuning.cc, baseLat of the ring and the simple protocol."""
 
 EFFICIENCY = 0.8
-"""Fraction of a link's published bandwidth that large collectives reach.  Assumed, not measured: a rule of thumb, as those of kernels."""
+"""Fraction of a link's published bandwidth that large collectives reach: assumed, not measured, as those of kernels are."""
 
 
 class CollectiveKind(StrEnum):

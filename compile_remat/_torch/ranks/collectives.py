@@ -50,7 +50,8 @@ def collectives_of(graph: fx.Graph) -> Iterator[Collective]:
 
 
 def _ranks_of(group_name: Any) -> tuple[int, ...]:
-    group = torch.distributed.distributed_c10d._resolve_process_group(group_name)
+    distributed: Any = torch.distributed.distributed_c10d
+    group = distributed._resolve_process_group(group_name)
     return tuple(torch.distributed.get_process_group_ranks(group))
 
 

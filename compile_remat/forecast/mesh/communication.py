@@ -75,7 +75,9 @@ class Work:
     reduce_ns: int = 0
 
 
-def with_fsdp(work: Sequence[Work], calls: Sequence[GraphCall], shards: Shards, layout: MeshLayout, links: Links) -> list[Work]:
+def with_fsdp(
+    work: Sequence[Work], calls: Sequence[GraphCall], shards: Shards, layout: MeshLayout, links: Links
+) -> list[Work]:
     """The same with FSDP2's collectives: a block's around its own run, those of the model's own group around the whole step."""
     assert shards.tree is not None
     groups = shards.tree.groups
@@ -100,7 +102,10 @@ def _with_group(work: Work, group: FsdpGroup, layout: MeshLayout, links: Links) 
     gather_ns = links.time_ns(CollectiveKind.ALL_GATHER, group.gathered_bytes, layout.data_ranks)
     reduce_ns = links.time_ns(CollectiveKind.REDUCE_SCATTER, group.reduced_bytes, layout.data_ranks)
     return replace(
-        work, gather_ns=gather_ns, gather_again_ns=0 if group.stays or group.is_outer else gather_ns, reduce_ns=reduce_ns
+        work,
+        gather_ns=gather_ns,
+        gather_again_ns=0 if group.stays or group.is_outer else gather_ns,
+        reduce_ns=reduce_ns,
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
-from torch.utils import _pytree as pytree
 
 from compile_remat.passes import plain_path
 
@@ -43,16 +42,16 @@ class Part:
 def parts_of(module: fx.GraphModule, inputs: Sequence[Any], blocks: Sequence[str]) -> list[Part]:
     """The parts of a Dynamo graph in the order in which they run.  Runs them; inputs are fake tensors."""
     numbers, names = _numbered(module.graph, blocks)
-    cut = split_module(module, module, numbers.__getitem__)  # type: ignore[arg-type]
+    cut = split_module(module, module, numbers.__getitem__)
     parts: list[Part] = []
 
     def run(name: str, given: tuple[Any, ...]) -> Any:
         part = getattr(cut, name)
         returned = part(*given)
-        tensors = [t for t in pytree.tree_leaves(returned) if isinstance(t, torch.Tensor)]
-        block = names[int(name.removeprefix("submod_"))]
-        parts.append(Part(block, part, given, any(t.requires_grad for t in tensors)))
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), returned)
+        values = returned if isinstance(returned, tuple) else (returned,)
+        needs_gradient = any(isinstance(value, torch.Tensor) and value.requires_grad for value in values)
+        parts.append(Part(names[int(name.removeprefix("submod_"))], part, given, needs_gradient))
+        return tuple(map(_cut_off, values)) if isinstance(returned, tuple) else _cut_off(returned)
 
     _Runner(cut, run).run(*inputs)
     return parts
@@ -67,6 +66,11 @@ class _Runner(fx.Interpreter):
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.run_part(target, args)
+
+
+def _cut_off(value: Any) -> Any:
+    """The same value as an input: no gradient goes from one part to another here."""
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 
 def _numbered(graph: fx.Graph, blocks: Sequence[str]) -> tuple[dict[fx.Node, int], list[str]]:
@@ -125,6 +129,6 @@ def _tag_of(meta: Mapping[str, Any]) -> Any:
 def _text_of(given: Any) -> object:
     if not isinstance(given, torch.Tensor):
         return str(given)
-    spread = (str(given.device_mesh), str(given.placements)) if hasattr(given, "placements") else ()
+    spread = tuple(str(getattr(given, name, "")) for name in ("device_mesh", "placements"))  # of a DTensor
     kind = type(given).__name__, str(given.dtype), tuple(given.shape), tuple(given.stride()), given.requires_grad
     return (*kind, *spread)

@@ -44,9 +44,7 @@ class MeshLayout:
             raise ConfigError(f"reshard_after_forward is FSDP2's, and shard is {self.shard!r}.")
 
     @staticmethod
-    def parse(
-        written: str, shard: str = "ddp", reshard: bool | None = None, node_size: int = 8
-    ) -> MeshLayout:
+    def parse(written: str, shard: str = "ddp", reshard: bool | None = None, node_size: int = 8) -> MeshLayout:
         """The mesh of a text such as ``dp=8,tp=2``.
 
         Raises:

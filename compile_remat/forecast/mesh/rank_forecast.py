@@ -228,4 +228,3 @@ def _work(problem: Problem, plan: Plan) -> Work:
     backward_ns = sum(step.time_ns for step in problem.steps)
     forward_ns = plan.step_time_ns * forward_ns // max(1, forward_ns + backward_ns)
     return Work(forward_ns, plan.step_time_ns + plan.extra_time_ns - forward_ns)
-

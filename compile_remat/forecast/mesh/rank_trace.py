@@ -61,7 +61,11 @@ TimesOf = Callable[[fx.Graph], tuple[tuple[str, int], ...]]
 
 
 def trace_rank(
-    builder: Builder, device: Device, layout: MeshLayout, times_of: TimesOf, advance: Advance = lambda text="", count=1: None
+    builder: Builder,
+    device: Device,
+    layout: MeshLayout,
+    times_of: TimesOf,
+    advance: Advance = lambda text="", count=1: None,
 ) -> RankTrace:
     """Build and trace the step of rank 0 without allocating memory.
 

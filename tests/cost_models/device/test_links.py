@@ -23,7 +23,9 @@ def test_every_link_names_its_sources_and_every_device_its_links() -> None:
         link = load_link(name)
         assert link.bandwidth_bytes_per_s > 10**9 and link.hop_ns > 0
         assert link.kind in ("NVLink", "PCIe", "InfiniBand")
-        assert any(s.startswith("bandwidth: ") for s in link.sources) and any(s.startswith("hop: ") for s in link.sources)
+        assert any(s.startswith("bandwidth: ") for s in link.sources) and any(
+            s.startswith("hop: ") for s in link.sources
+        )
     named = [load_device(name) for name in device_names()]
     assert {load_link(d.node_link).kind for d in named if d.node_link} == {"NVLink", "PCIe"}
     assert {load_link(d.network_link).kind for d in named if d.network_link} == {"InfiniBand"}

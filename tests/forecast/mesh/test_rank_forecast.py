@@ -92,7 +92,7 @@ def test_tensor_parallel_ranks_have_parts_of_products_and_wait_for_each_other() 
     assert two.peak_bytes < one.peak_bytes and two.beside_bytes == 0
     links = links_of(load_device("h100-sxm"), MeshLayout(tp=2))
     assert links is not None
-    # One sum in each block's forward, and one in its backward but for the first, whose input needs no gradient ... of the norm, it does.
+    # One sum in each block's forward, and one in its backward.
     assert two.collective_time_ns == 6 * links.time_ns(CollectiveKind.ALL_REDUCE, 512 * 128 * 4, range(2))
     assert two.exposed_time_ns == two.collective_time_ns
 
@@ -202,9 +202,7 @@ def broken(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor]]:
         (broken, "dp=2", "ddp", RematError, "falls into 2 graphs"),
     ],
 )
-def test_what_cannot_be_planned_is_said(
-    builder: Any, mesh: str, shard: str, error: type[Exception], text: str
-) -> None:
+def test_what_cannot_be_planned_is_said(builder: Any, mesh: str, shard: str, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         on(mesh, shard, Builder(builder))
     assert not torch.distributed.is_initialized()
