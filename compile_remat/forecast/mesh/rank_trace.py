@@ -113,11 +113,10 @@ def _seen(
 
     def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         nonlocal num_graphs
-        num_graphs += 1
         known = {part.key for part in found}
-        for part in parts_of(gm, example_inputs, blocks):
-            if not part.needs_gradient:
-                continue
+        parts = [part for part in parts_of(gm, example_inputs, blocks) if part.needs_gradient]
+        num_graphs += bool(parts)
+        for part in parts:
             key = part.key()
             found.append(_SeenPart(part, key, None if key in known else looked_at(part.module, part.inputs)))
             known.add(key)
