@@ -42,6 +42,7 @@ from compile_remat.errors import (
     find_error,
 )
 from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
+from compile_remat.forecast.mesh.rank_figures import RankForecast as RankForecast, RankGraph as RankGraph
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
@@ -58,7 +59,6 @@ from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, mea
 
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
-    from compile_remat.forecast.mesh.rank_forecast import RankForecast
     from compile_remat.forecast.target_step import Target
 
 

@@ -12,7 +12,7 @@ from compile_remat.errors import ConfigError
 
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
-    from compile_remat.forecast.mesh.rank_forecast import RankForecast
+    from compile_remat.forecast.mesh.rank_figures import RankForecast
     from compile_remat.forecast.target_step import Target
 
 _ONE_RANK_ONLY = ("devices", "compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch")

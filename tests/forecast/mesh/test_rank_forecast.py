@@ -18,7 +18,8 @@ from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.forecasting import forecast
 from compile_remat.forecast.mesh.communication import links_of
 from compile_remat.forecast.mesh.layout import MeshLayout
-from compile_remat.forecast.mesh.rank_forecast import RankForecast, forecast_rank
+from compile_remat.forecast.mesh.rank_figures import RankForecast
+from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from tests.forecast.mesh.models import Net, net, stack
 from tests.ranks.models import Block

@@ -9,7 +9,8 @@ import pytest
 from compile_remat.budget import MemoryBudget
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.mesh.layout import MeshLayout
-from compile_remat.forecast.mesh.rank_forecast import RankForecast, forecast_rank
+from compile_remat.forecast.mesh.rank_figures import RankForecast
+from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from tests.forecast.mesh import jobs
 from tests.forecast.mesh.models import stack
