@@ -42,6 +42,7 @@ from compile_remat.errors import (
     find_error,
 )
 from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
+from compile_remat.forecast.mesh.rank_figures import RankForecast as RankForecast, RankGraph as RankGraph
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
@@ -160,6 +161,39 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     if found is None:
         raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
     return found
+
+
+def plan_rank(
+    model: str | Callable[..., Any],
+    mesh: str,
+    shard: str = "ddp",
+    *,
+    reshard_after_forward: bool | None = None,
+    node_size: int = 8,
+    network: str | None = None,
+    **settings: Any,
+) -> RankForecast:
+    """Memory and time of a training step on one rank of a mesh, none of which need be here; see `docs/forecast.md`.
+
+    Args:
+        model: The name of a builder, or the function itself; see `plan`.
+        mesh: As ``dp=8,tp=2``.
+        shard: ``ddp``, ``fsdp2`` (around each block and the model) or ``fsdp2-whole``.
+        reshard_after_forward: FSDP2's; None is torch's default.
+        node_size: Devices of one node.
+        network: The link between nodes, where it differs from the device's.
+        settings: As of `largest_batch`; `batch` is that of one data parallel rank.
+
+    Raises:
+        RematError: A setting is off, or the model cannot be traced.
+
+    >>> plan_rank("llama-2-7b", "dp=8", "fsdp2", device="h100-sxm").total_bytes  # doctest: +SKIP
+    """
+    from compile_remat.forecast.mesh.layout import MeshLayout
+    from compile_remat.forecast.mesh.rank_forecast import forecast_rank
+
+    layout = MeshLayout.parse(mesh, shard, reshard_after_forward, node_size)
+    return forecast_rank(*_on_device(model, settings), layout, network)
 
 
 def _plan_by_name(name: str, settings: dict[str, Any]) -> Plan:

@@ -4,6 +4,11 @@ from compile_remat.cost_models.device.caching_allocator import Event as Event
 from compile_remat.cost_models.device.caching_allocator import Reservation as Reservation
 from compile_remat.cost_models.device.caching_allocator import reservation_of as reservation_of
 from compile_remat.cost_models.device.description import Device as Device
+from compile_remat.cost_models.device.links import CollectiveKind as CollectiveKind
+from compile_remat.cost_models.device.links import Link as Link
+from compile_remat.cost_models.device.links import Links as Links
+from compile_remat.cost_models.device.links import link_names as link_names
+from compile_remat.cost_models.device.links import load_link as load_link
 from compile_remat.cost_models.device.table import detect as detect
 from compile_remat.cost_models.device.table import device_names as device_names
 from compile_remat.cost_models.device.table import load_device as load_device
@@ -35,9 +40,12 @@ __all__ = [
     "Calibration",
     "CannotTime",
     "Clock",
+    "CollectiveKind",
     "CostModel",
     "Device",
     "Event",
+    "Link",
+    "Links",
     "Op",
     "OpKind",
     "Profile",
@@ -54,7 +62,9 @@ __all__ = [
     "device_names",
     "is_random",
     "is_view",
+    "link_names",
     "load_device",
+    "load_link",
     "make_cost_model",
     "op_kind",
     "recipe_of",

@@ -49,6 +49,7 @@ from compile_remat.passes.problem.work_budget import limit_seconds as limit_seco
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
+from compile_remat.passes.search.plan_menu import option_of as option_of
 from compile_remat.passes.search.plan_menu import plain_option as plain_option
 from compile_remat.passes.search.plan_menu import plan_options as plan_options
 from compile_remat.passes.search.solver import Planner as Planner
@@ -93,6 +94,7 @@ __all__ = [
     "must_be_saved",
     "obeyed_tags",
     "obeying",
+    "option_of",
     "origin_of",
     "peak_bytes_of",
     "pictured",

@@ -50,7 +50,7 @@ def _print_rich(title: str, heads: Cells, rows: Sequence[Cells], align: str) -> 
 
     table = Table(title=title or None, title_justify="left", show_header=any(heads))
     for head, side in zip(heads, align, strict=True):
-        table.add_column(head, justify="left" if side == "l" else "right")
+        table.add_column(head, justify="left" if side == "l" else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console().print(table)

@@ -6,15 +6,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from compile_remat._util.progress import progress_bar
+from compile_remat._util.progress import Advance, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.cli.device_table import run_device_table
+from compile_remat.cli.mesh_table import add_mesh_arguments, check_mesh_arguments, run_mesh_table
 from compile_remat.errors import RematError
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
     _add_traces(parser)
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
+    add_mesh_arguments(parser)
 
 
 def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,11 +81,13 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print what training comes to; status 1 where it does not fit the device."""
-    with progress_bar("loading torch", None, seconds_between=0) as advance:
-        advance()  # the import takes seconds
+    check_mesh_arguments(arguments)
+    with _saying_what_is_done() as advance:
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments)
+        if arguments.mesh is not None:
+            return run_mesh_table(arguments, builder, target, advance)
         if arguments.devices is not None:
             return run_device_table(arguments, builder, target, advance)
         found = forecast(
@@ -101,10 +106,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
 
 def run_explain(arguments: argparse.Namespace) -> int:
     """Print the plan with the largest tensors at its peak."""
-    from compile_remat.forecast.forecasting import forecast
-    from compile_remat.report import floor_text
+    with _saying_what_is_done() as advance:
+        from compile_remat.forecast.forecasting import forecast
+        from compile_remat.report import floor_text
 
-    found = forecast(*_asked(arguments), with_max_batch=False, with_plain=arguments.html is not None)
+        asked = _asked(arguments)
+        found = forecast(*asked, with_max_batch=False, with_plain=arguments.html is not None, advance=advance)
     _write_files(found, arguments)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
@@ -114,22 +121,28 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
-    from compile_remat.forecast.forecasting import forecast
-    from compile_remat.forecast.target_step import step_of
-    from compile_remat.pages.page import write_page
-    from compile_remat.pages.plot import frontier_plot
-    from compile_remat.passes import Planner, frontier, marked
+    with _saying_what_is_done() as advance:
+        from compile_remat.forecast.forecasting import forecast
+        from compile_remat.forecast.target_step import step_of
+        from compile_remat.pages.page import write_page
+        from compile_remat.pages.plot import frontier_plot
+        from compile_remat.passes import Planner, frontier, marked
 
-    builder, target = _asked(arguments)
-    found = None
-    if arguments.html is not None:
-        found = forecast(builder, target, with_max_batch=False, with_plain=True)
+        builder, target = _asked(arguments)
+        found = None
+        if arguments.html is not None:
+            found = forecast(builder, target, with_max_batch=False, with_plain=True, advance=advance)
+        if found is not None and found.plan.pictures is not None:
+            advance("searching for the frontier")
+            plans = list(found.plan.pictures.plans(arguments.points))
+        else:
+            advance(f"tracing {builder.name}")
+            planner = Planner(step_of(builder, target).problem, target.time_limit)
+            advance("searching for the frontier")
+            plans = frontier(planner, arguments.points)
     if found is not None and found.plan.pictures is not None:
-        plans = list(found.plan.pictures.plans(arguments.points))
         figures = replace(found.figures(), frontier=marked(plans, found.plan))
         _written(arguments.html, partial(write_page, figures))
-    else:
-        plans = frontier(Planner(step_of(builder, target).problem, target.time_limit), arguments.points)
     for path in filter(None, (arguments.png, arguments.svg)):
         drawn = frontier_plot(marked(plans, None), plans[0].step_time_ns, f"{arguments.model} on {arguments.device}")
         _written(path, partial(drawn.savefig, format="svg" if path == arguments.svg else "png", dpi=200))
@@ -143,6 +156,14 @@ def run_pareto(arguments: argparse.Namespace) -> int:
     ]  # fmt: skip
     print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
     return 0
+
+
+@contextmanager
+def _saying_what_is_done() -> Iterator[Advance]:
+    """Progress on stderr, from the imports on: that of torch takes seconds."""
+    with progress_bar("loading torch", None, seconds_between=0) as advance:
+        advance()
+        yield advance
 
 
 def _write_files(found: Forecast, arguments: argparse.Namespace) -> None:

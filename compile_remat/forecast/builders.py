@@ -33,6 +33,8 @@ class Builder:
         source: A name of the zoo, ``pkg.module:build`` or the function itself.
         batch: Samples in a batch; None for the builder's own.
         seq: Tokens of a sequence; None for the builder's own.
+        mesh: The device mesh of ranks that it is built for, with the dimensions ``dp`` and ``tp``; a function that takes `mesh`
+            gets it, and applies tensor parallelism itself.
         dtype: One of `DTYPES`, torch's default type while the model is built: what asks for another type keeps it.  None
             leaves the default alone; models of the zoo are then bf16.
     """
@@ -41,6 +43,7 @@ class Builder:
     batch: int | None = None
     seq: int | None = None
     dtype: str | None = None
+    mesh: Any = None
 
     @property
     def name(self) -> str:
@@ -124,7 +127,9 @@ class Builder:
         Raises:
             RematError: What the function returns is not that.
         """
-        built = self.function()(**self.sizes())
+        function = self.function()
+        takes_mesh = self.mesh is not None and "mesh" in inspect.signature(function).parameters
+        built = function(**self.sizes(), **({"mesh": self.mesh} if takes_mesh else {}))
         if not (isinstance(built, Sequence) and len(built) == 2 and isinstance(built[0], nn.Module)):
             raise RematError(
                 f"the builder {self.name} has to return a module and its inputs, not {type(built).__name__}."

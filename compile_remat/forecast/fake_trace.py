@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx, nn
@@ -27,6 +27,9 @@ from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import as_in_torch, rewritten
 
+Seen = tuple[fx.GraphModule, dict[str, Any]]
+"""A joint graph, and what a partitioner is told of it."""
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -37,12 +40,14 @@ class Traced:
         parameter_bytes: Of parameters and buffers.
         trainable_bytes: Of the parameters that need a gradient, and of their gradients.
         input_bytes: Of what the model is called with.
+        times_ns: Nodes that are not the cost model's to price, with their times: collectives.
     """
 
     joint: joint_graph.Joint
     parameter_bytes: int
     trainable_bytes: int
     input_bytes: int
+    times_ns: tuple[tuple[str, int], ...] = ()
 
     def place(self, device: Device) -> None:
         """Mark all tensors as on `device`; afterwards no operator may run on them."""
@@ -57,29 +62,61 @@ def trace(builder: Builder, device: Device) -> Traced:
         ConfigError: The builder, or a size, is off.
         RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
     """
+    model, inputs = built(builder)
+    seen: list[Seen] = []
+
+    def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        if (found := looked_at(gm, example_inputs)) is not None:
+            seen.append(found)
+
+    show_graphs(model, inputs, see, builder.name, device)
+    if len(seen) != 1:
+        refuse(len(seen), builder.name)
+    joint = joint_of(seen[0], device)
+    if joint is None:
+        refuse(0, builder.name)
+    return Traced(joint, *_bytes_of(model, inputs))
+
+
+def show_graphs(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    see: Callable[[fx.GraphModule, Sequence[Any]], None],
+    name: str,
+    device: Device,
+) -> None:
+    """Show every graph that Dynamo makes of a call, with the attention that the device runs, and run it without data.
+
+    Raises:
+        RematError: The model cannot be traced without data.
+    """
     if problem := version_problem():
         raise RematError(f"{problem}: nothing can be planned with this torch.")
-    model, inputs = built(builder)
-    seen: list[tuple[fx.GraphModule, dict[str, Any]]] = []
     is_cpu, has_flash = kind_of(device)
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         inline_regions(gm)
         if not is_cpu:
             use_cuda_attention(gm, has_flash=has_flash)
-        look_at_joint_graph(gm, example_inputs, lambda joint, keywords: seen.append((joint, keywords)), {})
+        see(gm, example_inputs)
         return gm.forward
 
-    _run(model, inputs, backend, builder.name)
-    if len(seen) != 1:
-        _refuse(len(seen), builder.name)
-    module, keywords = seen[0]
+    _run(model, inputs, backend, name)
+
+
+def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Seen | None:
+    """The joint graph of a Dynamo graph, as a partitioner would get it; None where there is no backward."""
+    return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
+
+
+def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:
+    """The same, rewritten for the device; None where it has no backward."""
+    module, keywords = seen
+    is_cpu, has_flash = kind_of(device)
     if not is_cpu:
         replace_cpu_attention(module, has_flash=has_flash)
     joint = rewritten(as_in_torch(module, **keywords), splits_convolutions=False)
-    if not joint.has_backward:
-        _refuse(0, builder.name)
-    return Traced(joint, *_bytes_of(model, inputs))
+    return joint if joint.has_backward else None
 
 
 def kind_of(device: Device) -> tuple[bool, bool]:
@@ -111,7 +148,8 @@ def _run(model: nn.Module, inputs: Sequence[Any], backend: Callable[..., Any], n
         ) from error
 
 
-def _refuse(graphs: int, name: str) -> None:
+def refuse(graphs: int, name: str) -> NoReturn:
+    """Say that not one graph was found but none, or so many."""
     if graphs == 0:
         raise RematError(f"nothing to plan: {name} has no graph with a backward. Does a parameter require a gradient?")
     raise RematError(

@@ -7,7 +7,7 @@ from typing import Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.cost_models import Device, load_device, make_cost_model
+from compile_remat.cost_models import CostModel, Device, Profile, load_device, make_cost_model
 from compile_remat.device.free_memory import blas_bytes
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
@@ -87,7 +87,9 @@ def ready(traced: Traced, target: Target, torch_sets: dict[str, list[Any]], *, i
 def _step(traced: Traced, target: Target) -> TracedStep:
     device = target.figures()
     workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
-    cost = make_cost_model(target.cost_model, device)
+    cost: CostModel = make_cost_model(target.cost_model, device)
+    if traced.times_ns:
+        cost = Profile(cost, traced.times_ns)
     problem = build_problem(traced.joint, cost=cost, workspace=workspace, in_blocks=False)
     return TracedStep(problem, traced.input_bytes)
 

@@ -68,18 +68,24 @@ def allocate(
         menus: For each graph what it can run under.
     """
     lowest = _solve(calls, menus, None)
+    if lowest is None:
+        raise RuntimeError("HiGHS found no choice of plans without a budget")
     limit_bytes = lowest.peak_bytes if budget_bytes is None else max(budget_bytes, lowest.peak_bytes)
     aim_bytes = limit_bytes
     for _ in range(ROUNDINGS):
         found = _solve(calls, menus, aim_bytes)
+        if found is None:
+            break  # the lowest choice fits exactly, which rounding may hide from HiGHS
         if found.peak_bytes <= limit_bytes:
             return found
         aim_bytes -= found.peak_bytes - limit_bytes  # HiGHS meets its limits up to a tolerance
     return lowest
 
 
-def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None) -> Allocation:
-    """Least time within a budget, or the least peak where it is None."""
+def _solve(
+    calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None
+) -> Allocation | None:
+    """Least time within a budget, or the least peak where it is None; None where HiGHS finds nothing."""
     first = np.concatenate([[0], np.cumsum([len(o) for o in menus])])
     num_choices = int(first[-1])
     flat = [option for graph in menus for option in graph]
@@ -96,7 +102,6 @@ def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], b
     times = np.array([o.time_ns * int(counts[g]) for g, graph in enumerate(menus) for o in graph], dtype=float)
     scale = max(1.0, times.max(initial=0.0))
     objective = np.append(times / scale if budget_bytes is not None else np.zeros(num_choices), budget_bytes is None)
-    # Without a solution there is nothing to return: the caller has asked whether one exists.
     result = scipy.optimize.milp(
         objective,
         integrality=np.append(np.ones(num_choices), 0),
@@ -109,7 +114,7 @@ def _solve(calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], b
         ],
     )
     if result.x is None:
-        raise RuntimeError(f"HiGHS found no choice of plans: {result.message}")
+        return None
     chosen = tuple(int(np.argmax(result.x[first[g] : first[g + 1]])) for g in range(len(menus)))
     plans = [menus[g][k] for g, k in enumerate(chosen)]
     time_ns = sum(plans[call.graph].time_ns for call in calls)

@@ -33,12 +33,14 @@ class Held:
         step_bytes: The peak of a step in which graphs hold nothing but the gradients that they make.
         trainable_bytes: What an optimizer sees: parameters that are trained, or this rank's shards of them.
         present_bytes: What of `beside_bytes` is allocated already.
+        gathered_bytes: The most that gathered parameters take at once, flat copies of them included; part of `beside_bytes`.
     """
 
     beside_bytes: int
     step_bytes: int
     trainable_bytes: int
     present_bytes: int = 0
+    gathered_bytes: int = 0
 
     @property
     def coming_bytes(self) -> int:
@@ -46,28 +48,33 @@ class Held:
         return max(0, self.beside_bytes - self.present_bytes)
 
 
+NOTHING_HELD = Held(0, 0, 0)
+"""Where there is no wrapper."""
+
+
 def held_by(model: nn.Module) -> Held | None:
     """What a model's wrapper holds; None where it is under neither DDP nor FSDP2."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        return _held_by_ddp(model)
+        return held_by_ddp_of(model)
     tree = fsdp_tree(model)
-    return None if tree is None else _held_by_fsdp(tree)
+    return None if tree is None else held_by_fsdp(tree)
 
 
 def held_by_running() -> Held | None:
     """The same of the model whose forward runs now, in which a graph is compiled."""
     ddp = running_ddp()
     if ddp is not None:
-        return _held_by_ddp(ddp)
+        return held_by_ddp_of(ddp)
     try:
         tree = running_fsdp()
     except AttributeError as error:
         warn(f"what FSDP2 holds beside the graphs is not known on torch {torch.__version__} ({error})")
         return None
-    return None if tree is None else _held_by_fsdp(tree)
+    return None if tree is None else held_by_fsdp(tree)
 
 
-def _held_by_ddp(model: nn.Module) -> Held:
+def held_by_ddp_of(model: nn.Module) -> Held:
+    """What DDP holds of a model, wrapped or not yet."""
     trained = [p for p in model.parameters() if p.requires_grad]
     nbytes = sum(map(local_nbytes, trained))
     # The host counts what is resident, which fresh buckets are not before the first backward has written into them.
@@ -75,12 +82,14 @@ def _held_by_ddp(model: nn.Module) -> Held:
     return Held(nbytes, 2 * nbytes, nbytes, 0 if is_fresh else nbytes)
 
 
-def _held_by_fsdp(tree: FsdpTree) -> Held:
+def held_by_fsdp(tree: FsdpTree) -> Held:
+    """What FSDP2 holds."""
     moments = list(fsdp_moments(tree.groups))
     present_bytes = tree.flat_bytes + sum(group.gathered_bytes for group in tree.groups if group.is_gathered)
     beside_bytes = max((beside for beside, _ in moments), default=0)
     step_bytes = max((beside + gradients for beside, gradients in moments), default=0)
-    return Held(beside_bytes, step_bytes, tree.trainable_bytes, present_bytes)
+    gathered_bytes = max(_gathered_moments(tree.groups), default=0)
+    return Held(beside_bytes, step_bytes, tree.trainable_bytes, present_bytes, gathered_bytes)
 
 
 def fsdp_moments(groups: Sequence[FsdpGroup]) -> Iterator[tuple[int, int]]:
@@ -89,15 +98,9 @@ def fsdp_moments(groups: Sequence[FsdpGroup]) -> Iterator[tuple[int, int]]:
     Args:
         groups: In the order of the forward.
     """
-    outer = [group for group in groups if group.is_outer and group.gathered_bytes]
-    inner = [group for group in groups if not group.is_outer and group.gathered_bytes]
-    around = sum(group.gathered_bytes for group in outer)
-    yield from ((around + group.gathered_bytes, 0) for group in outer)  # flat beside gathered
-    kept, flat = around, max((group.gathered_bytes for group in outer), default=0)
-    for group in inner:
-        yield kept + flat + 2 * group.gathered_bytes, 0
-        flat = group.gathered_bytes
-        kept += group.gathered_bytes * group.stays
+    yield from ((gathered, 0) for gathered in _gathered_moments(groups))
+    outer, inner = _outer_and_inner(groups)
+    kept = sum(group.gathered_bytes for group in groups if group.is_outer or group.stays)
     waiting = shards = 0
     for k, group in reversed(list(enumerate(inner))):
         ahead = 0 if k == 0 or inner[k - 1].stays else inner[k - 1].gathered_bytes
@@ -111,6 +114,23 @@ def fsdp_moments(groups: Sequence[FsdpGroup]) -> Iterator[tuple[int, int]]:
         kept -= group.gathered_bytes
         yield kept + _reducing_bytes(group) + shards, group.gradient_bytes
         shards += group.shard_bytes
+
+
+def _gathered_moments(groups: Sequence[FsdpGroup]) -> Iterator[int]:
+    """What is gathered at each moment of the forward."""
+    outer, inner = _outer_and_inner(groups)
+    kept = sum(group.gathered_bytes for group in outer)
+    yield from (kept + group.gathered_bytes for group in outer)  # flat beside gathered
+    flat = max((group.gathered_bytes for group in outer), default=0)
+    for group in inner:
+        yield kept + flat + 2 * group.gathered_bytes
+        flat = group.gathered_bytes
+        kept += group.gathered_bytes * group.stays
+
+
+def _outer_and_inner(groups: Sequence[FsdpGroup]) -> tuple[list[FsdpGroup], list[FsdpGroup]]:
+    used = [group for group in groups if group.gathered_bytes]
+    return [group for group in used if group.is_outer], [group for group in used if not group.is_outer]
 
 
 def _reducing_bytes(group: FsdpGroup) -> int:

@@ -60,6 +60,8 @@ class Device:
         multiprocessors: how many tiles of a product run at once; None: products are not priced by whole waves of tiles.
         blas_workspace_bytes: what torch allocates for each handle of cuBLAS (hipBLAS) when it is first used; None: nothing, or not
             known.  Source of the table's figures: ``parseChosenWorkspaceSize`` in ``ATen/cuda/CublasHandlePool.cpp``.
+        node_link: link to the devices of the same node, a name of `links.json`; None: not known.
+        network_link: link to those of other nodes; None: not known.
         half_sizes: for products, the lengths (m, n, k) at which each dimension alone would halve the rate; sorted.
             Absent is 0: the rate does not depend on the size.
         launches_ns: launch of kinds or operators whose own differs from `launch_ns`; sorted.
@@ -79,6 +81,8 @@ class Device:
     half_sizes: tuple[tuple[str, tuple[float, ...]], ...] = GPU_HALF_SIZES
     launches_ns: tuple[tuple[str, int], ...] = ()
     blas_workspace_bytes: int | None = None
+    node_link: str | None = None
+    network_link: str | None = None
 
     def rate(self, dtype: str) -> int:
         """Dense operations per second in `dtype`; for a type it does not state, that of the wider type it runs as."""

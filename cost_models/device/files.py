@@ -14,6 +14,7 @@ from compile_remat.cost_models.device.description import (
     GPU_HALF_SIZES,
     Device,
 )
+from compile_remat.cost_models.device.links import load_link
 from compile_remat.errors import DeviceError
 
 _FIELDS = tuple(f.name for f in fields(Device) if f.name != "name")
@@ -62,6 +63,8 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
         launches_ns=tuple((k, int(v)) for k, v in _fractions(content.get("launches_ns", {}), "launches_ns", where)),
         sources=_texts(content.get("sources", ()), "sources", where)
         or (f"file {where.rpartition('/')[2]}, no sources named",),
+        node_link=_link(content.get("node_link"), "node_link", where),
+        network_link=_link(content.get("network_link"), "network_link", where),
         **counts,
     )
 
@@ -100,6 +103,15 @@ def _fractions(value: Any, field: str, where: str) -> tuple[tuple[str, float], .
     if not isinstance(value, Mapping):
         raise DeviceError(f'{where}: "{field}" has to map kinds of operators to numbers.')
     return tuple(sorted((str(k), _positive(v, f"{field} of {k}", where)) for k, v in value.items()))
+
+
+def _link(value: Any, field: str, where: str) -> str | None:
+    if value is None:
+        return None
+    try:
+        return load_link(str(value)).name
+    except DeviceError as error:
+        raise DeviceError(f'{where}: "{field}": {error}') from None
 
 
 def _count(value: Any, field: str, where: str) -> int | None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from compile_remat.passes.memory.plain_emission import plain_peaks
 from compile_remat.passes.memory.simulator import Bools, Simulator
+from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
 from compile_remat.passes.search.solver import Planner
@@ -57,6 +58,13 @@ def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
         if not any(all(a <= b for a, b in zip(_sizes(k), _sizes(option), strict=True)) for k in kept):
             kept.append(option)
     return tuple(kept)
+
+
+def option_of(planner: Planner, plan: Plan) -> PlanOption:
+    """What a plan costs where its graph runs beside others."""
+    mask = planner.mask_of(plan.saved)[:, None]
+    (option,) = _described(planner.simulator, mask, planner.fastest_time_ns)
+    return option
 
 
 def plain_option(problem: Problem, *, in_groups: bool | None) -> PlanOption:

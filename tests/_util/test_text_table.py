@@ -22,3 +22,16 @@ def test_rich_draws_the_table_where_it_is_installed(capsys: pytest.CaptureFixtur
     text_table._print_rich("title", ("a", "b"), [("one", "1")], "lr")
     text = capsys.readouterr().out
     assert "title" in text and "one" in text and "\u2500" in text
+
+
+def test_on_a_narrow_terminal_no_figure_is_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "24")
+    heads = ("device", "memory", "bandwidth")
+    text_table._print_rich("", heads, [("infiniband-ndr", "123456789", "987654321")], "lrr")
+    text = capsys.readouterr().out
+    assert "\u2026" not in text
+    for digit in "123456789":
+        assert text.count(digit) == 2

@@ -52,6 +52,8 @@ def test_devices_prints_figures_and_sources(capsys: pytest.CaptureFixture[str]) 
     table, _, sources = capsys.readouterr().out.partition("\nsources\n")
     assert any(line.startswith("h200 ") for line in table.splitlines())
     assert "\nh200:\n  " in sources
+    assert any(line.split()[:3] == ["infiniband-ndr", "InfiniBand", "50"] for line in table.splitlines())
+    assert "\nnvlink-4:\n  bandwidth: " in sources
 
 
 def test_settings_say_where_they_came_from() -> None:

@@ -77,7 +77,9 @@ def test_errors_are_one_message(given: list[str], text: str, capsys: pytest.Capt
 
 def test_pareto_prints_a_frontier(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pareto", *MODEL, "--points", "4", "--json"]) == 0
-    plans = json.loads(capsys.readouterr().out)
+    text, progress = capsys.readouterr()
+    assert progress.splitlines() == ["loading torch", f"tracing {MODEL[0]}", "searching for the frontier"]
+    plans = json.loads(text)
     assert 2 <= len(plans) <= 4
     assert [p["peak_bytes"] for p in plans] == sorted((p["peak_bytes"] for p in plans), reverse=True)
     assert cli.main(["pareto", *MODEL, "--points", "3"]) == 0
@@ -88,7 +90,9 @@ def test_each_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixtur
     page, png, svg = (tmp_path / name for name in ("page.html", "frontier.png", "frontier.svg"))
     given = [*MODEL, "--budget", "0.8", "--json", "--html", str(page)]
     assert cli.main(["explain", *given]) == 0
-    explained = json.loads(capsys.readouterr().out)
+    text, progress = capsys.readouterr()
+    assert progress.splitlines()[0] == "loading torch" and "searching for a plan" in progress
+    explained = json.loads(text)
     assert format_bytes(explained["peak_bytes"]) in page.read_text() and "on h100-sxm" in page.read_text()
     page.unlink()
     assert cli.main(["plan", *given, "--no-largest-batch"]) == 0

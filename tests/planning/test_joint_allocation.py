@@ -76,6 +76,26 @@ def test_bytes_of_real_sizes_are_met_exactly() -> None:
         assert allocate(calls, [own], exact + exact // 10**6).time_ns <= 40 * own[k].time_ns
 
 
+def test_a_choice_that_rounding_hides_is_found() -> None:
+    """Two options that differ by 512 bytes in a step of gigabytes (blocks of a ResNet-50): below its aim HiGHS finds nothing."""
+    menus = [
+        [option(51380224, 1078985728, 653149)],
+        [option(205526016, 1130478592, 860193)],
+        [option(387451328, 899262464, 644325), option(387450816, 899262464, 644327)],
+        [option(102761472, 1079558144, 945150)],
+        [option(102760448, 616867840, 583254, 102760448)],
+        [option(51380224, 309481472, 502179, 51380224)],
+        [option(25690112, 278708224, 787430, 25690112)],
+        [option(25706496, 141705216, 449896, 25690112)],
+        [option(4, 30312404, 40036)],
+    ]
+    graphs = [0, 1, 2, 2, 3, 4, 4, 4, 5, 5, 5, 5, 5, 6, 7, 7, 8]
+    calls = [RegionCall(g, {0: 19072, 8: 4098000}.get(g, 0)) for g in graphs]
+    found = allocate(calls, menus, None)
+    assert found.peak_bytes == step_peak_bytes(calls, [menus[g][k] for g, k in enumerate(found.chosen)])
+    assert found.peak_bytes <= step_peak_bytes(calls, [menu[0] for menu in menus])
+
+
 def test_a_long_step_is_looked_at_in_places() -> None:
     own = [option(1, 100, 9), option(3, 100, 1)]
     calls = [RegionCall(0, 0)] * 1000

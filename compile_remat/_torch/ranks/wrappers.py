@@ -64,6 +64,11 @@ def local_nbytes(tensor: torch.Tensor) -> int:
     return local.nbytes
 
 
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is spread over a device mesh."""
+    return hasattr(tensor, "_local_tensor")
+
+
 def running_ddp() -> nn.Module | None:
     """The model under DDP whose forward runs now."""
     found: nn.Module | None = nn.parallel.DistributedDataParallel._get_active_ddp_module()

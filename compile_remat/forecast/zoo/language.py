@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from compile_remat.forecast.zoo.joining import CAUSAL, Loss, tokens, transformers
+from compile_remat.forecast.zoo.tensor_parallel import spread_over
 
 Built = tuple[Loss, tuple[Tensor, Tensor]]
 
 
-def bert_large(batch: int = 64, seq: int = 512) -> Built:
+def bert_large(batch: int = 64, seq: int = 512, mesh: Any = None) -> Built:
     """BERT-large, masked tokens: 24 layers of width 1024, 16 heads, dropout 0.1 (Devlin and others, 2018)."""
     with transformers() as package:
         config = package.BertConfig(
@@ -23,20 +26,24 @@ def bert_large(batch: int = 64, seq: int = 512) -> Built:
             attention_probs_dropout_prob=0.1,
             attn_implementation="sdpa",
         )
-        return Loss(package.BertForMaskedLM(config)), (tokens(batch, seq), tokens(batch, seq))
+        model = package.BertForMaskedLM(config)
+        spread_over(model, mesh, heads=16)
+        return Loss(model), (tokens(batch, seq), tokens(batch, seq))
 
 
-def llama_2_7b(batch: int = 2, seq: int = 4096) -> Built:
+def llama_2_7b(batch: int = 2, seq: int = 4096, mesh: Any = None) -> Built:
     """Llama 2 of 7 billion parameters: 32 layers of width 4096, 32 heads (Touvron and others, 2023)."""
-    return _llama(batch, seq, layers=32, width=4096, inner=11008, heads=32, key_heads=32)
+    return _llama(batch, seq, mesh, layers=32, width=4096, inner=11008, heads=32, key_heads=32)
 
 
-def llama_2_70b(batch: int = 1, seq: int = 4096) -> Built:
+def llama_2_70b(batch: int = 1, seq: int = 4096, mesh: Any = None) -> Built:
     """Llama 2 of 70 billion parameters: 80 layers of width 8192, 64 heads, 8 of them for keys and values."""
-    return _llama(batch, seq, layers=80, width=8192, inner=28672, heads=64, key_heads=8)
+    return _llama(batch, seq, mesh, layers=80, width=8192, inner=28672, heads=64, key_heads=8)
 
 
-def _llama(batch: int, seq: int, *, layers: int, width: int, inner: int, heads: int, key_heads: int) -> Built:
+def _llama(
+    batch: int, seq: int, mesh: Any, *, layers: int, width: int, inner: int, heads: int, key_heads: int
+) -> Built:
     with transformers() as package:
         config = package.LlamaConfig(
             vocab_size=32000,
@@ -50,7 +57,9 @@ def _llama(batch: int, seq: int, *, layers: int, width: int, inner: int, heads: 
             use_cache=False,
             attn_implementation=CAUSAL,
         )
-        return Loss(package.LlamaForCausalLM(config)), (tokens(batch, seq), tokens(batch, seq))
+        model = package.LlamaForCausalLM(config)
+        spread_over(model, mesh, heads=key_heads, vocabulary=True)
+        return Loss(model), (tokens(batch, seq), tokens(batch, seq))
 
 
 def olmoe_7b(batch: int = 8, seq: int = 4096) -> Built:
@@ -77,7 +86,7 @@ def olmoe_7b(batch: int = 8, seq: int = 4096) -> Built:
         return Loss(package.OlmoeForCausalLM(config)), (tokens(batch, seq), tokens(batch, seq))
 
 
-def t5_large(batch: int = 16, seq: int = 512) -> Built:
+def t5_large(batch: int = 16, seq: int = 512, mesh: Any = None) -> Built:
     """T5-large: 24 + 24 layers of width 1024, 16 heads of 64, position biases (Raffel and others, 2020)."""
     with transformers() as package:
         config = package.T5Config(
@@ -93,4 +102,6 @@ def t5_large(batch: int = 16, seq: int = 512) -> Built:
             decoder_start_token_id=0,
             pad_token_id=0,
         )
-        return Loss(package.T5ForConditionalGeneration(config)), (tokens(batch, seq), tokens(batch, seq))
+        model = package.T5ForConditionalGeneration(config)
+        spread_over(model, mesh, heads=16)
+        return Loss(model), (tokens(batch, seq), tokens(batch, seq))

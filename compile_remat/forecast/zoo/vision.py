@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from compile_remat.forecast.zoo.joining import Loss, transformers
+from compile_remat.forecast.zoo.tensor_parallel import spread_over
 
 Built = tuple[nn.Module, tuple[Tensor, Tensor]]
 
 
-def vit_large(batch: int = 64) -> Built:
+def vit_large(batch: int = 64, mesh: Any = None) -> Built:
     """ViT-L/16 at 224 pixels: 24 layers of width 1024, 16 heads (Dosovitskiy and others, 2020)."""
     with transformers() as package:
         config = package.ViTConfig(
@@ -26,8 +28,9 @@ def vit_large(batch: int = 64) -> Built:
             num_labels=1000,
             attn_implementation="sdpa",
         )
-        model = Loss(package.ViTForImageClassification(config), "pixel_values")
-        return model, (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64))
+        model = package.ViTForImageClassification(config)
+        spread_over(model, mesh, heads=16)
+        return Loss(model, "pixel_values"), (torch.zeros(batch, 3, 224, 224), torch.zeros(batch, dtype=torch.int64))
 
 
 def resnet_50(batch: int = 128) -> Built:

@@ -1,0 +1,138 @@
+"""The forecast of one rank of a mesh that is not there, put together."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compile_remat._util.collector import collector_paused
+from compile_remat._util.progress import Advance
+from compile_remat.cost_models import Links
+from compile_remat.forecast.baselines import chosen_by_torch
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.forecasting import effective_budget_of
+from compile_remat.forecast.mesh.communication import Work, links_of, step_time_ns, times_in_graph, with_ddp, with_fsdp
+from compile_remat.forecast.mesh.layout import MeshLayout
+from compile_remat.forecast.mesh.rank_figures import RankForecast, RankGraph
+from compile_remat.forecast.mesh.rank_plans import RankPlans, plans_for
+from compile_remat.forecast.mesh.rank_trace import RankTrace, trace_rank
+from compile_remat.forecast.target_step import Ready, Target, ready
+from compile_remat.passes import Plan, Problem, split_convolution_gradients
+from compile_remat.planning.joint_allocation import RegionCall
+
+
+@collector_paused()
+def forecast_rank(
+    builder: Builder,
+    target: Target,
+    layout: MeshLayout,
+    network: str | None = None,
+    advance: Advance = lambda text="", count=1: None,
+) -> RankForecast:
+    """Plan the step of one rank.  Allocates no parameter, runs nothing, and talks to no other process.
+
+    Args:
+        builder: Its batch is that of one data parallel rank.
+        network: The link between nodes, where it differs from the device's.
+        advance: Told what is done now.
+
+    Raises:
+        BudgetError: The budget was given, and no plans keep it.
+        RematError: A setting is off, or the model cannot be traced.
+    """
+    start = time.perf_counter()
+    device = target.figures()
+    links = links_of(device, layout, network)
+    advance(f"building {builder.name}")
+    trace = trace_rank(builder, device, layout, lambda graph: times_in_graph(graph, links), advance)
+    shards = trace.shards
+    state_bytes = target.optimizer.of(shards.gradient_bytes)
+    others_bytes = shards.parameter_bytes + state_bytes + trace.input_bytes + shards.held.beside_bytes
+    effective = effective_budget_of(target, target.limit_bytes, others_bytes)
+    advance("searching for plans")
+    graphs = _ready(trace, target, knows_torch=effective.budget.kind in ("max", "fraction"))
+    found = plans_for(graphs, _calls(trace), effective, in_groups=device.name == "cpu")
+    times = _times(trace, graphs, found, layout, links)
+    counts = Counter(call.graph for call in trace.calls)
+    return RankForecast(
+        model=builder.name,
+        device=device.name,
+        mesh=str(layout),
+        shard=layout.shard,
+        num_ranks=layout.num_ranks,
+        dtype=builder.dtype_name,
+        optimizer=str(target.optimizer),
+        sizes=builder.sizes(),
+        parameter_bytes=shards.parameter_bytes,
+        gradient_bytes=shards.gradient_bytes,
+        optimizer_bytes=state_bytes,
+        input_bytes=trace.input_bytes,
+        gathered_bytes=shards.held.gathered_bytes,
+        beside_bytes=shards.held.beside_bytes,
+        peak_bytes=found.peak_bytes,
+        floor_bytes=found.floor_bytes,
+        limit_bytes=target.limit_bytes,
+        budget_bytes=found.budget_bytes,
+        graphs=tuple(RankGraph(trace.names[k], counts[k], plan) for k, plan in enumerate(found.plans)),
+        kernel_time_ns=times.kernel_ns,
+        collective_time_ns=times.collective_ns,
+        step_time_ns=times.step_ns,
+        extra_time_ns=sum(found.plans[call.graph].extra_time_ns for call in trace.calls),
+        plain_peak_bytes=found.plain_bytes,
+        message=found.message,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _ready(trace: RankTrace, target: Target, *, knows_torch: bool) -> list[Ready]:
+    """The graphs with their planners.  Under `max`, convolutions are torch's own."""
+    found = []
+    for traced in trace.graphs:
+        torch_sets = chosen_by_torch(traced.joint, (1.0,)) if knows_torch else {}
+        traced.place(target.figures())
+        if target.budget.kind != "max":
+            split_convolution_gradients(traced.joint)
+        found.append(ready(traced, target, torch_sets, is_candidate=knows_torch))
+    return found
+
+
+def _calls(trace: RankTrace) -> list[RegionCall]:
+    """The step for the joint allocation.  FSDP2 takes a block's gradients away as soon as they are made; other gradients stay."""
+    takes = trace.shards.tree is not None
+    return [
+        RegionCall(call.graph, 0 if takes and call.block is not None else trace.graphs[call.graph].trainable_bytes)
+        for call in trace.calls
+    ]
+
+
+@dataclass(frozen=True)
+class _Times:
+    kernel_ns: int
+    collective_ns: int | None
+    step_ns: int
+
+
+def _times(
+    trace: RankTrace, graphs: Sequence[Ready], found: RankPlans, layout: MeshLayout, links: Links | None
+) -> _Times:
+    work = [_work(graphs[call.graph].step.problem, found.plans[call.graph]) for call in trace.calls]
+    inside_ns = sum(ns for call in trace.calls for _, ns in trace.graphs[call.graph].times_ns)
+    kernel_ns = sum(each.forward_ns + each.backward_ns for each in work) - inside_ns
+    if links is None:
+        return _Times(kernel_ns, None, kernel_ns)
+    if trace.shards.tree is not None:
+        work = with_fsdp(work, trace.calls, trace.shards, layout, links)
+    elif layout.dp > 1:
+        work = with_ddp(work, trace.shards, layout, links)
+    outside_ns = sum(each.gather_ns + each.gather_again_ns + each.reduce_ns for each in work)
+    return _Times(kernel_ns, inside_ns + outside_ns, step_time_ns(work))
+
+
+def _work(problem: Problem, plan: Plan) -> Work:
+    """One run of a graph; the plan's whole time, cut as the graph's own kernels are."""
+    forward_ns = sum(value.time_ns for value in problem.values if value.in_forward)
+    backward_ns = sum(step.time_ns for step in problem.steps)
+    forward_ns = plan.step_time_ns * forward_ns // max(1, forward_ns + backward_ns)
+    return Work(forward_ns, plan.step_time_ns + plan.extra_time_ns - forward_ns)

@@ -1,0 +1,99 @@
+"""Plans of the graphs of one rank's step, under the budget that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compile_remat._util.units import format_bytes
+from compile_remat.errors import SharedBudgetError
+from compile_remat.forecast.target_step import Ready
+from compile_remat.passes import Plan, PlanOption, option_of, plain_option, plan_options
+from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
+from compile_remat.planning.deadline import noting_early_end, with_search_message
+from compile_remat.planning.joint_allocation import RegionCall, allocate, step_peak_bytes
+from compile_remat.planning.plan_policy import choose
+
+
+@dataclass(frozen=True)
+class RankPlans:
+    """A plan for each graph of a step.
+
+    Attributes:
+        plans: In the order of the graphs.
+        peak_bytes: The most that all graphs hold at once.
+        floor_bytes: The lowest that it could be.
+        budget_bytes: What was asked for; None where only speed or only memory counts.
+        plain_bytes: The step's peak under plain torch.compile; None where nobody asked.
+        message: How the plans differ from what was asked.
+    """
+
+    plans: tuple[Plan, ...]
+    peak_bytes: int
+    floor_bytes: int
+    budget_bytes: int | None
+    plain_bytes: int | None = None
+    message: str = ""
+
+
+def plans_for(
+    graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: EffectiveBudget, *, in_groups: bool
+) -> RankPlans:
+    """Choose a plan for each graph so that the step keeps the budget.
+
+    Args:
+        graphs: Their problems know torch's choice where the budget is `max` or a fraction.
+        in_groups: Whether Inductor makes C++ for the device.
+
+    Raises:
+        BudgetError: The budget was given, and no choice of plans keeps it.
+    """
+    plain_bytes = None
+    if effective.budget.kind == "fraction":
+        plain = [plain_option(graph.with_torch, in_groups=in_groups) for graph in graphs]
+        plain_bytes = step_peak_bytes(calls, plain)
+        effective = replace(effective, plain_bytes=plain_bytes)
+    if len(calls) == 1:
+        return replace(_alone(graphs[0], effective), plain_bytes=plain_bytes)
+    if effective.budget.kind == "max":
+        return _fastest(graphs, calls, effective)
+    return replace(_together(graphs, calls, effective), plain_bytes=plain_bytes)
+
+
+def _alone(graph: Ready, effective: EffectiveBudget) -> RankPlans:
+    planner = graph.planner
+    with noting_early_end(planner):
+        choice = with_search_message(choose(planner, effective), planner)
+    plan = replace(choice.plan, budget_bytes=bytes_of(effective))
+    return RankPlans((plan,), plan.peak_bytes, planner.lowest().peak_bytes, plan.budget_bytes, message=choice.message)
+
+
+def _fastest(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: EffectiveBudget) -> RankPlans:
+    plans = tuple(choose(graph.planner, effective).plan for graph in graphs)
+    options = [option_of(graph.planner, plan) for graph, plan in zip(graphs, plans, strict=True)]
+    floor = allocate(calls, [plan_options(graph.planner) for graph in graphs], None)
+    return RankPlans(plans, step_peak_bytes(calls, options), floor.peak_bytes, None)
+
+
+def _together(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: EffectiveBudget) -> RankPlans:
+    menus = [plan_options(graph.planner) for graph in graphs]
+    budget_bytes = bytes_of(effective)
+    floor = allocate(calls, menus, None)
+    found = floor if budget_bytes is None else allocate(calls, menus, budget_bytes)
+    plans = tuple(_plan_of(graph, menus[k][found.chosen[k]]) for k, graph in enumerate(graphs))
+    message = ""
+    if budget_bytes is not None and found.peak_bytes > budget_bytes:
+        if not effective.source:
+            largest = max(plans, key=lambda plan: plan.peak_bytes).largest
+            raise SharedBudgetError(
+                budget_bytes, found.peak_bytes, largest, num_runs=len(calls), written=effective.budget.written
+            )
+        message = (
+            f"{effective.source} allows {format_bytes(budget_bytes)}, and the lowest plans of the step's graphs come to "
+            f"{format_bytes(found.peak_bytes)}"
+        )
+    return RankPlans(plans, found.peak_bytes, floor.peak_bytes, budget_bytes, message=message)
+
+
+def _plan_of(graph: Ready, option: PlanOption) -> Plan:
+    return graph.planner.plan_of(graph.planner.mask_of(option.saved), None)

@@ -1,0 +1,163 @@
+"""A training step of one rank, traced without data: its graphs, each one once, and the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from compile_remat._torch.fake import NumbersAreZero, fake_tensors
+from compile_remat._torch.operators import tree_leaves
+from compile_remat._torch.ranks.fake_group import fake_mesh, has_process_group
+from compile_remat._torch.ranks.wrappers import is_spread, local_nbytes
+from compile_remat._util.progress import Advance
+from compile_remat.cost_models import Device
+from compile_remat.errors import ConfigError, RematError
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import Seen, Traced, joint_of, looked_at, refuse, show_graphs
+from compile_remat.forecast.mesh.blocks import blocks_of
+from compile_remat.forecast.mesh.graph_parts import Part, parts_of
+from compile_remat.forecast.mesh.layout import MeshLayout
+from compile_remat.forecast.mesh.shards import Shards, shards_of
+
+
+@dataclass(frozen=True)
+class GraphCall:
+    """One run of a graph in a step.
+
+    Attributes:
+        graph: Its number among the different graphs.
+        block: The number of the block that it is; None for what lies around blocks.
+    """
+
+    graph: int
+    block: int | None = None
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """A step of one rank.
+
+    Attributes:
+        graphs: The different graphs.
+        names: Of each the block that it was first seen in; empty for what lies around blocks.
+        calls: In the order of the forward.
+        shards: What the rank holds beside the graphs.
+        input_bytes: Of what the model is called with.
+    """
+
+    graphs: tuple[Traced, ...]
+    names: tuple[str, ...]
+    calls: tuple[GraphCall, ...]
+    shards: Shards
+    input_bytes: int
+
+
+TimesOf = Callable[[fx.Graph], tuple[tuple[str, int], ...]]
+"""Prices of a graph's collectives, by the nodes' names."""
+
+
+def trace_rank(
+    builder: Builder,
+    device: Device,
+    layout: MeshLayout,
+    times_of: TimesOf,
+    advance: Advance = lambda text="", count=1: None,
+) -> RankTrace:
+    """Build and trace the step of rank 0 without allocating memory.
+
+    Args:
+        times_of: Called while the mesh's process groups are known.
+
+    Raises:
+        ConfigError: The builder, a size or the mesh is off.
+        RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
+    """
+    if has_process_group():
+        raise ConfigError("mesh: this process is a rank of a process group; plan in a process of its own.")
+    with fake_mesh({"dp": layout.dp, "tp": layout.tp}) as mesh:
+        with fake_tensors(builder.torch_dtype), NumbersAreZero():
+            model, inputs = replace(builder, mesh=mesh).build()
+        if layout.tp > 1 and not any(map(is_spread, model.parameters())):
+            raise ConfigError(
+                f"tp = {layout.tp}: the builder {builder.name} spreads no parameter. It has to take `mesh` and apply "
+                "tensor parallelism over mesh['tp'] itself; see docs/forecast.md."
+            )
+        blocks = blocks_of(model) if layout.shard == "fsdp2" else {}
+        if layout.shard == "fsdp2" and not blocks:
+            raise ConfigError(f"shard = 'fsdp2': {builder.name} has no list of blocks; 'fsdp2-whole' needs none.")
+        shards = shards_of(model, blocks, layout, mesh)
+        advance(f"tracing {builder.name}")
+        parts = _seen(model, inputs, tuple(blocks), builder.name, device)
+        graphs, names, calls = _distinct(parts, tuple(blocks), builder.name, device)
+        graphs = [replace(graph, times_ns=times_of(graph.joint.module.graph)) for graph in graphs]
+    return RankTrace(tuple(graphs), tuple(names), tuple(calls), shards, _nbytes(inputs))
+
+
+@dataclass(frozen=True)
+class _SeenPart:
+    part: Part
+    key: tuple[object, ...]
+    seen: Seen | None
+
+
+def _seen(
+    model: nn.Module, inputs: Sequence[Any], blocks: tuple[str, ...], name: str, device: Device
+) -> list[_SeenPart]:
+    """The parts of the model's graph that need a gradient; the joint graph of those that are the first of their kind."""
+    found: list[_SeenPart] = []
+    num_graphs = 0
+
+    def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        nonlocal num_graphs
+        known = {part.key for part in found}
+        parts = [part for part in parts_of(gm, example_inputs, blocks) if part.needs_gradient]
+        num_graphs += bool(parts)
+        for part in parts:
+            key = part.key()
+            found.append(_SeenPart(part, key, None if key in known else looked_at(part.module, part.inputs)))
+            known.add(key)
+
+    show_graphs(model, inputs, see, name, device)
+    if num_graphs != 1:
+        refuse(num_graphs, name)
+    return found
+
+
+def _distinct(
+    parts: Sequence[_SeenPart], blocks: tuple[str, ...], name: str, device: Device
+) -> tuple[list[Traced], list[str], list[GraphCall]]:
+    graphs: list[Traced] = []
+    names: list[str] = []
+    calls: list[GraphCall] = []
+    numbers: dict[tuple[object, ...], int | None] = {}
+    for seen in parts:
+        part = seen.part
+        if seen.key not in numbers:
+            joint = None if seen.seen is None else joint_of(seen.seen, device)
+            numbers[seen.key] = None if joint is None else len(graphs)
+            if joint is not None:
+                own = [t for t in part.inputs if isinstance(t, nn.Parameter)]
+                trained = [t for t in own if t.requires_grad]
+                others = [t for t in part.inputs if not isinstance(t, nn.Parameter)]
+                graphs.append(Traced(joint, _nbytes(own), _nbytes(trained), _nbytes(others)))
+                names.append(part.block)
+        number = numbers[seen.key]
+        if number is not None:
+            calls.append(GraphCall(number, blocks.index(part.block) if part.block else None))
+    if not calls:
+        refuse(0, name)
+    missing = set(range(len(blocks))) - {call.block for call in calls}
+    if missing:
+        raise RematError(
+            f"{name}: block {blocks[min(missing)]} is not called as a module, or needs no gradient: FSDP2 cannot be put "
+            "around it. 'fsdp2-whole' shards the model as a whole."
+        )
+    return graphs, names, calls
+
+
+def _nbytes(values: Sequence[Any]) -> int:
+    return sum(local_nbytes(t) for value in values for t in tree_leaves(value) if isinstance(t, torch.Tensor))

@@ -1,0 +1,77 @@
+"""The forecast of a rank against what ranks of gloo groups hold and measure: within 3 %."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from compile_remat.budget import MemoryBudget
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.mesh.layout import MeshLayout
+from compile_remat.forecast.mesh.rank_figures import RankForecast
+from compile_remat.forecast.mesh.rank_forecast import forecast_rank
+from compile_remat.forecast.target_step import Target
+from tests.forecast.mesh import jobs
+from tests.forecast.mesh.models import stack
+from tests.ranks.processes import Ranks, ranks_of
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with ranks_of(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    with ranks_of(4) as ranks:
+        yield ranks
+
+
+def within_3_percent(expected: int) -> object:
+    return pytest.approx(expected, rel=0.03)
+
+
+def forecast_of(dp: int, tp: int, shard: str, budget: str = "max") -> RankForecast:
+    layout = MeshLayout.parse(f"dp={dp},tp={tp}", shard)
+    return forecast_rank(Builder(stack), Target("cpu", MemoryBudget.parse(budget)), layout)
+
+
+MESHES = [
+    (2, 1, "ddp"),
+    (2, 1, "fsdp2"),
+    (2, 1, "fsdp2-whole"),
+    (1, 2, "ddp"),
+    (4, 1, "fsdp2"),
+    (2, 2, "fsdp2"),
+    (2, 2, "fsdp2-whole"),
+]
+
+
+@pytest.mark.parametrize(("dp", "tp", "shard"), MESHES)
+def test_what_a_rank_holds(two: Ranks, four: Ranks, dp: int, tp: int, shard: str) -> None:
+    found = forecast_of(dp, tp, shard)
+    for real in (two if dp * tp == 2 else four)(jobs.real_rank, dp, tp, shard):
+        assert real.parameter_bytes == within_3_percent(found.parameter_bytes)
+        assert real.gradient_bytes == within_3_percent(found.gradient_bytes)
+        assert real.optimizer_bytes == within_3_percent(found.optimizer_bytes)
+        assert real.gathered_bytes == within_3_percent(found.gathered_bytes)
+
+
+@pytest.mark.parametrize(
+    ("dp", "tp", "shard", "budget"),
+    [
+        (2, 1, "fsdp2", "max"),
+        (1, 2, "fsdp2", "max"),
+        pytest.param(2, 2, "fsdp2", "max", marks=pytest.mark.full),
+        pytest.param(2, 1, "ddp", "min", marks=pytest.mark.full),
+        pytest.param(2, 1, "fsdp2-whole", "min", marks=pytest.mark.full),
+        pytest.param(1, 2, "ddp", "min", marks=pytest.mark.full),
+    ],
+)
+def test_the_region_peak_of_its_graphs(two: Ranks, four: Ranks, dp: int, tp: int, shard: str, budget: str) -> None:
+    found = forecast_of(dp, tp, shard, budget)
+    planned = found.graphs[1].plan.peak_bytes if shard == "fsdp2" else found.peak_bytes
+    for measured in (two if dp * tp == 2 else four)(jobs.region_peak, dp, tp, shard, budget):
+        assert measured == within_3_percent(planned)
