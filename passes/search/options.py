@@ -23,6 +23,7 @@ class SearchOptions:
             holds the budget: the worst of each of so many runs of steps or values.
         uses_moments: Whether that bound is tightened, where it leaves a gap, by moments with all that lives there.
         moment_rounds, moments_a_round: How often moments are added, and how many each time in the backward and in the forward.
+        moment_gain: Moments are added once more where the last ones raised the bound by this part of the step at least.
         moment_excess: A moment is added where the rounded answer exceeds the budget by this factor.
         moment_distance: Steps or places between moments that are added together.
         branch_values: Problems in which at most so many values may be saved or not are planned by a branch and bound over the
@@ -105,6 +106,7 @@ class SearchOptions:
     uses_moments: bool = True
     moment_rounds: int = 2
     moments_a_round: int = 3
+    moment_gain: float = 0.01
     moment_excess: float = 1.003
     moment_distance: int = 4
     branch_values: int = 24

@@ -141,17 +141,17 @@ class Search:
 
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
-        options = self.options
-        if self.uses_moments and self.is_open(mask, budget_bytes):
+        options, has_proof = self.options, self.uses_moments  # whose starts leave nothing to find from other budgets
+        if has_proof and self.is_open(mask, budget_bytes):
             mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
-        if self.is_open(mask, budget_bytes) and options.uses_continuation:
+        if not has_proof and self.is_open(mask, budget_bytes) and options.uses_continuation:
             start = self.warm_starts.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
             for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.searcher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
-        if self.is_open(mask, budget_bytes) and options.uses_lower_target:  # its plan may be faster than what was found
+        if not has_proof and self.is_open(mask, budget_bytes) and options.uses_lower_target:  # its plan may be faster than what was found
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
             mask = self.faster(mask, lower, budget_bytes)
         return self.shaken(mask, budget_bytes)
