@@ -57,6 +57,11 @@ class LocalSearch:
             columns[moves[:, 0], np.arange(len(moves))] ^= True
             swaps = np.flatnonzero(moves[:, 1] >= 0)
             columns[moves[swaps, 1], swaps] ^= True
+            if self.archive is None:  # a plan scores its time at least
+                is_open = self.simulator.times_ns(columns) < best - self.options.min_gain_ns
+                moves, columns = moves[is_open], columns[:, is_open]
+                if not len(moves):
+                    break
             scores, tried = self._tried(columns, budget_bytes, weight)
             better = np.flatnonzero(scores < best - self.options.min_gain_ns)
             if not len(better):
