@@ -160,7 +160,7 @@ class SearchOptions:
     max_perturbations: int = 16
     perturbation_work: int = 600
     perturbation_width: int = 8
-    perturbation_patience: int = 8
+    perturbation_patience: int = 4
     faster_work: int = 2400
     perturbation_target: float = 0.9
     recursive_segment_cuts: int = 100

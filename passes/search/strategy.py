@@ -184,7 +184,11 @@ class Search:
             return mask
         batch = self.simulator.run(np.stack(starts, axis=1))
         order = np.argsort(self.searcher.score(batch, budget_bytes, self.searcher.weight), kind="stable")
-        found = [self.finish(starts[int(k)], budget_bytes) for k in order[: self.options.rounding_starts]]
+        found = list[Bools]()
+        for k in order[: self.options.rounding_starts].tolist():
+            found.append(self.finish(starts[k], budget_bytes))
+            if self.peak(found[-1]) <= budget_bytes and not self.is_open(found[-1], budget_bytes):
+                break
         return min(found, key=lambda m: self.score(m, budget_bytes))
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:
