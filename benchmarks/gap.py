@@ -48,7 +48,7 @@ OPTIMUM_LIMIT = 0.005
 FLOOR_LIMIT = 0.01
 """How far above the lowest peak of all plans the planner's may end."""
 
-PROOF = SearchOptions(moment_rounds=3, moments_a_round=2, branch_values=100_000)
+PROOF = SearchOptions(moment_rounds=3, moments_a_round=2, moment_gain=0.0, branch_values=100_000)
 CLOSE = 0.002
 """Gaps below this part of the step are not proven to be smaller."""
 

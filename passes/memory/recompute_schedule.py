@@ -59,6 +59,7 @@ class RecomputeSchedule:
         for b, step in enumerate(steps):
             for v in step.reads:
                 self.first_anchor[v] = min(self.first_anchor[v], self.step_anchor[b])
+        self._is_read = (self.first_anchor < NEVER).tolist()
         self._bound()
 
     def _bound(self) -> None:
@@ -92,6 +93,22 @@ class RecomputeSchedule:
         start, recomputed = self._starts(saved)
         slots, step_slots, length = self._slots(start, recomputed)
         return Schedule(saved & (start < NEVER), recomputed, slots, step_slots, length)
+
+    def needs(self, saved: Bools) -> tuple[Bools, Bools]:
+        """What of each plan's saved values the backward reads, and what it recomputes, [values, P]; `of` says when as well."""
+        plans, rows = saved.shape[1], np.packbits(saved, axis=1)
+        width = rows.shape[1]
+        everywhere = (1 << 8 * width) - 1  # a bit for each plan
+        used, recomputed = [0] * len(saved), [0] * len(saved)
+        for v in range(len(saved) - 1, -1, -1):
+            needed = everywhere if self._is_read[v] else 0
+            if not needed:
+                for w in self.readers[v]:
+                    needed |= recomputed[w]
+            if needed:
+                used[v] = needed & int.from_bytes(rows[v].tobytes())
+                recomputed[v] = needed ^ used[v]
+        return _unpacked(used, width, plans), _unpacked(recomputed, width, plans)
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
         """For each value the last anchor before which it may be recomputed, and the mask of what is recomputed; [values, P]."""
@@ -128,3 +145,9 @@ class RecomputeSchedule:
         step_slots = (np.cumsum(counts, axis=1) + np.arange(m)).astype(np.int32)
         length = int(step_slots[:, -1].max()) + 1 if m else 0
         return np.ascontiguousarray(slots.T), step_slots, length
+
+
+def _unpacked(rows: Sequence[int], width: int, plans: int) -> Bools:
+    """Rows of bits, in so many bytes, as a matrix [rows, plans]."""
+    packed = np.frombuffer(b"".join(row.to_bytes(width) for row in rows), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(len(rows), width), axis=1, count=plans).view(bool)

@@ -201,7 +201,7 @@ class Simulator:
         return Batch(
             used=used,
             recomputed=recomputed,
-            time_ns=self.time_ns @ recomputed + self.save_time_ns @ used,
+            time_ns=self._times_ns(used, recomputed),
             saved_bytes=saved_bytes,
             forward_peak=self.forward.peak(used, recomputed),
             live=self._live(schedule, lifetimes, saved_bytes),
@@ -212,6 +212,14 @@ class Simulator:
             buffers=lifetimes.buffers,
             held_until=lifetimes.held_until,
         )
+
+    def times_ns(self, saved: Bools) -> Ints:
+        """`Batch.time_ns` of the plans in the columns of `saved` alone, a small part of the work."""
+        used, recomputed = self.schedules.needs(saved)
+        return self._times_ns(used, recomputed)
+
+    def _times_ns(self, used: Bools, recomputed: Bools) -> Ints:
+        return np.asarray(self.time_ns @ recomputed + self.save_time_ns @ used)
 
     def _live(self, schedule: Schedule, lifetimes: Lifetimes, saved_bytes: Ints) -> Ints:
         """Live bytes at each slot, [P, slots]: what begins and ends at each, summed up."""

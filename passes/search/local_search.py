@@ -51,12 +51,9 @@ class LocalSearch:
             if self.simulator.work.is_spent:
                 break
             moves = self._moves(current, batch, turn)
+            moves, columns = self._worth_trying(current, moves, best - self.options.min_gain_ns)
             if not len(moves):
                 break
-            columns = np.repeat(current[:, None], len(moves), axis=1)
-            columns[moves[:, 0], np.arange(len(moves))] ^= True
-            swaps = np.flatnonzero(moves[:, 1] >= 0)
-            columns[moves[swaps, 1], swaps] ^= True
             scores, tried = self._tried(columns, budget_bytes, weight)
             better = np.flatnonzero(scores < best - self.options.min_gain_ns)
             if not len(better):
@@ -79,6 +76,17 @@ class LocalSearch:
             current = prefixes[:, k].copy()
             batch = self.simulator.known(current, tried)
         return current
+
+    def _worth_trying(self, current: Bools, moves: Ints, below_ns: float) -> tuple[Ints, Bools]:
+        """The moves whose plans may score less than that, and the plans, [values, moves]: a plan scores its time at least."""
+        columns = np.repeat(current[:, None], len(moves), axis=1)
+        columns[moves[:, 0], np.arange(len(moves))] ^= True
+        swaps = np.flatnonzero(moves[:, 1] >= 0)
+        columns[moves[swaps, 1], swaps] ^= True
+        if self.archive is not None or not len(moves):  # an archive wants to see every plan
+            return moves, columns
+        may_gain = self.simulator.times_ns(columns) < below_ns
+        return moves[may_gain], columns[:, may_gain]
 
     def _tried(self, columns: Bools, budget_bytes: int, weight: float) -> tuple[Floats, Batch]:
         """The scores of the plans in `columns`, [values, P], and the batch of the first of lowest score alone."""

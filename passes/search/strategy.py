@@ -140,18 +140,22 @@ class Search:
         return [best, *found, *starts]
 
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
-        """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it."""
+        """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it.
+
+        Where the bound's programme suggests starts, nothing is left to find from other budgets.
+        """
         options = self.options
-        if self.uses_moments and self.is_open(mask, budget_bytes):
-            mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
-        if self.is_open(mask, budget_bytes) and options.uses_continuation:
+        if self.uses_moments:
+            if self.is_open(mask, budget_bytes):
+                mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
+        elif self.is_open(mask, budget_bytes) and options.uses_continuation:
             start = self.warm_starts.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
             for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.searcher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
-        if self.is_open(mask, budget_bytes) and options.uses_lower_target:  # its plan may be faster than what was found
+        if not self.uses_moments and options.uses_lower_target and self.is_open(mask, budget_bytes):
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
             mask = self.faster(mask, lower, budget_bytes)
         return self.shaken(mask, budget_bytes)
@@ -184,7 +188,11 @@ class Search:
             return mask
         batch = self.simulator.run(np.stack(starts, axis=1))
         order = np.argsort(self.searcher.score(batch, budget_bytes, self.searcher.weight), kind="stable")
-        found = [self.finish(starts[int(k)], budget_bytes) for k in order[: self.options.rounding_starts]]
+        found = list[Bools]()
+        for k in order[: self.options.rounding_starts].tolist():
+            found.append(self.finish(starts[k], budget_bytes))
+            if self.peak(found[-1]) <= budget_bytes and not self.is_open(found[-1], budget_bytes):
+                break
         return min(found, key=lambda m: self.score(m, budget_bytes))
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:

@@ -68,11 +68,14 @@ class MomentBound:
             solution = programme.solve(budget_bytes)
             if solution.values is None:
                 break
-            least_ns = max(least_ns, programme.proven_ns(solution.multipliers, budget_bytes))
+            before_ns, proven_ns = least_ns, programme.proven_ns(solution.multipliers, budget_bytes)
+            least_ns = max(before_ns, proven_ns)
             rounded = self._saving(solution.values, self.options.rounding_levels)
             starts |= {mask.tobytes(): mask for mask in rounded.T}
             steps, places = self._exceeding(rounded, budget_bytes, backward, forward)
             if turn == self.options.moment_rounds or not (steps or places):
+                break
+            if turn and least_ns - before_ns < self._worth_ns:
                 break
             self._add(programme, steps, places)
             backward.update(steps)
@@ -91,6 +94,11 @@ class MomentBound:
             backward.update(steps)
             forward.update(places)
         return Proof(least_ns, tuple(starts.values()))
+
+    @cached_property
+    def _worth_ns(self) -> float:
+        """What a round of moments has to add to the bound for another one; nothing where the answers are made whole."""
+        return 0.0 if self.branches else self.options.moment_gain * self.simulator.problem.step_time_ns
 
     def _add(self, programme: Programme, steps: Collection[int], places: Collection[int]) -> None:
         for b in steps:

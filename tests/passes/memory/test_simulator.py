@@ -68,6 +68,19 @@ def test_a_batch_equals_its_plans_one_by_one(problem: Problem, choices: list[int
         assert (together.step_slots[k] == alone.step_slots[0]).all()
 
 
+@given(problems, st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=20))
+def test_times_alone_are_those_of_the_simulation(problem: Problem, choices: list[int]) -> None:
+    saveable = np.array([v.is_saveable for v in problem.values])
+    columns = np.array([[bits >> v & 1 for bits in choices] for v in range(len(saveable))], dtype=bool)
+    columns &= saveable[:, None]
+    simulator = Simulator(problem)
+    batch = simulator.run(columns)
+    used, recomputed = simulator.schedules.needs(columns)
+    assert (used == batch.used).all()
+    assert (recomputed == batch.recomputed).all()
+    assert (simulator.times_ns(columns) == batch.time_ns).all()
+
+
 def test_peak_of_all_plans_is_that_of_the_slow_walk() -> None:
     """The brute force of the other tests stands on this."""
     for seed in range(10):

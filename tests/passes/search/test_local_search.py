@@ -14,6 +14,7 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.search.local_search import LocalSearch
 from compile_remat.passes.search.min_cut import pinned_indices
 from compile_remat.passes.search.options import SearchOptions
+from compile_remat.passes.search.pareto_archive import ParetoArchive
 from tests.oracles import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)
@@ -49,6 +50,18 @@ def test_never_worse(seed: int) -> None:
         scores = [score(searcher, searcher.run(mask, budget_bytes, rounds), budget_bytes) for rounds in range(4)]
         assert scores == sorted(scores, reverse=True)
         assert scores[0] == score(searcher, mask, budget_bytes)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_moves_that_take_too_much_time_are_not_simulated(seed: int) -> None:
+    problem = seeded_problem(seed, LARGE)
+    searcher, all_of_them = search_of(problem), search_of(problem)
+    all_of_them.archive = ParetoArchive()  # which wants to see every plan
+    mask = some_mask(problem, searcher, seed)
+    budget_bytes = int(searcher.simulator.run(mask[:, None]).peak[0])
+    found, expected = (each.run(mask, budget_bytes, rounds=3) for each in (searcher, all_of_them))
+    assert score(searcher, found, budget_bytes) == score(searcher, expected, budget_bytes)
+    assert searcher.simulations < all_of_them.simulations
 
 
 @pytest.mark.parametrize("seed", SEEDS)

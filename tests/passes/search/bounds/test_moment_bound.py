@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
+from compile_remat.passes.search.bounds.moment_bound import MomentBound
 from compile_remat.passes.search.bounds.moments import Moments
 from compile_remat.passes.search.bounds.programme import Programme
-from tests.oracles import AllPlans, Shape, all_plans, seeded_problem
+from compile_remat.passes.search.options import DEFAULT
+from tests.oracles import AllPlans, Shape, all_plans, chain, seeded_problem
 
 SHAPES = (
     Shape(max_values=9, max_late=3, max_steps=9),
@@ -38,3 +43,17 @@ def test_no_plan_is_faster_than_the_bound_with_every_moment(shape: Shape, reques
             assert bound <= best, (seed, budget_bytes)
             whole, _ = programme.branch(budget_bytes, most_nodes=1000)
             assert bound <= whole <= best, (seed, budget_bytes)
+
+
+def test_moments_end_where_the_last_ones_raised_the_bound_little() -> None:
+    problem = chain(60)
+    nothing = np.zeros(len(problem.values), dtype=bool)
+    work, bounds = [], []
+    for gain in (0.0, 1.0):
+        simulator = Simulator(problem)
+        bound = MomentBound(simulator, nothing, replace(DEFAULT, moment_gain=gain))
+        assert not bound.branches
+        bounds.append(bound.proof(30).least_time_ns)
+        work.append(simulator.work.spent_units)
+    assert work[1] < work[0]
+    assert 0 < bounds[1] <= bounds[0]
