@@ -51,6 +51,7 @@ class Settings:
         times: Measured times of the graph's operators, for the cost model `profile`.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
         is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
+        slices: In how many slices the rows of the largest temporaries are computed; 1: none, 0: as many as the budget needs.
         plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
     """
 
@@ -66,6 +67,7 @@ class Settings:
     time_limit: float | None = None
     plain_bytes: int = 0
     is_here: bool = True
+    slices: int = 1
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -118,6 +120,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
         is_here=config.device == "detect" or device.name == detect(place).name,
+        slices=config.slices,
     )
     return with_plain_bytes(settings)
 

@@ -44,34 +44,41 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class NotSliced:
     """Why the region of a product cannot be computed in slices.
 
     Attributes:
-        nbytes: What the product gives.
+        name: The product.
+        nbytes: What it gives.
+        is_output: Whether it is because the caller gets it.
     """
 
-    seed: fx.Node
+    name: str
     nbytes: int
     reason: str
+    is_output: bool = False
+
+
+class _IsOutput(NotByRows):
+    """A large tensor is an output."""
 
 
 def seeds_of(joint: joint_graph.Joint) -> list[fx.Node]:
     """The products of the forward that make rows wider, largest result first."""
     found = [n for n in joint.module.graph.nodes if joint.info.is_required_fw(n) and _widens(n)]
-    return sorted(found, key=lambda n: -_nbytes(n))
+    return sorted(found, key=lambda n: -nbytes_of(n))
 
 
-def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | Refusal:
+def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | NotSliced:
     """The region of a product; why there is none."""
     try:
         rows = Rows(len(shape_of(seed)) - 2, 1)
         region = Region(seed, shape_of(seed)[rows.start], {seed: rows})
         _Growth(joint, region).run()
     except NotByRows as reason:
-        return Refusal(seed, _nbytes(seed), str(reason))
+        return NotSliced(seed.name, nbytes_of(seed), str(reason), isinstance(reason, _IsOutput))
     if region.rows < 2:
-        return Refusal(seed, _nbytes(seed), f"{seed.name} has {region.rows} row")
+        return NotSliced(seed.name, nbytes_of(seed), f"{seed.name} has {region.rows} row")
     return region
 
 
@@ -91,6 +98,8 @@ class _Growth:
             del self.region.edges[node]
 
     def _grow(self, node: fx.Node) -> None:
+        if self.joint.user_tags.get(node) == "must_save":
+            raise NotByRows(f"{node.name} is tagged MUST_SAVE")
         rows = self.region.places[node]
         for operand, place in needs(node, rows).items():
             if place is not None and operand.op == "call_function" and self.region.is_large(operand):
@@ -110,7 +119,7 @@ class _Growth:
 
     def _returned(self, node: fx.Node) -> None:
         if node in self.joint.fwd_outputs:
-            raise NotByRows(f"{node.name} is an output of the graph")
+            raise _IsOutput(f"{node.name} is an output of the graph")
 
     def _sum(self, node: fx.Node, source: fx.Node) -> None:
         places = summed(node)
@@ -189,5 +198,6 @@ def _elements(node: fx.Node) -> int:
         return 0
 
 
-def _nbytes(node: fx.Node) -> int:
+def nbytes_of(node: fx.Node) -> int:
+    """Bytes of a node's tensor; 0 where its sizes are not known."""
     return _elements(node) * int(node.meta["val"].dtype.itemsize) if _elements(node) else 0

@@ -267,7 +267,8 @@ def _constant(node: fx.Node) -> list[tuple[fx.Node, Dims]]:
 
 _RULES: dict[str, Callable[[fx.Node], list[tuple[fx.Node, Dims]]]] = {
     **dict.fromkeys(("prims.convert_element_type", "aten.where", "aten.clone", "aten.expand"), _broadcast),
-    **dict.fromkeys(("aten.alias", "aten.detach", "aten._to_copy", "aten.gelu", "aten.gelu_backward"), _broadcast),
+    **dict.fromkeys(("aten.alias", "aten.detach", "aten._to_copy", "aten.full_like"), _broadcast),
+    **dict.fromkeys(("aten.gelu", "aten.gelu_backward"), _broadcast),
     **dict.fromkeys(("aten.sum", "aten.amax", "aten.amin", "aten.var_mean", "aten.mean"), _reduction),
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten.addmm"), _product),
     **dict.fromkeys(("aten._log_softmax", "aten._softmax", "aten.slice", "aten.scatter"), _same_but(1)),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,25 +21,110 @@ from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, joined_shape, sum_dtype
 from compile_remat.passes.graph.slices.calls import run_slices
-from compile_remat.passes.graph.slices.regions import Region, Refusal, region_of
+from compile_remat.passes.graph.slices.regions import NotSliced as NotSliced
+from compile_remat.passes.graph.slices.regions import Region, nbytes_of, region_of, seeds_of
 from compile_remat.passes.graph.slices.row_rules import Rows, needs, summed
+from compile_remat.passes.graph.views import root_of
+from compile_remat.passes.problem.plan import SlicedProduct
 
 BODY = "sliced_body_"
 """How the graphs of slices are called that a joint graph holds; a number follows."""
 
 
-def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> Refusal | None:
+@dataclass(frozen=True)
+class SlicedGraph:
+    """A joint graph with sliced calls.
+
+    Attributes:
+        module: The graph.
+        products: What is computed in slices.
+        left: What is not, and why.
+    """
+
+    module: fx.GraphModule
+    products: tuple[SlicedProduct, ...]
+    left: tuple[NotSliced, ...]
+
+
+def slice_largest(
+    module: fx.GraphModule,
+    slices: int,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+) -> SlicedGraph:
+    """Compute the largest product in so many slices, and all others that are larger than such a slice in fewer.
+
+    Args:
+        module: A joint graph; rewritten in place.
+    """
+
+    def slices_by_size(seed: fx.Node, largest_bytes: int) -> int:
+        return -(-nbytes_of(seed) * slices // largest_bytes)
+
+    return _sliced(module, slices_by_size, num_fwd_outputs, static_lifetime_input_indices)
+
+
+def slice_products(
+    module: fx.GraphModule,
+    products: Sequence[SlicedProduct],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+) -> SlicedGraph:
+    """Compute just these products in slices; the graph is rewritten in place."""
+    known = {product.name: product.slices for product in products}
+
+    def slices_by_name(seed: fx.Node, largest_bytes: int) -> int:
+        return known.get(seed.name, 1)
+
+    return _sliced(module, slices_by_name, num_fwd_outputs, static_lifetime_input_indices)
+
+
+def _sliced(
+    module: fx.GraphModule,
+    slices_of_seed: Callable[[fx.Node, int], int],
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None,
+) -> SlicedGraph:
+    def prepared() -> joint_graph.Joint:
+        return joint_graph.prepare(
+            module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+        )
+
+    joint, products, left = prepared(), list[SlicedProduct](), list[NotSliced]()
+    seeds = seeds_of(joint) if joint.has_backward else []
+    wanted = {seed.name: slices_of_seed(seed, nbytes_of(seeds[0])) for seed in seeds}
+    for name, slices in wanted.items():
+        seed = next((n for n in joint.module.graph.nodes if n.name == name), None)
+        if slices < 2 or seed is None:  # or it is inside of another region
+            continue
+        refusal = slice_region(joint, seed, slices)
+        if refusal is not None:
+            left.append(refusal)
+            continue
+        products.append(SlicedProduct(name, slices))
+        module = joint.module
+        joint = prepared()
+    return SlicedGraph(joint.module, tuple(products), tuple(left))
+
+
+def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSliced | None:
     """Compute the region of a product in slices, in place; why that is impossible.
 
     Args:
         slices: How many, at most one for each row.
     """
     region = region_of(joint, seed)
-    if isinstance(region, Refusal):
+    if isinstance(region, NotSliced):
         return region
-    loops = [loop for loop in (_loop_of(joint, region, phase) for phase in (True, False)) if loop.nodes]
+    later = _loop_of(joint, region, False, frozenset())
+    loops = [_loop_of(joint, region, True, frozenset(later.operands)), later]
+    overwritten = joint_graph.mutated_inputs(joint)
+    if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
+        return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
     length = -(-region.rows // min(slices, region.rows))
-    for loop in loops:
+    for loop in reversed(loops):  # nodes of the later one read those of the first as they are now
         if loop.joined or loop.sums:
             _replace(joint.module, loop, region.rows, length)
     sort_by_data(joint.module.graph)
@@ -50,8 +136,14 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> Refusa
 # -- what is computed where -------------------------------------------------------------------------------------------
 
 
-def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool) -> Loop:
-    """The part of a region in the forward, or the rest of it with what it computes again."""
+def _loop_of(
+    joint: joint_graph.Joint, region: Region, in_forward: bool, read_later: frozenset[fx.Node]
+) -> Loop:
+    """The part of a region in the forward, or the rest of it with what it computes again.
+
+    Args:
+        read_later: What the other loop takes over.
+    """
     places = region.places | region.edges
     own = {n for n in (*places, *region.sums) if joint.info.is_required_fw(n) is in_forward}
     nodes, stack = set(own), list(own)
@@ -61,7 +153,7 @@ def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool) -> Loop
             if source not in nodes and (is_inside or _is_constant(source, region)):
                 nodes.add(source)
                 stack.append(source)
-    joined = {n for n in own if n not in region.sums and _is_read_outside(joint, n, region, own)}
+    joined = {n for n in own - set(region.sums) if n in read_later or _is_read_outside(n, region, own)}
     ordered = [n for n in joint.module.graph.nodes if n in nodes]
     operands: dict[fx.Node, Rows | None] = {}
     for node in ordered:
@@ -96,7 +188,7 @@ def _is_constant(node: fx.Node, region: Region) -> bool:
     )
 
 
-def _is_read_outside(joint: joint_graph.Joint, node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
+def _is_read_outside(node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
     """Whether something reads a node that neither its own loop computes nor computes it again."""
     readers = [user for user in node.users if user not in own]
     if region.is_large(node) and node in region.places:
