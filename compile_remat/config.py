@@ -178,8 +178,8 @@ class RematConfig:
             `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
             the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
         oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
-        slices: in how many slices the rows of the largest temporaries are computed; 1 (`off`, the default) leaves the graph as it is,
-            0 (`auto`) takes as many as the budget needs.
+        slices: in how many slices the rows of the largest temporaries are computed; 1 (`off`, the default) leaves the graph as
+            it is, 0 (`auto`) takes as many as the budget needs.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
             on their own.
         report_dir: a folder for one report per compiled graph, or None.

@@ -29,7 +29,7 @@ class SlicedProduct:
     """A product whose rows, with all that is made of them, are computed in slices.
 
     Attributes:
-        name: The product's node in the joint graph that torch gave.
+        name: The product's node in the joint graph.
     """
 
     name: str

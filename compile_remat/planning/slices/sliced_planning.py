@@ -169,17 +169,16 @@ class _Search:
         for _, planned in found:
             if _peak_bytes(planned) < SAME_PEAK * _peak_bytes(best):
                 best = planned
-        text = "; ".join(_text(refusal) for refusal in left)
+        is_lowest = isinstance(found[-1][1], BudgetError) or len(found) == 1
+        text = "; ".join(
+            ["rows of dynamic sizes are not computed in slices"] * bool(symbols_of(self.module.graph))
+            + [_text(refusal) for refusal in left if refusal.is_output or is_lowest]
+        )
         if isinstance(best, BudgetError):
             raise best.with_hint(text) if text else best
         if best is found[0][1]:
             _warn_again(noted)
         return replace(best, report=replace(best.report, message=joined(best.report.message, text)))
-
-
-def without_slices(module: fx.GraphModule) -> str:
-    """Why no rows of a graph can be in slices, whatever is in it."""
-    return "sizes are dynamic" if symbols_of(module.graph) else ""
 
 
 def _checked(planned: Planned | BudgetError | None) -> Planned | None:

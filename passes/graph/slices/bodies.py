@@ -172,9 +172,8 @@ class _Copy:
 _DIM_ARGUMENT = {
     **dict.fromkeys(("aten.gather", "aten.scatter", "aten.unsqueeze", "aten.squeeze", "aten.cat", "aten.slice"), 1),
     **dict.fromkeys(("aten._log_softmax", "aten._softmax"), 1),
-    **dict.fromkeys(
-        ("aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten.slice_scatter"), 2
-    ),
+    **dict.fromkeys(("aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten.slice_scatter"), 2),
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes"), 2),
 }
 """Where operators take the dimensions that they work along."""
 

@@ -32,9 +32,7 @@ def run_slices(
     for start in range(0, rows, slice_rows):
         length = min(slice_rows, rows - start)
         graph = body if length == slice_rows or rest is None else rest
-        given = [
-            x if dim < 0 else x.narrow(dim, start, length) for x, dim in zip(operands, sliced_dims, strict=True)
-        ]
+        given = [x if dim < 0 else x.narrow(dim, start, length) for x, dim in zip(operands, sliced_dims, strict=True)]
         made = graph(*given, *sums)
         for parts, part in zip(joined, made[: len(joined)], strict=True):
             parts.append(part)

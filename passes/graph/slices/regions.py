@@ -39,8 +39,9 @@ class Region:
     sums: list[fx.Node] = field(default_factory=list)
 
     def is_large(self, node: fx.Node) -> bool:
-        """Whether a node has as many elements as the seed, or nearly."""
-        return 2 * _elements(node) > _elements(self.seed)
+        """Whether a node has more than a quarter of the seed's elements, and clearly more than what the seed makes wider."""
+        elements = _elements(node)
+        return 4 * elements > _elements(self.seed) and 10 * elements > 13 * _elements(_narrow(self.seed))
 
 
 @dataclass(frozen=True)
@@ -184,11 +185,14 @@ class _Growth:
 def _widens(node: fx.Node) -> bool:
     if packet_of(node) not in ("aten.mm", "aten.addmm", "aten.bmm"):
         return False
-    rows: fx.Node = node.args[1 if packet_of(node) == "aten.addmm" else 0]  # type: ignore[assignment]
-    try:
-        return _elements(node) >= WIDENING * _elements(rows) > 0
-    except NotByRows:
-        return False
+    return _elements(node) >= WIDENING * _elements(_narrow(node)) > 0
+
+
+def _narrow(product: fx.Node) -> fx.Node:
+    """The operand that has a product's rows."""
+    operand = product.args[1 if packet_of(product) == "aten.addmm" else 0]
+    assert isinstance(operand, fx.Node)
+    return operand
 
 
 def _elements(node: fx.Node) -> int:

@@ -1,8 +1,8 @@
 """How rows pass through an operator: which dimensions of its operands are which of its result.
 
-A row is what a sequence of a batch, a token or a sample is: an index that runs through a tensor.  Operators keep rows apart where
-each row of the result is computed of the same row of the operands.  `dims_of` says so of each operator that is known; the others, random
-ones among them, keep nothing apart.
+A row is what a token or a sample is: an index that runs through a tensor.  An operator keeps rows apart where each row of its
+result is computed of the same row of its operands.  `dims_of` says so of the operators that are known; of the others, random
+ones among them, nothing is.
 """
 
 from __future__ import annotations
@@ -275,6 +275,7 @@ _RULES: dict[str, Callable[[fx.Node], list[tuple[fx.Node, Dims]]]] = {
     **dict.fromkeys(
         ("aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten.slice_scatter"), _same_but(2)
     ),
+    **dict.fromkeys(("aten.split", "aten.split_with_sizes"), _same_but(2)),
     "aten.cat": _same_but(1),
     "aten.gather": _gather,
     "aten.permute": _permute,

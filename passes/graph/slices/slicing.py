@@ -1,8 +1,8 @@
 """The rewrite: a region of a joint graph becomes one sliced call in the forward and one in the backward.
 
-The backward's call computes what it needs of the region's forward again, slice by slice.  What is handed over between the two are the
-small tensors at the region's edges: maxima and sums of a softmax, losses of tokens.  So no gradient is computed before its tangent is
-known, and numbers are those of the whole graph but for the order in which rows are added up.
+The backward's call computes what it needs of the region's forward again, slice by slice.  What is handed over between the two
+are the small tensors at the region's edges: maxima and sums of a softmax, losses of tokens.  So no gradient is computed before its
+tangent is known, and numbers are those of the whole graph but for the order in which rows are added up.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.cost_models import OpKind, is_view, op_kind
 from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, joined_shape, sum_dtype
 from compile_remat.passes.graph.slices.calls import run_slices
 from compile_remat.passes.graph.slices.regions import NotSliced as NotSliced
 from compile_remat.passes.graph.slices.regions import Region, nbytes_of, region_of, seeds_of
-from compile_remat.passes.graph.slices.row_rules import Rows, needs, summed
+from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, summed
+from compile_remat.passes.graph.slices.selections import select_rows_first
 from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.plan import SlicedProduct
 
@@ -93,6 +94,9 @@ def _sliced(
         )
 
     joint, products, left = prepared(), list[SlicedProduct](), list[NotSliced]()
+    module = joint.module
+    if joint.has_backward and select_rows_first(module):
+        joint = prepared()
     seeds = seeds_of(joint) if joint.has_backward else []
     wanted = {seed.name: slices_of_seed(seed, nbytes_of(seeds[0])) for seed in seeds}
     for name, slices in wanted.items():
@@ -136,9 +140,7 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
 # -- what is computed where -------------------------------------------------------------------------------------------
 
 
-def _loop_of(
-    joint: joint_graph.Joint, region: Region, in_forward: bool, read_later: frozenset[fx.Node]
-) -> Loop:
+def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_later: frozenset[fx.Node]) -> Loop:
     """The part of a region in the forward, or the rest of it with what it computes again.
 
     Args:
@@ -148,11 +150,15 @@ def _loop_of(
     own = {n for n in (*places, *region.sums) if joint.info.is_required_fw(n) is in_forward}
     nodes, stack = set(own), list(own)
     while stack:
-        for source in stack.pop().all_input_nodes:
+        node = stack.pop()
+        for source, place in _places_read(node, places).items():
             is_inside = source in region.places and region.is_large(source)
-            if source not in nodes and (is_inside or _is_constant(source, region)):
-                nodes.add(source)
-                stack.append(source)
+            if source in nodes or not (is_inside or _is_constant(source, region) or _is_view_of(source, place)):
+                continue
+            if place is not None:
+                places.setdefault(source, place)
+            nodes.add(source)
+            stack.append(source)
     joined = {n for n in own - set(region.sums) if n in read_later or _is_read_outside(n, region, own)}
     ordered = [n for n in joint.module.graph.nodes if n in nodes]
     operands: dict[fx.Node, Rows | None] = {}
@@ -176,6 +182,16 @@ def _places_read(node: fx.Node, places: Mapping[fx.Node, Rows]) -> dict[fx.Node,
         return needs(node, places[node])
     found: dict[fx.Node, Rows | None] = dict.fromkeys(node.all_input_nodes)
     return {**found, **{x: places[x] for x in found if x in places}, **summed(node)}
+
+
+def _is_view_of(node: fx.Node, place: Rows | None) -> bool:
+    """Whether a node only shows another tensor: what is handed over is that, so that no second one has to lie in memory."""
+    if node.op != "call_function" or not is_view(node) or len(node.all_input_nodes) != 1:
+        return False
+    try:
+        return place is None or needs(node, place)[node.all_input_nodes[0]] is not None
+    except NotByRows:
+        return False
 
 
 def _is_constant(node: fx.Node, region: Region) -> bool:

@@ -43,7 +43,10 @@ class _Unrolled:
     def replace(self) -> None:
         """Put the calls in the place of the node."""
         sources = [x if dim < 0 else self._realized(x) for x, dim in zip(self.operands, self.dims, strict=True)]
-        sums = [self._call(torch.ops.aten.full.default, list(v.shape), 0, dtype=v.dtype, device=v.device) for v in self.values]
+        sums = [
+            self._call(torch.ops.aten.full.default, list(v.shape), 0, dtype=v.dtype, device=v.device)
+            for v in self.values
+        ]
         joined: list[list[fx.Node]] = [[] for _ in self.joined_dims]
         for start in range(0, self.rows, self.length):
             made = self._slice(sources, sums, start, min(self.length, self.rows - start))
