@@ -40,7 +40,7 @@ def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
     Args:
         given: The operands as they are handed over, rows in one dimension.
     """
-    mode = next(n.meta["val"].fake_mode for n in given if isinstance(n.meta["val"], torch.Tensor))
+    mode = next(fake_mode_of(n.meta["val"]) for n in given if isinstance(n.meta["val"], torch.Tensor))
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     with mode:
         for k, ((operand, place), source) in enumerate(zip(loop.operands.items(), given, strict=True)):
@@ -53,6 +53,11 @@ def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
         sums = [_added(graph, into, copies[node]) for into, node in zip(accumulators, loop.sums, strict=True)]
     graph.output((*(copies[node] for node in loop.joined), *sums))
     return fx.GraphModule({}, graph)
+
+
+def fake_mode_of(value: Any) -> Any:
+    """The mode that a fake tensor was made in; in it, operators give fake tensors."""
+    return value.fake_mode
 
 
 def sum_dtype(node: fx.Node) -> torch.dtype:
@@ -122,7 +127,7 @@ class _Copy:
     def _operand(self, graph: fx.Graph, operand: fx.Node) -> fx.Node:
         """A copied operand; one that all rows share has one dimension where there were several for rows."""
         copy = self.copies[operand]
-        if self.place is None or self.place.count == 1 or operand in self.loop.places:
+        if self.place is None or self.place.length == 1 or operand in self.loop.places:
             return copy
         sizes, last = shape_of(operand), len(shape_of(self.node))
         shown = [d for d in self.place.dims if d - (last - len(sizes)) >= 0]
@@ -136,7 +141,7 @@ class _Copy:
         sizes = list(shape_of(self.node))
         if self.place is None:
             return sizes
-        return [*sizes[: self.place.start], self.rows, *sizes[self.place.start + self.place.count :]]
+        return [*sizes[: self.place.start], self.rows, *sizes[self.place.start + self.place.length :]]
 
     def _order(self) -> list[int]:
         source = self.node.all_input_nodes[0]
@@ -182,11 +187,11 @@ def _collapsed(dim: int, place: Rows | None) -> int:
     """A dimension once those of the rows are one."""
     if place is None or dim < place.start:
         return dim
-    return place.start if dim in place.dims else dim - place.count + 1
+    return place.start if dim in place.dims else dim - place.length + 1
 
 
 def joined_shape(node: fx.Node, place: Rows, rows: int) -> list[int]:
     """The sizes of a node with its rows in one dimension."""
     sizes = shape_of(node)
-    assert math.prod(sizes[place.start : place.start + place.count]) == rows
-    return [*sizes[: place.start], rows, *sizes[place.start + place.count :]]
+    assert math.prod(sizes[place.start : place.start + place.length]) == rows
+    return [*sizes[: place.start], rows, *sizes[place.start + place.length :]]

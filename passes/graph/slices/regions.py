@@ -143,7 +143,7 @@ class _Growth:
         self.pending.append(node)
 
     def _check(self, node: fx.Node, rows: Rows) -> None:
-        if math.prod(shape_of(node)[rows.start : rows.start + rows.count]) != self.region.rows:
+        if math.prod(shape_of(node)[rows.start : rows.start + rows.length]) != self.region.rows:
             raise NotByRows(f"{node.name} has another number of rows")
 
     def _fill(self, in_forward: bool) -> None:

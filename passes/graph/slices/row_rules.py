@@ -18,15 +18,15 @@ from compile_remat.cost_models import OpKind, op_kind
 
 
 class Rows(NamedTuple):
-    """Where the rows of a tensor are: `count` dimensions from `start` on, whose product is their number."""
+    """Where the rows of a tensor are: `length` dimensions from `start` on, whose product is their number."""
 
     start: int
-    count: int
+    length: int
 
     @property
     def dims(self) -> range:
         """The dimensions."""
-        return range(self.start, self.start + self.count)
+        return range(self.start, self.start + self.length)
 
 
 class NotByRows(Exception):
@@ -70,7 +70,7 @@ def passes_on(node: fx.Node, source: fx.Node, rows: Rows) -> Rows | None:
             places = [dims[d] for d in rows.dims]
             if all(place is None for place in places) and packet_of(node) in SUMMING:
                 return None
-            found = _group(places, rows.count)
+            found = _group(places, rows.length)
             if found is not None and _sizes(node, found) == _sizes(source, rows):
                 return found
     raise NotByRows(f"{_named(node)} needs all rows of {source.name} at once")
@@ -90,7 +90,7 @@ def needs(node: fx.Node, rows: Rows) -> dict[fx.Node, Rows | None]:
         sizes = shape_of(operand)
         places = [dims.index(d) if d in dims and sizes[dims.index(d)] == shape_of(node)[d] else None for d in rows.dims]
         shown = [place for place in places if place is not None and sizes[place] != 1]
-        group = _group(places, rows.count)
+        group = _group(places, rows.length)
         if group is None and shown:
             raise NotByRows(f"{_named(node)} repeats {operand.name} along a part of the rows")
         if operand in found and found[operand] != group:
@@ -141,7 +141,7 @@ def _named(node: fx.Node) -> str:
 
 
 def _sizes(node: fx.Node, rows: Rows) -> tuple[int, ...]:
-    return shape_of(node)[rows.start : rows.start + rows.count]
+    return shape_of(node)[rows.start : rows.start + rows.length]
 
 
 def _group(places: list[int | None], count: int) -> Rows | None:
@@ -154,7 +154,7 @@ def _group(places: list[int | None], count: int) -> Rows | None:
 
 def _reshaped(old: tuple[int, ...], rows: Rows, new: tuple[int, ...], node: fx.Node) -> Rows:
     """Where rows are in other sizes; the fewest dimensions that they can be."""
-    before, number = math.prod(old[: rows.start]), math.prod(old[rows.start : rows.start + rows.count])
+    before, number = math.prod(old[: rows.start]), math.prod(old[rows.start : rows.start + rows.length])
     for count in range(1, len(new) + 1):
         for start in range(len(new) - count + 1):
             if math.prod(new[:start]) == before and math.prod(new[start : start + count]) == number:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat.passes.graph.slices.bodies import call
+from compile_remat.passes.graph.slices.bodies import call, fake_mode_of
 from compile_remat.passes.graph.slices.row_rules import NotByRows, is_reshape, packet_of, shape_of
 
 aten = torch.ops.aten
@@ -58,7 +58,7 @@ def _slice_first(graph: fx.Graph, node: fx.Node) -> bool:
         return False
     factor, weight = product.args[:2]
     assert isinstance(factor, fx.Node) and isinstance(weight, fx.Node)
-    with factor.meta["val"].fake_mode, graph.inserting_before(product):
+    with fake_mode_of(factor.meta["val"]), graph.inserting_before(product):
         rows = _selected(graph, factor, sizes[:-1], bounds)
         wide = _like(call(graph, aten.mm.default, (rows, weight)), product)
         new = _like(call(graph, aten.view.default, (wide, [*_cut(sizes[:-1], bounds), sizes[-1]])), view)
@@ -136,7 +136,7 @@ def _pad_last(graph: fx.Graph, node: fx.Node) -> bool:
     sizes, dim = shape_of(node), bounds[0]
     if dim >= len(sizes) - 1:
         return False
-    with node.meta["val"].fake_mode:
+    with fake_mode_of(node.meta["val"]):
         with graph.inserting_before(chain[0] if chain else flat):
             small = gradient
             for old in chain:

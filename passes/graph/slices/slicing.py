@@ -19,7 +19,7 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, is_view, op_kind
-from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, joined_shape, sum_dtype
+from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, fake_mode_of, joined_shape, sum_dtype
 from compile_remat.passes.graph.slices.calls import run_slices
 from compile_remat.passes.graph.slices.regions import NotSliced as NotSliced
 from compile_remat.passes.graph.slices.regions import Region, nbytes_of, region_of, seeds_of
@@ -220,7 +220,7 @@ def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None
     graph, last = module.graph, loop.nodes[-1]
     meta = {k: v for k, v in last.meta.items() if k not in ("val", "tensor_meta", "recompute", "desc")}
     value = next(n.meta["val"] for n in loop.nodes if isinstance(n.meta["val"], torch.Tensor))
-    with value.fake_mode, _Inserter(graph, last, meta) as insert:
+    with fake_mode_of(value), _Inserter(graph, last, meta) as insert:
         given = [_flat(insert, x, place) for x, place in loop.operands.items()]
         body = insert.attribute(module, body_of(loop, given, length))
         rest = insert.attribute(module, body_of(loop, given, rows % length)) if rows % length else None
@@ -246,7 +246,7 @@ class _Inserter:
         self.point.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.point.__exit__(*error)
 
     def node(self, node: fx.Node) -> fx.Node:
@@ -267,9 +267,9 @@ class _Inserter:
 
 def _flat(insert: _Inserter, node: fx.Node, place: Rows | None) -> fx.Node:
     """An operand with its rows in one dimension."""
-    if place is None or place.count == 1:
+    if place is None or place.length == 1:
         return node
-    shape = joined_shape(node, place, math.prod(node.meta["val"].shape[place.start : place.start + place.count]))
+    shape = joined_shape(node, place, math.prod(node.meta["val"].shape[place.start : place.start + place.length]))
     try:
         return insert.call(torch.ops.aten.view.default, node, shape)
     except (RuntimeError, ValueError):  # its strides allow no view

@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from compile_remat.passes.graph.slices.bodies import call
+from compile_remat.cost_models import is_view
+from compile_remat.passes.graph.slices.bodies import call, fake_mode_of
 from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
+
+
+LAID_OUT = torch.ops.prims.inductor_force_stride_order.default
+"""An operator that gives its operand as it lies in memory."""
 
 
 def unroll_sliced_calls(module: fx.GraphModule) -> int:
     """Replace each sliced call by one call of its body for each slice, in place; returns how many there were."""
     found = [node for node in module.graph.nodes if is_sliced(node)]
     for node in found:
-        value = node.meta["val"][0]
-        with value.fake_mode, module.graph.inserting_before(node):
+        with fake_mode_of(node.meta["val"][0]), module.graph.inserting_before(node):
             _Unrolled(module, node).replace()
     if found:
         module.graph.eliminate_dead_code()
@@ -37,7 +41,9 @@ class _Unrolled:
         args: tuple[Any, ...] = node.args
         self.body, self.rest, self.rows, self.length, self.dims, self.joined_dims = args[:6]
         self.operands = list(args[6:])
-        self.values = sum_values(module.get_submodule(self.body.target), len(self.operands))
+        body = module.get_submodule(str(self.body.target))
+        assert isinstance(body, fx.GraphModule)
+        self.values = sum_values(body, len(self.operands))
         self.meta = {k: v for k, v in node.meta.items() if k != "val"}
 
     def replace(self) -> None:
@@ -83,10 +89,24 @@ class _Unrolled:
         return torch.empty(sizes, dtype=value.dtype, device=value.device)
 
     def _realized(self, node: fx.Node) -> fx.Node:
-        """A tensor that lies in memory as a whole: of what is not, each slice would be computed by code of its own."""
-        if node.op == "placeholder":
-            return node
-        return self._call(torch.ops.prims.inductor_force_stride_order.default, node, node.meta["val"].stride())
+        """A tensor that lies in memory as a whole: of what is not, each slice would be computed by code of its own.
+
+        What a view shows is put there, not the view, so that its other readers read the same memory.
+        """
+        views = list[fx.Node]()
+        while node.op == "call_function" and is_view(node) and len(node.all_input_nodes) == 1:
+            views.append(node)
+            node = node.all_input_nodes[0]
+        if node.op == "placeholder" or node.target is LAID_OUT:
+            return views[0] if views else node
+        there = next((user for user in node.users if user.target is LAID_OUT), None)
+        if there is not None:
+            return views[0] if views else there
+        with self.graph.inserting_before(node.next):
+            there = self._call(LAID_OUT, node, node.meta["val"].stride())
+        for user in [user for user in node.users if user is not there and user.op != "output"]:
+            user.replace_input_with(node, there)
+        return views[0] if views else there  # which show what is there now
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = call(self.graph, target, args, kwargs)
