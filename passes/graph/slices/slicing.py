@@ -28,6 +28,8 @@ from compile_remat.passes.graph.slices.selections import select_rows_first
 from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.plan import SlicedProduct
 
+ALIGNED_ROWS = 16
+
 BODY = "sliced_body_"
 """How the graphs of slices are called that a joint graph holds; a number follows."""
 
@@ -127,7 +129,7 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
     overwritten = joint_graph.mutated_inputs(joint)
     if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
         return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
-    length = -(-region.rows // min(slices, region.rows))
+    length = _slice_rows(region, slices)
     for loop in reversed(loops):  # nodes of the later one read those of the first as they are now
         if loop.joined or loop.sums:
             _replace(joint.module, loop, region.rows, length)
@@ -135,6 +137,13 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
     joint.module.graph.eliminate_dead_code()
     joint.module.recompile()
     return None
+
+
+def _slice_rows(region: Region, slices: int) -> int:
+    """Rows of a slice: a multiple of 16 but for short ones, so that slices begin where kernels may load whole vectors."""
+    rows = -(-region.rows // min(slices, region.rows))
+    is_on_cpu = region.seed.meta["val"].device.type == "cpu"
+    return rows if rows <= ALIGNED_ROWS and is_on_cpu else -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
 
 
 # -- what is computed where -------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from compile_remat.cost_models import is_view
 from compile_remat.passes.graph.slices.bodies import call, fake_mode_of
 from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
 
-
 LAID_OUT = torch.ops.prims.inductor_force_stride_order.default
 """An operator that gives its operand as it lies in memory."""
 
