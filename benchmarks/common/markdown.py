@@ -23,10 +23,10 @@ from benchmarks import (
     planning_time,
     predicted_time,
     promise,
-    slices,
     published,
     scale,
     scheduler_scale,
+    slices,
     step_time,
     together,
     workspaces,
@@ -456,10 +456,11 @@ steps, with 95 % intervals; the ratio plain/plain, of a second plain compilation
         "slices_cpu.json",
         "OMP_NUM_THREADS=1 python -m benchmarks.slices --pairs 8",
         """\
-The lowest peak with [`slices="auto"`](slices.md) and without. `head`: a layer of width 128, 2,048 rows, 8,192 words and the loss. `gpt`: two
-blocks of width 256, 4,096 tokens, 32,768 words, bfloat16, logits in float32. `long`: one block `x + down(gelu(up(norm(x))))` of width 256 on
-a sequence of 16,384. Then the step inside 0.6 of the whole graph's `min`, timed against that `min`, interleaved; and the C++ sources of both
-graphs at `min`, whole and in 64 slices. One thread, on a machine that was busy with other things.""",
+The lowest peak with [`slices="auto"`](slices.md) and without. `head`: a layer of width 128, 2,048 rows, 8,192 words and the
+loss. `gpt`: two blocks of width 256, 4,096 tokens, 32,768 words, bfloat16, logits in float32. `long`: one block
+`x + down(gelu(up(norm(x))))` of width 256 on a sequence of 16,384. Then the step inside 0.6 of the whole graph's `min`, timed
+against that `min`, interleaved; and the C++ sources of both graphs at `min`, whole and in 64 slices. One thread, on a machine that
+was busy with other things.""",
         _slices,
     ),
     Section(

@@ -104,13 +104,21 @@ def _cut(sizes: Sequence[int], bounds: Bounds) -> list[int]:
     return [len(range(*steps)) if d == dim else size for d, size in enumerate(sizes)]
 
 
-def _selected(graph: fx.Graph, factor: fx.Node, rows: Sequence[int], bounds: Bounds) -> fx.Node:
-    """The rows of a narrow operand that a slice of the wide result names."""
-    width, (dim, begin, end, step) = shape_of(factor)[-1], bounds
-    view = _like(call(graph, aten.view.default, (factor, [*rows, width])), factor)
-    part = _like(call(graph, aten.slice.Tensor, (view, dim, begin, end, step)), factor)
+def _selected(
+    graph: fx.Graph, factor: fx.Node, rows: Sequence[int], bounds: Bounds, is_turned: bool = False
+) -> fx.Node:
+    """The rows of a narrow operand that a slice of the wide result names.
+
+    Args:
+        is_turned: Whether its rows stand in its columns.
+    """
+    (dim, *steps), number = bounds, math.prod(_cut(rows, bounds))
+    width = shape_of(factor)[0 if is_turned else 1]
+    split, small = ([width, *rows], [width, number]) if is_turned else ([*rows, width], [number, width])
+    view = _like(call(graph, aten.view.default, (factor, split)), factor)
+    part = _like(call(graph, aten.slice.Tensor, (view, dim + is_turned, *steps)), factor)
     copy = _like(call(graph, aten.clone.default, (part,), {"memory_format": torch.contiguous_format}), factor)
-    return _like(call(graph, aten.view.default, (copy, [math.prod(_cut(rows, bounds)), width])), factor)
+    return _like(call(graph, aten.view.default, (copy, small)), factor)
 
 
 def _like(node: fx.Node, other: fx.Node) -> fx.Node:
@@ -171,7 +179,11 @@ def _way_down(node: fx.Node) -> tuple[list[fx.Node], fx.Node, list[fx.Node]]:
         readers = list(user.users) if is_turned else [user]
         if not all(r.op == "call_function" and packet_of(r) == "aten.mm" for r in readers):
             raise _Elsewhere
-        if not all(r.args[0] in (below, user) and r.args[1] not in (below, user) for r in readers):
+        if not all(
+            (r.args[0] is user or (r.args[0] is below) or (r.args[1] is below and not is_turned)) for r in readers
+        ):
+            raise _Elsewhere
+        if any(len({*r.args[:2]} & {below, user}) != 1 for r in readers):
             raise _Elsewhere
         products += readers
     return chain, below, products
@@ -193,6 +205,9 @@ def _product_of(
         )
         padded = _like(call(graph, aten.slice_scatter.default, (_like(zeros, product), part, *bounds)), product)
         new = _like(call(graph, aten.view.default, (padded, list(shape_of(product)))), product)
+    elif second is flat:
+        rows = _selected(graph, first, sizes[:-1], bounds, is_turned=True)
+        new = _like(call(graph, aten.mm.default, (rows, small)), product)
     else:
         turned = _like(call(graph, aten.permute.default, (small, [1, 0])), first)
         rows = _selected(graph, second, sizes[:-1], bounds)
