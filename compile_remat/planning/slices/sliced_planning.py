@@ -95,7 +95,7 @@ class _Search:
     def run(self, joint_module: fx.GraphModule) -> Planned | None:
         """The plan without slices where that is within the budget; else the fastest that is, or the lowest one."""
         with warnings.catch_warnings(record=True) as noted:
-            whole = self._attempt(joint_module, self.settings)
+            whole = self._attempt(joint_module, self.settings, self.keywords)
         is_max = not isinstance(whole, BudgetError | None) and whole.report.budget == str(MemoryBudget("max"))
         is_met = self.settings.slices == AUTO and self._is_met(whole)
         if whole is None or is_max or is_met:
@@ -123,23 +123,26 @@ class _Search:
             settings = replace(settings, budget=MemoryBudget("bytes", whole.plan.budget_bytes), from_auto=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a plan that is not taken
-            planned = self._attempt(graph.module, settings)
+            planned = self._attempt(graph.module, settings, self.keywords | {"with_plain": False})
         if not isinstance(planned, Planned):
             assert planned is not None
             return planned
         text = "rows in slices: " + ", ".join(f"{p.name} in {p.slices}" for p in graph.products)
         plan = replace(planned.plan, sliced=graph.products)
-        budget = whole.report.budget if isinstance(whole, Planned) else planned.report.budget
-        report = replace(planned.report, plan=plan, budget=budget, message=text)
+        report = replace(planned.report, plan=plan, message=joined(planned.report.message, text))
+        if isinstance(whole, Planned):
+            report = replace(report, budget=whole.report.budget, plain=whole.report.plain)
         resume = planned.resume
         if resume is not None:
             incumbent = replace(resume.incumbent, plan=replace(resume.incumbent.plan, sliced=graph.products))
             resume = replace(resume, incumbent=incumbent)
         return replace(planned, plan=plan, report=report, resume=resume)
 
-    def _attempt(self, module: fx.GraphModule, settings: Settings) -> Planned | BudgetError | None:
+    def _attempt(
+        self, module: fx.GraphModule, settings: Settings, keywords: dict[str, Any]
+    ) -> Planned | BudgetError | None:
         try:
-            return plan_joint(module, settings, self.request, **self.keywords, is_stored=False)
+            return plan_joint(module, settings, self.request, **keywords, is_stored=False)
         except BudgetError as error:
             return error
 
@@ -169,11 +172,11 @@ class _Search:
         for _, planned in found:
             if _peak_bytes(planned) < SAME_PEAK * _peak_bytes(best):
                 best = planned
-        is_lowest = isinstance(found[-1][1], BudgetError) or len(found) == 1
-        text = "; ".join(
-            ["rows of dynamic sizes are not computed in slices"] * bool(symbols_of(self.module.graph))
-            + [_text(refusal) for refusal in left if refusal.is_output or is_lowest]
-        )
+        is_whole = all(number == 1 for number, _ in found)
+        told = [_text(refusal) for refusal in left if refusal.is_output or is_whole]
+        if symbols_of(self.module.graph):
+            told = ["rows of dynamic sizes are not computed in slices"]
+        text = "; ".join(told)
         if isinstance(best, BudgetError):
             raise best.with_hint(text) if text else best
         if best is found[0][1]:

@@ -65,6 +65,8 @@ def passes_on(node: fx.Node, source: fx.Node, rows: Rows) -> Rows | None:
     """
     if is_reshape(node):
         return _reshaped(shape_of(source), rows, shape_of(node), node)
+    if packet_of(node) in ("aten.mm", "aten.bmm") and len(node.all_input_nodes) == 1:
+        raise NotByRows(f"{_named(node)} multiplies {source.name} by itself")
     for operand, dims in dims_of(node):
         if operand is source:
             places = [dims[d] for d in rows.dims]
@@ -102,9 +104,9 @@ def needs(node: fx.Node, rows: Rows) -> dict[fx.Node, Rows | None]:
 def summed(node: fx.Node) -> dict[fx.Node, Rows]:
     """Where the rows are that an operator adds up, in each of its operands: for products those of the other one, too."""
     if packet_of(node) == "aten.mm":
-        first, second = node.all_input_nodes if len(node.all_input_nodes) == 2 else (node.all_input_nodes[0],) * 2
-        return {first: Rows(1, 1), second: Rows(0, 1)} if first is not second else {}
-    if packet_of(node) == "aten.bmm" and len(node.all_input_nodes) == 2:
+        first, second = node.all_input_nodes
+        return {first: Rows(1, 1), second: Rows(0, 1)}
+    if packet_of(node) == "aten.bmm":
         first, second = node.all_input_nodes
         return {first: Rows(2, 1), second: Rows(1, 1)}
     return {}

@@ -23,7 +23,7 @@ from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, fake_m
 from compile_remat.passes.graph.slices.calls import run_slices
 from compile_remat.passes.graph.slices.regions import NotSliced as NotSliced
 from compile_remat.passes.graph.slices.regions import Region, nbytes_of, region_of, seeds_of
-from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, summed
+from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, shape_of, summed
 from compile_remat.passes.graph.slices.selections import select_rows_first
 from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.plan import SlicedProduct
@@ -124,8 +124,11 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
     region = region_of(joint, seed)
     if isinstance(region, NotSliced):
         return region
-    later = _loop_of(joint, region, False, frozenset())
-    loops = [_loop_of(joint, region, True, frozenset(later.operands)), later]
+    try:
+        later = _loop_of(joint, region, False, frozenset())
+        loops = [_loop_of(joint, region, True, frozenset(later.operands)), later]
+    except NotByRows as reason:
+        return NotSliced(seed.name, nbytes_of(seed), str(reason))
     overwritten = joint_graph.mutated_inputs(joint)
     if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
         return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
@@ -160,7 +163,7 @@ def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_la
     nodes, stack = set(own), list(own)
     while stack:
         node = stack.pop()
-        for source, place in _places_read(node, places).items():
+        for source, place in _places_read(node, region, places).items():
             is_inside = source in region.places and region.is_large(source)
             if source in nodes or not (is_inside or _is_constant(source, region) or _is_view_of(source, place)):
                 continue
@@ -172,7 +175,7 @@ def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_la
     ordered = [n for n in joint.module.graph.nodes if n in nodes]
     operands: dict[fx.Node, Rows | None] = {}
     for node in ordered:
-        for source, place in _places_read(node, places).items():
+        for source, place in _places_read(node, region, places).items():
             if source not in nodes:
                 operands[source] = place
     known = places | {n: place for n, place in operands.items() if place is not None}
@@ -185,12 +188,22 @@ def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_la
     )
 
 
-def _places_read(node: fx.Node, places: Mapping[fx.Node, Rows]) -> dict[fx.Node, Rows | None]:
-    """Where the rows are in what a node reads."""
-    if node in places:
-        return needs(node, places[node])
+def _places_read(node: fx.Node, region: Region, places: Mapping[fx.Node, Rows]) -> dict[fx.Node, Rows | None]:
+    """Where the rows are in what a node reads.
+
+    Raises:
+        NotByRows: They are elsewhere there, or it reads what is no tensor.
+    """
     found: dict[fx.Node, Rows | None] = dict.fromkeys(node.all_input_nodes)
-    return {**found, **{x: places[x] for x in found if x in places}, **summed(node)}
+    if node in places:
+        found |= needs(node, places[node])
+    elif node in region.sums:
+        found |= {x: places[x] for x in found if x in places} | summed(node)
+    for source, place in found.items():
+        shape_of(source)
+        if source in places and places[source] != place:
+            raise NotByRows(f"{node.name} reads other rows of {source.name}")
+    return found
 
 
 def _is_view_of(node: fx.Node, place: Rows | None) -> bool:

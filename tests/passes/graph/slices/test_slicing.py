@@ -223,8 +223,9 @@ def test_logits_that_are_returned_are_not_in_slices() -> None:
         lambda logits: logits.flip(0),
         lambda logits: logits / logits.square().sum(),
         lambda logits: logits.sort(0).values,
+        lambda logits: logits @ logits[:WORDS].t() @ logits,
     ],
-    ids=["cumsum", "mean of rows", "random", "order", "sum of all", "sort"],
+    ids=["cumsum", "mean of rows", "random", "order", "sum of all", "sort", "Gram matrix"],
 )
 def test_rows_that_meet_are_not_in_slices(mixing: Callable[[Tensor], Tensor]) -> None:
     """The graph stays as it is, and what stands in the way is named."""
