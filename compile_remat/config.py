@@ -93,14 +93,14 @@ def _up_to(most: int) -> Callable[[object], int]:
 MOST_SLICES = 4096
 
 
-def _slices(raw: object) -> int:
-    """`off`, which becomes 1; `auto`, which becomes 0; or a whole number."""
+def _slices(raw: object) -> str | int:
+    """`off`, which is 1, too; `auto`; or a whole number."""
     text = str(raw).strip().lower()
     if text in ("off", "auto"):
-        return 1 if text == "off" else 0
-    if isinstance(raw, bool) or not text.isdecimal() or int(text) > MOST_SLICES:
-        raise ConfigError(f"{raw!r} is not a choice. Allowed: off, auto, or a whole number up to {MOST_SLICES}.")
-    return int(text)
+        return text
+    if isinstance(raw, bool) or not text.isdecimal() or not 1 <= int(text) <= MOST_SLICES:
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: off, auto, or a whole number from 1 to {MOST_SLICES}.")
+    return int(text) if int(text) > 1 else "off"
 
 
 def _seconds(raw: object) -> float | None:
@@ -178,8 +178,8 @@ class RematConfig:
             `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
             the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
         oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
-        slices: in how many slices the rows of the largest temporaries are computed; 1 (`off`, the default) leaves the graph as
-            it is, 0 (`auto`) takes as many as the budget needs.
+        slices: in how many slices the rows of the largest temporaries are computed: `off` (default), `auto` for as many as the
+            budget needs, or a number.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
             on their own.
         report_dir: a folder for one report per compiled graph, or None.
@@ -200,7 +200,7 @@ class RematConfig:
     check: bool = _row(_switch, False)
     time_limit: float | None = _row(_seconds, None)
     oom_retry: int = _row(_up_to(3), 1)
-    slices: int = _row(_slices, 1)
+    slices: str | int = _row(_slices, "off")
     rank_timeout: int = _row(_timeout, 60)
     report_dir: str | None = _row(_folder, None)
     plan_dir: str | None = _row(_folder, None)

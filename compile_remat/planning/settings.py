@@ -35,6 +35,9 @@ from compile_remat.ranks.wrappers import held_by_running
 
 LOG = logging.getLogger("compile_remat")
 
+SLICES = {"off": 1, "auto": 0}
+"""Numbers that stand for words in `Settings.slices`."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -120,7 +123,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
         is_here=config.device == "detect" or device.name == detect(place).name,
-        slices=config.slices,
+        slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
     )
     return with_plain_bytes(settings)
 

@@ -21,10 +21,10 @@ from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, 
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.plan_store import store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, interrupted_by
-from compile_remat.planning.settings import Settings
+from compile_remat.planning.settings import SLICES, Settings
 from compile_remat.report import joined
 
-OFF, AUTO = 1, 0
+OFF, AUTO = SLICES["off"], SLICES["auto"]
 
 NUMBERS = (2, 4, 8, 16, 32, 64)
 """The numbers of slices that `auto` tries."""
