@@ -3,7 +3,7 @@
     python -m benchmarks.slices [--case head] [--pairs 12] [--toy] [--json OUT]
 
 Each case is trained at `min`, at `min` with slices="auto", and with slices="auto" inside 0.6 of the first peak.  Peaks are
-measured, step times interleaved.  Kernels are the C++ sources of the graph at `min`, whole and in 64 slices.  ok: the peak is at
+measured, step times interleaved.  Kernels are the C++ sources of the graph at `min`, whole and in slices.  ok: the peak is at
 most the case's limit (bytes, or a part of the whole graph's `min`), the 95 % interval of the median time ratio reaches 1.15 or
 below, kernels are at most 1.3 times as many.  The exit status is 1 on any miss.
 """
@@ -132,6 +132,7 @@ class SliceRow:
     part_sliced: str
     time: RatioInterval
     whole_kernels: int
+    kernels_of_two: int
     sliced_kernels: int
 
     @property
@@ -180,7 +181,7 @@ def row_of(name: str, arguments: argparse.Namespace) -> SliceRow:
     part = harness.remat(_case(name, arguments), budget_bytes, slices="auto")
     part_peak, at_part = _measured(part, device)
     time = harness.compare(whole, part, pairs=arguments.pairs, device=device, seed=arguments.seed)
-    kernels = [_kernels(lambda s=s: harness.remat(_case(name, arguments), "min", slices=s)) for s in ("off", "64")]
+    kernels = [_kernels(lambda s=s: harness.remat(_case(name, arguments), "min", slices=s)) for s in ("off", "2", "64")]
     return SliceRow(
         name,
         plain_peak,
@@ -234,7 +235,7 @@ def _kernels(make: Callable[[], harness.Training]) -> int:
 
 def table(rows: Sequence[SliceRow]) -> tuple[list[str], list[list[str]]]:
     titles = ["case", "plain MiB", "min MiB", "min in slices MiB", "ratio", "predicted MiB", "slices"]
-    titles += [f"{PART} of min: MiB", "slices", "time over min", "kernels", "in 64 slices", "verdict"]
+    titles += [f"{PART} of min: MiB", "slices", "time over min", "kernels", "in 2 slices", "in 64 slices", "verdict"]
     cells = [
         [
             row.case,
@@ -248,6 +249,7 @@ def table(rows: Sequence[SliceRow]) -> tuple[list[str], list[list[str]]]:
             row.part_sliced,
             str(row.time),
             str(row.whole_kernels),
+            str(row.kernels_of_two),
             str(row.sliced_kernels),
             row.verdict,
         ]
