@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from compile_remat._util.suggestions import closest, did_you_mean
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
@@ -200,7 +200,7 @@ class RematConfig:
     check: bool = _row(_switch, False)
     time_limit: float | None = _row(_seconds, None)
     oom_retry: int = _row(_up_to(3), 1)
-    slices: str | int = _row(_slices, "off")
+    slices: str | int = _row(_slices, cast("str | int", "off"))
     rank_timeout: int = _row(_timeout, 60)
     report_dir: str | None = _row(_folder, None)
     plan_dir: str | None = _row(_folder, None)

@@ -22,10 +22,10 @@ from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradie
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     split_convolution_gradients as split_convolution_gradients,
 )
-from compile_remat.passes.graph.slices.slicing import NotSliced as NotSliced
-from compile_remat.passes.graph.slices.slicing import SlicedGraph as SlicedGraph
-from compile_remat.passes.graph.slices.slicing import slice_largest as slice_largest
-from compile_remat.passes.graph.slices.slicing import slice_products as slice_products
+from compile_remat.passes.graph.slices.largest import NotSliced as NotSliced
+from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
+from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
+from compile_remat.passes.graph.slices.largest import slice_products as slice_products
 from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls as unroll_sliced_calls
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
