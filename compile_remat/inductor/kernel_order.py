@@ -30,8 +30,9 @@ SMALL_PART = 256
 def move_kernels_up(nodes: list[Any]) -> list[Any]:
     """The nodes of a scheduler, before any are joined, in their new order; the same list where none moves.
 
-    Forwards keep Inductor's order, which the planner knows.
+    Forwards keep Inductor's order, which the planner knows, but for what calls of a region are joined to.
     """
+    nodes = join_at_once(nodes)
     graph = V.graph.module.graph
     if not V.graph.is_backward or not graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
         return nodes
