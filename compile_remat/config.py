@@ -91,6 +91,7 @@ def _up_to(most: int) -> Callable[[object], int]:
 
 
 MOST_SLICES = 4096
+"""Of `slices`: no model has so many rows that more would help."""
 
 
 def _slices(raw: object) -> str | int:
