@@ -19,6 +19,7 @@ NAMES = (
     "guard",
     "max_speed",
     "step_time",
+    "slices",
     "against_torch",
     "predicted_time",
     "gap",

@@ -49,11 +49,12 @@ from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Plan as Plan, Planner, PlanOption as PlanOption, Status as Status, frontier
 from compile_remat.planning import op_timing
-from compile_remat.planning.joint_planning import Planned, plan_joint
+from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_split import partition as partition
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.request import Fit
 from compile_remat.planning.settings import place_of, priced, settings_for
+from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
 
@@ -88,7 +89,7 @@ def look(
             planned = look_at_joint_graph(
                 gm,
                 example_inputs,
-                lambda joint, keywords: plan_joint(
+                lambda joint, keywords: plan_with_slices(
                     joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, **keywords
                 ),
                 options,

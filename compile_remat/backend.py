@@ -225,7 +225,8 @@ def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Repor
         RankError: They do not go together.
     """
     plan = None if report is None else report.plan
-    saved = None if plan is None else (*plan.saved, "again", *plan.again)
+    sliced = [] if plan is None else [f"{product.name} in {product.slices}" for product in plan.sliced]
+    saved = None if plan is None else (*plan.saved, "again", *plan.again, *sliced)
     budget_bytes = None if report is None else report.budget_bytes
     agreement.conclude(saved, budget_bytes, from_auto=partitioner.settings.from_auto)
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from compile_remat._util.suggestions import closest, did_you_mean
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
@@ -90,6 +90,20 @@ def _up_to(most: int) -> Callable[[object], int]:
     return parse
 
 
+MOST_SLICES = 4096
+"""Of `slices`: no model has so many rows that more would help."""
+
+
+def _slices(raw: object) -> str | int:
+    """`off`, which is 1, too; `auto`; or a whole number."""
+    text = str(raw).strip().lower()
+    if text in ("off", "auto"):
+        return text
+    if isinstance(raw, bool) or not text.isdecimal() or not 1 <= int(text) <= MOST_SLICES:
+        raise ConfigError(f"{raw!r} is not a choice. Allowed: off, auto, or a whole number from 1 to {MOST_SLICES}.")
+    return int(text) if int(text) > 1 else "off"
+
+
 def _seconds(raw: object) -> float | None:
     """A number of seconds above 0; None or "none" is what the size of a graph says."""
     text = str(raw).strip().lower()
@@ -165,6 +179,8 @@ class RematConfig:
             `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
             the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
         oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
+        slices: in how many slices the rows of the largest temporaries are computed: `off` (default), `auto` for as many as the
+            budget needs, or a number.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
             on their own.
         report_dir: a folder for one report per compiled graph, or None.
@@ -185,6 +201,7 @@ class RematConfig:
     check: bool = _row(_switch, False)
     time_limit: float | None = _row(_seconds, None)
     oom_retry: int = _row(_up_to(3), 1)
+    slices: str | int = _row(_slices, cast("str | int", "off"))
     rank_timeout: int = _row(_timeout, 60)
     report_dir: str | None = _row(_folder, None)
     plan_dir: str | None = _row(_folder, None)

@@ -58,14 +58,21 @@ class SettingWarning(UserWarning):
 class BudgetError(RematError):
     """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it.
 
-    `written` is the budget as the user wrote it.  The text ends as it begins: terminals show the end of a long traceback.
+    `written` is the budget as the user wrote it, `hint` what stands in the way beside tensors.  The text ends as it begins:
+    terminals show the end of a long traceback.
     """
 
     def __init__(
-        self, budget_bytes: int, floor_bytes: int, largest: tuple[LiveBuffer, ...] = (), written: str = ""
+        self,
+        budget_bytes: int,
+        floor_bytes: int,
+        largest: tuple[LiveBuffer, ...] = (),
+        written: str = "",
+        hint: str = "",
     ) -> None:
         # Only the fields go to the base class: its args are what pickle hands back to this constructor.
-        super().__init__(budget_bytes, floor_bytes, largest, written)
+        super().__init__(budget_bytes, floor_bytes, largest, written, *([hint] if hint else []))
+        self.hint = hint
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.largest = largest
@@ -80,8 +87,15 @@ class BudgetError(RematError):
         if shown:
             lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
             lines.extend(f"  {tensor}" for tensor in shown)
+        lines += [f"Rows in slices: {self.hint}."] if self.hint else []
         lines += [self._advice(), f"In short: {first}"]
         return "\n".join(lines)
+
+    def with_hint(self, hint: str) -> "BudgetError":
+        """The same error with what keeps rows from being computed in slices; a subclass has advice of its own."""
+        if type(self) is not BudgetError:
+            return self
+        return BudgetError(self.budget_bytes, self.floor_bytes, self.largest, self.written, hint)
 
     def _problem(self) -> str:
         return f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."

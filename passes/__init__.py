@@ -22,6 +22,11 @@ from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradie
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     split_convolution_gradients as split_convolution_gradients,
 )
+from compile_remat.passes.graph.slices.largest import NotSliced as NotSliced
+from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
+from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
+from compile_remat.passes.graph.slices.largest import slice_products as slice_products
+from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls as unroll_sliced_calls
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
@@ -30,6 +35,7 @@ from compile_remat.passes.pictures.plan_pictures import StoredPictures as Stored
 from compile_remat.passes.pictures.plan_pictures import marked as marked
 from compile_remat.passes.pictures.plan_pictures import pictured as pictured
 from compile_remat.passes.problem.plan import Plan as Plan
+from compile_remat.passes.problem.plan import SlicedProduct as SlicedProduct
 from compile_remat.passes.problem.plan import Status as Status
 from compile_remat.passes.problem.problem import MUST_RECOMPUTE as MUST_RECOMPUTE
 from compile_remat.passes.problem.problem import MUST_SAVE as MUST_SAVE
@@ -66,6 +72,7 @@ __all__ = [
     "Bools",
     "InnerBackward",
     "LiveBuffer",
+    "NotSliced",
     "Origin",
     "Plan",
     "PlanOption",
@@ -73,6 +80,8 @@ __all__ = [
     "Problem",
     "ProblemBuilder",
     "SearchOptions",
+    "SlicedGraph",
+    "SlicedProduct",
     "Status",
     "Step",
     "StoredPictures",
@@ -103,9 +112,12 @@ __all__ = [
     "plan_options",
     "relaxations",
     "rewritten",
+    "slice_largest",
+    "slice_products",
     "solve",
     "split_convolution_gradients",
     "timeline",
+    "unroll_sliced_calls",
     "with_whole_forward",
     "without_common_subexpressions",
 ]

@@ -176,6 +176,7 @@ def test_defaults() -> None:
         "check": "False",
         "time_limit": "None",
         "oom_retry": "1",
+        "slices": "off",
         "rank_timeout": "60",
         "report_dir": "None",
         "plan_dir": "None",
@@ -324,6 +325,19 @@ def test_config_is_a_frozen_value() -> None:
         one.log = "info"  # type: ignore[misc]
     with pytest.raises(ConfigError, match="an argument of RematConfig"):
         RematConfig(memory_budget="lots")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("raw", "slices"), [("off", "off"), (" AUTO ", "auto"), (16, 16), ("64", 64), (1, "off"), ("1", "off")]
+)
+def test_values_of_slices(raw: object, slices: str | int) -> None:
+    assert RematConfig(slices=raw).slices == slices  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raw", [-1, 0, "many", 1.5, True, 1 << 20])
+def test_what_is_no_number_of_slices(raw: object) -> None:
+    with pytest.raises(ConfigError, match="slices"):
+        RematConfig(slices=raw)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("raw", "seconds"), [(0, 0), ("0", 0), ("600", 600), (5, 5)])

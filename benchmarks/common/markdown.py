@@ -25,6 +25,7 @@ from benchmarks import (
     promise,
     scale,
     scheduler_scale,
+    slices,
     step_time,
     together,
     workspaces,
@@ -189,6 +190,10 @@ def _guard(rows: Rows) -> list[Table]:
     peaks = [guard.PeakRow(**fields) for fields in rows if "case" in fields]
     times = [guard.TimeRow(**_timed(fields)) for fields in rows if "model" in fields]
     return [guard.peak_table(peaks), guard.time_table(times)]
+
+
+def _slices(rows: Rows) -> list[Table]:
+    return [slices.table([slices.SliceRow(**_timed(fields)) for fields in rows])]
 
 
 def _max_speed(rows: Rows) -> list[Table]:
@@ -452,6 +457,18 @@ steps, with 95 % intervals; the ratio plain/plain, of a second plain compilation
         "python -m benchmarks.step_time",
         "Interleaved with plain `torch.compile`, as above.",
         _step_time,
+    ),
+    Section(
+        "Rows in slices",
+        "slices_cpu.json",
+        "OMP_NUM_THREADS=1 python -m benchmarks.slices --pairs 8",
+        """\
+The lowest peak with [`slices="auto"`](slices.md) and without. `head`: a layer of width 128, 2,048 rows, 8,192 words and the
+loss. `gpt`: two blocks of width 256, 4,096 tokens, 32,768 words, bfloat16, logits in float32. `long`: one block
+`x + down(gelu(up(norm(x))))` of width 256 on a sequence of 16,384. Then the step inside 0.6 of the whole graph's `min`, timed
+against that `min`, interleaved; and the C++ sources of both graphs at `min`, whole and in 64 slices. One thread, on a machine that
+was busy with other things.""",
+        _slices,
     ),
     Section(
         "Inductor kept to the plan",

@@ -18,6 +18,8 @@ from compile_remat._torch.version import private_name, torch_version
 from compile_remat.inductor.scheduler_graph import Kernel, SchedulerGraph
 
 V = private_name("torch._inductor.virtualized", "V")
+InvokeSubgraph = private_name("torch._inductor.ir", "InvokeSubgraph")
+NonOwningLayout = private_name("torch._inductor.ir", "NonOwningLayout")
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -28,13 +30,31 @@ SMALL_PART = 256
 def move_kernels_up(nodes: list[Any]) -> list[Any]:
     """The nodes of a scheduler, before any are joined, in their new order; the same list where none moves.
 
-    Forwards keep Inductor's order, which the planner knows.
+    Forwards keep Inductor's order, which the planner knows, but for what calls of a region are joined to.
     """
+    nodes = join_at_once(nodes)
     graph = V.graph.module.graph
     if not V.graph.is_backward or not graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
         return nodes
     sequence = KernelSequence(nodes, V.graph.get_output_names(), graph.nodes)
     return sequence.nodes if sequence.move_up() else nodes
+
+
+def join_at_once(nodes: list[Any]) -> list[Any]:
+    """The nodes of a scheduler with each copy into a concatenation right behind what it copies; the same list where none moves.
+
+    Inductor puts the copies where the concatenation stands: what all calls of a region gave lived beside what it was joined to.
+    """
+    if not any(isinstance(node.node, InvokeSubgraph) for node in nodes):
+        return nodes
+    places = {name: place for place, node in enumerate(nodes) for name in node.get_buffer_names()}
+    behind: dict[int, list[Any]] = {}
+    for place, node in enumerate(nodes):
+        is_copy = isinstance(getattr(node.node, "layout", None), NonOwningLayout) and not node.is_extern()
+        latest = max((places[d.name] for d in node.unmet_dependencies if d.name in places), default=-1)
+        behind.setdefault(latest if is_copy and latest >= 0 else place, []).append(node)
+    moved = [node for place in sorted(behind) for node in sorted(behind[place], key=lambda n: n is not nodes[place])]
+    return moved if moved != nodes else nodes
 
 
 class KernelSequence:

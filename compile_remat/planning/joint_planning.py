@@ -75,6 +75,7 @@ def plan_joint(
     is_inner: bool = False,
     with_plain: bool = False,
     for_budgets: bool = False,
+    is_stored: bool = True,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -83,6 +84,7 @@ def plan_joint(
         is_inner: Whether it is an `InnerBackward`.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
+        is_stored: Whether the plan is written to `plan_dir`.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -141,7 +143,7 @@ def plan_joint(
         in_groups=settings.is_for_cpu,
         work_seconds=settings.time_limit,
     )
-    if resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
+    if is_stored and resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:
         store_plan(plan, settings.plan_dir)
     seconds = time.perf_counter() - start
     report = Report(

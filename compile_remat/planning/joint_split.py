@@ -34,13 +34,14 @@ from compile_remat.passes import (
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
 from compile_remat.planning.deadline import DeadlineReached
-from compile_remat.planning.joint_planning import Planned, plan_joint, priced_problem
+from compile_remat.planning.joint_planning import Planned, priced_problem
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import (
     Fit,
     Request,
 )
 from compile_remat.planning.settings import Settings, with_plain_bytes
+from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.report import Report, record
 
 LOG = logging.getLogger("compile_remat")
@@ -73,7 +74,7 @@ def split(
     """
     start = time.perf_counter()
     try:
-        planned = plan_joint(
+        planned = plan_with_slices(
             joint_module,
             settings,
             request,

@@ -19,7 +19,7 @@ from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
-from compile_remat.passes import keep_matmuls_in_place, lay_gradients_out_once
+from compile_remat.passes import keep_matmuls_in_place, lay_gradients_out_once, unroll_sliced_calls
 from compile_remat.planning.inner_planning import with_copies_in_backward
 from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
@@ -76,6 +76,8 @@ class RematPartitioner(CustomPartitionerFn):
                 **keywords,
             )
         if by_inductor:
+            unroll_sliced_calls(forward)
+            unroll_sliced_calls(backward)
             lay_gradients_out_once(backward, forward)
         if self.guarded and by_inductor:
             keep_matmuls_in_place(backward)

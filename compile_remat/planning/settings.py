@@ -35,6 +35,9 @@ from compile_remat.ranks.wrappers import held_by_running
 
 LOG = logging.getLogger("compile_remat")
 
+SLICES = {"off": 1, "auto": 0}
+"""Numbers that stand for words in `Settings.slices`."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -51,6 +54,7 @@ class Settings:
         times: Measured times of the graph's operators, for the cost model `profile`.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
         is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
+        slices: In how many slices the rows of the largest temporaries are computed; 1: none, 0: as many as the budget needs.
         plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
     """
 
@@ -66,6 +70,7 @@ class Settings:
     time_limit: float | None = None
     plain_bytes: int = 0
     is_here: bool = True
+    slices: int = 1
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -118,6 +123,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         torch_ratio=joint_graph.config_ratio(),
         time_limit=config.time_limit,
         is_here=config.device == "detect" or device.name == detect(place).name,
+        slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
     )
     return with_plain_bytes(settings)
 

@@ -48,6 +48,7 @@ from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.saved_symints import symints_to_save
+from compile_remat.passes.graph.slices.calls import is_sliced, slices_of
 from compile_remat.passes.memory.simulator import temporary_bytes
 from compile_remat.passes.problem.problem import (
     CONSTANT,
@@ -144,6 +145,10 @@ class ProblemBuilder:
         self._cost, self._given_workspace, self._given_rules, self._in_blocks = cost, workspace, rules, in_blocks
         rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
         self._read = _read(joint, functools.cache(rules_of))
+        self._problem_of = functools.cache(self._inner_problem)
+        for draft in self._read.by_node.values():
+            if is_sliced(draft.node):
+                draft.inner_time_ns = self._slices_time_ns(draft.node)
         self._workspace = functools.cache(self._with_inner)
         regions = numbers_of_regions(joint.module.graph)
         self._origin: OriginOf = functools.cache(lambda node: origin_of(node, regions))
@@ -162,19 +167,33 @@ class ProblemBuilder:
         """The workspace of a node, what the graphs allocate that its operator calls included."""
         found = self._given_workspace(node)
         for module in inner_graphs(node):
-            body = fx.GraphModule(module, copy.deepcopy(module.graph))
-            for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
-                given.target = f"primals_{k}"  # a region's backward calls some of them tangents
-            inner = build_problem(
-                body,
-                num_fwd_outputs=len(tree_leaves(body.graph.output_node().args)),
-                cost=self._cost,
-                workspace=self._given_workspace,
-                rules=self._given_rules,
-                in_blocks=self._in_blocks,
-            )
-            found = max(found, temporary_bytes(inner))
+            inner = self._problem_of(module)
+            handed = sum(sizes.storage_nbytes(n.meta["val"]) for n in _returned(module)) if is_sliced(node) else 0
+            found = max(found, temporary_bytes(inner) + handed)
         return found
+
+    def _slices_time_ns(self, node: fx.Node) -> int:
+        """The time of all calls that a sliced call makes."""
+        module, *others = inner_graphs(node)
+        calls = slices_of(node) - len(others)
+        return calls * self._problem_of(module).step_time_ns + sum(self._problem_of(x).step_time_ns for x in others)
+
+    def _inner_problem(self, module: fx.GraphModule) -> Problem:
+        body = fx.GraphModule(module, copy.deepcopy(module.graph))
+        for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
+            given.target = f"primals_{k}"  # a region's backward calls some of them tangents
+        return build_problem(
+            body,
+            num_fwd_outputs=len(tree_leaves(body.graph.output_node().args)),
+            cost=self._cost,
+            workspace=self._given_workspace,
+            rules=self._given_rules,
+            in_blocks=self._in_blocks,
+        )
+
+
+def _returned(module: fx.GraphModule) -> list[fx.Node]:
+    return module.graph.output_node().all_input_nodes
 
 
 # -- nodes -> drafts --------------------------------------------------------------------------------------------------

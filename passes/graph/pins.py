@@ -9,6 +9,7 @@ from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.operators import is_mutable, namespace_of, waits_for_others
 from compile_remat.cost_models import Op, OpKind, describe
+from compile_remat.passes.graph.slices.calls import is_sliced
 from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
 
@@ -135,6 +136,8 @@ def _can_be_saved(node: fx.Node, op: Op) -> bool:
 
 
 def _is_impure(node: fx.Node) -> bool:
+    if is_sliced(node):  # nothing random is ever inside
+        return False
     namespace = namespace_of(node)
     return not _is_python_builtin(node.target) if namespace is None else namespace not in PURE_NAMESPACES
 

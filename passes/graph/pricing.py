@@ -103,7 +103,7 @@ class _Reads:
 def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
     """The node's share: a kernel of its own, or arithmetic against traffic, and a launch if it ends in a buffer."""
     if draft.kernel in (EXTERN, SCATTER):
-        return cost.op_time_ns(draft.op)
+        return draft.inner_time_ns or cost.op_time_ns(draft.op)
     if draft.kernel not in (POINTWISE, REDUCTION):
         return 0
     traffic_ns = cost.traffic_time_ns(work.read_bytes + (draft.nbytes if has_buffer else 0), work.cached_bytes)

@@ -25,6 +25,18 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
+class SlicedProduct:
+    """A product whose rows, with all that is made of them, are computed in slices.
+
+    Attributes:
+        name: The product's node in the joint graph.
+    """
+
+    name: str
+    slices: int
+
+
+@dataclass(frozen=True)
 class Plan(Viewable):
     """Which values to save; the rest of what the backward reads is recomputed.
 
@@ -45,6 +57,7 @@ class Plan(Viewable):
             own peak; for a plan without `again`, of any other such plan.
         least_peak_bytes: Proven: no plan has a lower peak, whatever it recomputes and how often.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
+        sliced: What is computed in slices of rows; the other names are those of the graph that has it so.
         pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
     """
 
@@ -65,6 +78,7 @@ class Plan(Viewable):
     simulations: int = 0
     again: tuple[str, ...] = ()
     least_peak_bytes: int = 0
+    sliced: tuple[SlicedProduct, ...] = ()
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -98,6 +112,8 @@ class Plan(Viewable):
             ("extra time", f"{self.extra_time_ns / 1e6:.2f} ms ({self.extra_time_ns * share:.2f} % of the step)"),
             ("lower bound", f"{self.bound_time_ns / 1e6:.2f} ms, gap {100 * self.gap:.2f} % of the step"),
         ]
+        if self.sliced:
+            rows.append(("slices", ", ".join(f"{s.name} in {s.slices}" for s in self.sliced)))
         if self.least_peak_bytes:
             rows.append(("peak bound", f"{self.least_peak_bytes / mib:.1f} MiB: no plan needs less"))
         lines = [f"  {name:<15} {text}" for name, text in rows]

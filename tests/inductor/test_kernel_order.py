@@ -16,7 +16,7 @@ from torch._inductor import config
 import compile_remat
 from compile_remat.backend import remat
 from compile_remat.device.measure import peak_bytes
-from compile_remat.inductor import plan_guard
+from compile_remat.inductor import kernel_order, plan_guard
 from compile_remat.inductor.kernel_order import FirstAbove, KernelSequence
 from compile_remat.inductor.plan_guard import CustomSchedulerPass, PlannedKernels
 from compile_remat.passes import rewritten
@@ -210,6 +210,31 @@ def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_stil
     with config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
         least = 1.15 if torch.__version__.startswith("2.11") else 1.2
         assert ours * least < scheduled_bytes()
+
+
+def test_what_calls_of_a_region_give_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls, and behind them the copies into what they are joined to: each goes behind its call."""
+    for name in ("InvokeSubgraph", "NonOwningLayout"):
+        monkeypatch.setattr(kernel_order, name, type(name, (), {}))
+
+    def made(name: str, node: object, *reads: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name,
+            node=node,
+            unmet_dependencies=[SimpleNamespace(name=read) for read in reads],
+            get_buffer_names=lambda: [name],
+            is_extern=lambda: isinstance(node, kernel_order.InvokeSubgraph),
+        )
+
+    def copy() -> SimpleNamespace:
+        return SimpleNamespace(layout=kernel_order.NonOwningLayout())
+
+    region = kernel_order.InvokeSubgraph
+    nodes = [made("a", region()), made("b", region()), made("other", SimpleNamespace(layout=None), "b")]
+    nodes += [made("copy of a", copy(), "a"), made("copy of b", copy(), "b")]
+    names = [node.name for node in kernel_order.join_at_once(nodes)]
+    assert names == ["a", "copy of a", "b", "copy of b", "other"]
+    assert kernel_order.join_at_once(nodes[2:]) == nodes[2:], "without a region nothing moves"
 
 
 def test_the_users_pass_sees_the_kernels_first(monkeypatch: pytest.MonkeyPatch) -> None:

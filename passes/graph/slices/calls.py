@@ -1,0 +1,57 @@
+"""The operator that stands for a region computed in slices of rows: one graph, called once for each slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def run_slices(
+    body: fx.GraphModule,
+    rest: fx.GraphModule | None,
+    rows: int,
+    slice_rows: int,
+    sliced_dims: tuple[int, ...],
+    joined_dims: tuple[int, ...],
+    *operands: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Call `body` for each slice of rows.
+
+    Args:
+        body: Takes the operands, then one sum for each that it adds to; gives the outputs that are joined, then the new sums.
+        rest: The same graph for the last slice, where that is shorter.
+        rows: How many rows there are.
+        slice_rows: How many a slice has.
+        sliced_dims: For each operand the dimension of its rows, or -1 where every slice takes all of it.
+        joined_dims: For each joined output the dimension of its rows.
+    """
+    sums = [torch.zeros(v.shape, dtype=v.dtype, device=v.device) for v in sum_values(body, len(operands))]
+    joined: list[list[torch.Tensor]] = [[] for _ in joined_dims]
+    for start in range(0, rows, slice_rows):
+        length = min(slice_rows, rows - start)
+        graph = body if length == slice_rows or rest is None else rest
+        given = [x if dim < 0 else x.narrow(dim, start, length) for x, dim in zip(operands, sliced_dims, strict=True)]
+        made = graph(*given, *sums)
+        for parts, part in zip(joined, made[: len(joined)], strict=True):
+            parts.append(part)
+        sums = list(made[len(joined) :])
+    return (*(torch.cat(parts, dim) for parts, dim in zip(joined, joined_dims, strict=True)), *sums)
+
+
+def sum_values(body: fx.GraphModule, operands: int) -> list[Any]:
+    """The fake values of the sums that a body adds to, which it takes behind its operands."""
+    return [node.meta["val"] for node in body.graph.find_nodes(op="placeholder")[operands:]]
+
+
+def is_sliced(node: fx.Node) -> bool:
+    """Whether a node stands for a region in slices."""
+    return node.target is run_slices
+
+
+def slices_of(node: fx.Node) -> int:
+    """The number of slices that a node computes."""
+    rows: Any = node.args[2]
+    length: Any = node.args[3]
+    return int(-(-rows // length))

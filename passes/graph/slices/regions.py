@@ -1,0 +1,207 @@
+"""Regions of a joint graph whose large tensors have rows that are independent of each other.
+
+A region starts at a product that makes rows wider, such as the logits, and takes up what is as large and made of it or with it, in
+the forward and in the backward, up to where rows meet again: sums to a weight's gradient, and products that make rows narrow, such
+as the input's gradient.  What is small stays outside and is handed over in slices, or joined from them: hidden states, the maxima
+and sums of a softmax, losses of single tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, packet_of, passes_on, shape_of, summed
+
+WIDENING = 2
+"""How much wider a product makes its rows, at least, to start a region."""
+
+
+@dataclass
+class Region:
+    """Nodes to compute in slices.
+
+    Attributes:
+        seed: The product that it starts from.
+        rows: How many rows there are.
+        places: The rows of each node of the region, the small ones between large ones included.
+        edges: The same of small nodes outside that read a large one.
+        sums: Nodes that add rows up, with the phase that they belong to.
+    """
+
+    seed: fx.Node
+    rows: int
+    places: dict[fx.Node, Rows] = field(default_factory=dict)
+    edges: dict[fx.Node, Rows] = field(default_factory=dict)
+    sums: list[fx.Node] = field(default_factory=list)
+
+    def is_large(self, node: fx.Node) -> bool:
+        """Whether a node has more than a quarter of the seed's elements, and clearly more than what the seed makes wider."""
+        elements = _elements(node)
+        return 4 * elements > _elements(self.seed) and 10 * elements > 13 * _elements(_narrow(self.seed))
+
+
+@dataclass(frozen=True)
+class NotSliced:
+    """Why the region of a product cannot be computed in slices.
+
+    Attributes:
+        name: The product.
+        nbytes: What it gives.
+        is_output: Whether it is because the caller gets it.
+    """
+
+    name: str
+    nbytes: int
+    reason: str
+    is_output: bool = False
+
+
+class _IsOutput(NotByRows):
+    """A large tensor is an output."""
+
+
+def seeds_of(joint: joint_graph.Joint) -> list[fx.Node]:
+    """The products of the forward that make rows wider, largest result first."""
+    found = [n for n in joint.module.graph.nodes if joint.info.is_required_fw(n) and _widens(n)]
+    return sorted(found, key=lambda n: -nbytes_of(n))
+
+
+def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | NotSliced:
+    """The region of a product; why there is none."""
+    try:
+        rows = Rows(len(shape_of(seed)) - 2, 1)
+        region = Region(seed, shape_of(seed)[rows.start], {seed: rows})
+        _Growth(joint, region).run()
+    except NotByRows as reason:
+        return NotSliced(seed.name, nbytes_of(seed), str(reason), isinstance(reason, _IsOutput))
+    if region.rows < 2:
+        return NotSliced(seed.name, nbytes_of(seed), f"{seed.name} has {region.rows} row")
+    return region
+
+
+class _Growth:
+    """Adds to a region what belongs to it."""
+
+    def __init__(self, joint: joint_graph.Joint, region: Region) -> None:
+        self.joint, self.region = joint, region
+        self.pending = [region.seed]
+
+    def run(self) -> None:
+        while self.pending:
+            self._grow(self.pending.pop())
+        for in_forward in (True, False):
+            self._fill(in_forward)
+        for node in self.region.places.keys() & self.region.edges.keys():
+            del self.region.edges[node]
+
+    def _grow(self, node: fx.Node) -> None:
+        if self.joint.user_tags.get(node) == "must_save":
+            raise NotByRows(f"{node.name} is tagged MUST_SAVE")
+        rows = self.region.places[node]
+        for operand, place in needs(node, rows).items():
+            if place is not None and operand.op == "call_function" and self.region.is_large(operand):
+                self._add(operand, place)
+        for user in node.users:
+            if user.op == "output":
+                self._returned(node)
+                continue
+            place = passes_on(user, node, rows)
+            if place is None:
+                self._sum(user, node)
+            elif self.region.is_large(user):
+                self._add(user, place)
+            else:
+                self._check(user, place)
+                self.region.edges[user] = place
+
+    def _returned(self, node: fx.Node) -> None:
+        if node in self.joint.fwd_outputs:
+            raise _IsOutput(f"{node.name} is an output of the graph")
+
+    def _sum(self, node: fx.Node, source: fx.Node) -> None:
+        places = summed(node)
+        if places and places[source] != self.region.places[source]:
+            raise NotByRows(f"{node.name} mixes rows of {source.name}")
+        if node not in self.region.sums:
+            self.region.sums.append(node)
+        for operand, place in places.items():
+            if operand.op == "call_function" and self.region.is_large(operand):
+                self._add(operand, place)
+
+    def _add(self, node: fx.Node, rows: Rows) -> None:
+        known = self.region.places.get(node)
+        if known is not None:
+            if known != rows:
+                raise NotByRows(f"{node.name} is read with its rows in two places")
+            return
+        self._check(node, rows)
+        self.region.places[node] = rows
+        self.pending.append(node)
+
+    def _check(self, node: fx.Node, rows: Rows) -> None:
+        if math.prod(shape_of(node)[rows.start : rows.start + rows.length]) != self.region.rows:
+            raise NotByRows(f"{node.name} has another number of rows")
+
+    def _fill(self, in_forward: bool) -> None:
+        """Add the small nodes that stand between nodes of the region in the forward, or outside of it."""
+        inside = [n for n in self.region.places if self.joint.info.is_required_fw(n) is in_forward]
+        below, above = set(inside), set(inside)
+        for node in self.joint.module.graph.nodes:
+            if self._is_of(node, in_forward) and not below.isdisjoint(node.all_input_nodes):
+                below.add(node)
+        for node in reversed(self.joint.module.graph.nodes):
+            if self._is_of(node, in_forward) and not above.isdisjoint(node.users):
+                above.add(node)
+        between = below & above
+        for node in self.joint.module.graph.nodes:
+            if node in between and node not in self.region.places:
+                self.region.places[node] = self._between(node)
+
+    def _is_of(self, node: fx.Node, in_forward: bool) -> bool:
+        return node.op == "call_function" and self.joint.info.is_required_fw(node) is in_forward
+
+    def _between(self, node: fx.Node) -> Rows:
+        found = {self._passed_on(node, x) for x in node.all_input_nodes if x in self.region.places}
+        if len(found) != 1 or node in self.region.sums:
+            raise NotByRows(f"{packet_of(node)} ({node.name}) needs all rows at once")
+        (place,) = found
+        wanted = needs(node, place)
+        for operand, rows in wanted.items():
+            if operand in self.region.places and self.region.places[operand] != rows:
+                raise NotByRows(f"{node.name} is read with its rows in two places")
+        return place
+
+    def _passed_on(self, node: fx.Node, source: fx.Node) -> Rows:
+        place = passes_on(node, source, self.region.places[source])
+        if place is None:
+            raise NotByRows(f"{packet_of(node)} ({node.name}) adds up rows that {source.name} is made from again")
+        return place
+
+
+def _widens(node: fx.Node) -> bool:
+    if packet_of(node) not in ("aten.mm", "aten.addmm", "aten.bmm"):
+        return False
+    return _elements(node) >= WIDENING * _elements(_narrow(node)) > 0
+
+
+def _narrow(product: fx.Node) -> fx.Node:
+    """The operand that has a product's rows."""
+    operand = product.args[1 if packet_of(product) == "aten.addmm" else 0]
+    assert isinstance(operand, fx.Node)
+    return operand
+
+
+def _elements(node: fx.Node) -> int:
+    try:
+        return math.prod(shape_of(node))
+    except NotByRows:
+        return 0
+
+
+def nbytes_of(node: fx.Node) -> int:
+    """Bytes of a node's tensor; 0 where its sizes are not known."""
+    return _elements(node) * int(node.meta["val"].dtype.itemsize) if _elements(node) else 0

@@ -1,0 +1,251 @@
+"""The rewrite: a region of a joint graph becomes one sliced call in the forward and one in the backward.
+
+The backward's call computes what it needs of the region's forward again, slice by slice.  What is handed over between the two
+are the small tensors at the region's edges: maxima and sums of a softmax, losses of tokens.  So no gradient is computed before its
+tangent is known, and numbers are those of the whole graph but for the order in which rows are added up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat.cost_models import OpKind, is_view, op_kind
+from compile_remat.passes.graph.slices.bodies import Loop, body_of, call, fake_mode_of, joined_shape, sum_dtype
+from compile_remat.passes.graph.slices.calls import run_slices
+from compile_remat.passes.graph.slices.regions import NotSliced, Region, nbytes_of, region_of
+from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, shape_of, summed
+from compile_remat.passes.graph.views import root_of
+
+ALIGNED_ROWS = 16
+
+BODY = "sliced_body_"
+"""How the graphs of slices are called that a joint graph holds; a number follows."""
+
+
+def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSliced | None:
+    """Compute the region of a product in slices, in place; why that is impossible.
+
+    Args:
+        slices: How many, at most one for each row.
+    """
+    region = region_of(joint, seed)
+    if isinstance(region, NotSliced):
+        return region
+    try:
+        later = _loop_of(joint, region, False, frozenset())
+        loops = [_loop_of(joint, region, True, frozenset(later.operands)), later]
+    except NotByRows as reason:
+        return NotSliced(seed.name, nbytes_of(seed), str(reason))
+    overwritten = joint_graph.mutated_inputs(joint)
+    if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
+        return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
+    length = _slice_rows(region, slices)
+    for loop in reversed(loops):  # nodes of the later one read those of the first as they are now
+        if loop.joined or loop.sums:
+            _replace(joint.module, loop, region.rows, length)
+    sort_by_data(joint.module.graph)
+    joint.module.graph.eliminate_dead_code()
+    joint.module.recompile()
+    return None
+
+
+def _slice_rows(region: Region, slices: int) -> int:
+    """Rows of a slice: a multiple of 16 but for short ones, so that slices begin where kernels may load whole vectors."""
+    rows = -(-region.rows // min(slices, region.rows))
+    is_on_cpu = region.seed.meta["val"].device.type == "cpu"
+    return rows if rows <= ALIGNED_ROWS and is_on_cpu else -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
+
+
+# -- what is computed where -------------------------------------------------------------------------------------------
+
+
+def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_later: frozenset[fx.Node]) -> Loop:
+    """The part of a region in the forward, or the rest of it with what it computes again.
+
+    Args:
+        read_later: What the other loop takes over.
+    """
+    places = region.places | region.edges
+    own = {n for n in (*places, *region.sums) if joint.info.is_required_fw(n) is in_forward}
+    nodes, stack = set(own), list(own)
+    while stack:
+        node = stack.pop()
+        for source, place in _places_read(node, region, places).items():
+            is_inside = source in region.places and region.is_large(source)
+            if source in nodes or not (is_inside or _is_constant(source, region) or _is_view_of(source, place)):
+                continue
+            if place is not None:
+                places.setdefault(source, place)
+            nodes.add(source)
+            stack.append(source)
+    joined = {n for n in own - set(region.sums) if n in read_later or _is_read_outside(n, region, own)}
+    ordered = [n for n in joint.module.graph.nodes if n in nodes]
+    operands: dict[fx.Node, Rows | None] = {}
+    for node in ordered:
+        for source, place in _places_read(node, region, places).items():
+            if source not in nodes:
+                operands[source] = place
+    known = places | {n: place for n, place in operands.items() if place is not None}
+    return Loop(
+        tuple(ordered),
+        operands,
+        tuple(n for n in ordered if n in joined),
+        tuple(n for n in ordered if n in own and n in region.sums),
+        known,
+    )
+
+
+def _places_read(node: fx.Node, region: Region, places: Mapping[fx.Node, Rows]) -> dict[fx.Node, Rows | None]:
+    """Where the rows are in what a node reads.
+
+    Raises:
+        NotByRows: They are elsewhere there, or it reads what is no tensor.
+    """
+    found: dict[fx.Node, Rows | None] = dict.fromkeys(node.all_input_nodes)
+    if node in places:
+        found |= needs(node, places[node])
+    elif node in region.sums:
+        found |= {x: places[x] for x in found if x in places} | summed(node)
+    for source, place in found.items():
+        shape_of(source)
+        if source in places and places[source] != place:
+            raise NotByRows(f"{node.name} reads other rows of {source.name}")
+    return found
+
+
+def _is_view_of(node: fx.Node, place: Rows | None) -> bool:
+    """Whether a node only shows another tensor: what is handed over is that, so that no second one has to lie in memory."""
+    if node.op != "call_function" or not is_view(node) or len(node.all_input_nodes) != 1:
+        return False
+    try:
+        return place is None or needs(node, place)[node.all_input_nodes[0]] is not None
+    except NotByRows:
+        return False
+
+
+def _is_constant(node: fx.Node, region: Region) -> bool:
+    """Whether a node is computed of nothing, and is shared by all rows."""
+    if node.op != "call_function" or node in region.places or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    kind = op_kind(node)
+    return kind is OpKind.CONSTANT or (
+        kind is OpKind.VIEW and all(_is_constant(x, region) for x in node.all_input_nodes)
+    )
+
+
+def _is_read_outside(node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
+    """Whether something reads a node that neither its own loop computes nor computes it again."""
+    readers = [user for user in node.users if user not in own]
+    if region.is_large(node) and node in region.places:
+        readers = [r for r in readers if r not in region.places and r not in region.edges and r not in region.sums]
+    return bool(readers)
+
+
+# -- the joint graph --------------------------------------------------------------------------------------------------
+
+
+def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None:
+    """Put a sliced call in the place of a loop's nodes, which nothing reads any more then."""
+    graph, last = module.graph, loop.nodes[-1]
+    meta = {k: v for k, v in last.meta.items() if k not in ("val", "tensor_meta", "recompute", "desc")}
+    value = next(n.meta["val"] for n in loop.nodes if isinstance(n.meta["val"], torch.Tensor))
+    with fake_mode_of(value), _Inserter(graph, last, meta) as insert:
+        given = [_flat(insert, x, place) for x, place in loop.operands.items()]
+        body = insert.attribute(module, body_of(loop, given, length))
+        rest = insert.attribute(module, body_of(loop, given, rows % length)) if rows % length else None
+        dims = tuple(-1 if place is None else place.start for place in loop.operands.values())
+        joined = tuple(loop.places[node].start for node in loop.joined)
+        made = insert.node(graph.call_function(run_slices, (body, rest, rows, length, dims, joined, *given)))
+        made.meta["val"] = (
+            *(_joined_value(n, loop.places[n], rows) for n in loop.joined),
+            *(torch.empty(n.meta["val"].shape, dtype=sum_dtype(n), device=value.device) for n in loop.sums),
+        )
+        for k, node in enumerate((*loop.joined, *loop.sums)):
+            node.replace_all_uses_with(_result(insert, made, k, node))
+
+
+class _Inserter:
+    """Appends nodes behind one node, each with its value and what the new nodes have in common."""
+
+    def __init__(self, graph: fx.Graph, after: fx.Node, meta: dict[str, Any]) -> None:
+        self.graph, self.meta = graph, meta
+        self.point = graph.inserting_before(after.next)
+
+    def __enter__(self) -> _Inserter:
+        self.point.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.point.__exit__(*error)
+
+    def node(self, node: fx.Node) -> fx.Node:
+        """Give a node what all have."""
+        node.meta = {**self.meta, **node.meta}
+        return node
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        """A new node."""
+        return self.node(call(self.graph, target, args))
+
+    def attribute(self, module: fx.GraphModule, body: fx.GraphModule) -> fx.Node:
+        """A node that gives a graph, which the module holds from now on."""
+        name = next(f"{BODY}{k}" for k in range(len(module._modules) + 1) if not hasattr(module, f"{BODY}{k}"))
+        module.add_submodule(name, body)
+        return self.node(self.graph.get_attr(name))
+
+
+def _flat(insert: _Inserter, node: fx.Node, place: Rows | None) -> fx.Node:
+    """An operand with its rows in one dimension."""
+    if place is None or place.length == 1:
+        return node
+    shape = joined_shape(node, place, math.prod(node.meta["val"].shape[place.start : place.start + place.length]))
+    try:
+        return insert.call(torch.ops.aten.view.default, node, shape)
+    except (RuntimeError, ValueError):  # its strides allow no view
+        insert.graph.erase_node(next(iter(reversed(node.users))))
+        copy = insert.node(call(insert.graph, torch.ops.aten.clone.default, (node,), _CONTIGUOUS))
+        return insert.call(torch.ops.aten.view.default, copy, shape)
+
+
+_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+
+
+def _joined_value(node: fx.Node, place: Rows, rows: int) -> torch.Tensor:
+    value = node.meta["val"]
+    return torch.empty(joined_shape(node, place, rows), dtype=value.dtype, device=value.device)
+
+
+def _result(insert: _Inserter, made: fx.Node, k: int, node: fx.Node) -> fx.Node:
+    """The k-th result of a sliced call, in the sizes and the type of the node that it stands for."""
+    result, value = insert.call(operator.getitem, made, k), node.meta["val"]
+    if result.meta["val"].dtype is not value.dtype:
+        result = insert.call(torch.ops.prims.convert_element_type.default, result, value.dtype)
+    if result.meta["val"].shape != value.shape:
+        result = insert.call(torch.ops.aten.view.default, result, list(value.shape))
+    return result
+
+
+def sort_by_data(graph: fx.Graph) -> None:
+    """Put nodes behind what they read, the others where they are."""
+    nodes = list(graph.nodes)
+    index = {node: k for k, node in enumerate(nodes)}
+    waiting = {node: len(node.all_input_nodes) for node in nodes}
+    ready = [index[node] for node in nodes if not waiting[node]]
+    heapq.heapify(ready)
+    place = graph._root
+    while ready:
+        node = nodes[heapq.heappop(ready)]
+        place.append(node)
+        place = node
+        for user in node.users:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, index[user])

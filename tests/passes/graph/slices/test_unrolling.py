@@ -1,0 +1,38 @@
+"""Sliced calls as calls of one body: the same numbers, and the sums handed from call to call."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor, fx
+from torch._inductor.decomposition import select_decomp_table
+from torch.nn import functional as F
+
+from compile_remat.passes import slice_largest, unroll_sliced_calls
+from tests.passes.joint import check_rewrite, joint_of
+
+REGION = torch.ops.higher_order.invoke_subgraph
+
+
+def loss(hidden: Tensor, head: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(hidden @ head.t(), labels)
+
+
+def test_each_slice_is_a_call_of_one_body() -> None:
+    def rewrite(module: fx.GraphModule) -> int:
+        slice_largest(module, 3, num_fwd_outputs=1)
+        return unroll_sliced_calls(module)
+
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(12, 4, generator=generator).requires_grad_()
+    head = torch.randn(64, 4, generator=generator).requires_grad_()
+    labels = torch.randint(0, 64, (12,), generator=generator)
+    done = check_rewrite(joint_of(loss, hidden, head, labels, decompositions=select_decomp_table()), rewrite)
+    assert done.result == 2
+    calls = done.module.graph.find_nodes(op="call_function", target=REGION)
+    assert len(calls) == 6 and len({call.args[1] for call in calls}) == 2
+    backward = [call for call in calls if call.args[1] == calls[-1].args[1]]
+    for before, after in itertools.pairwise(backward):
+        handed = after.args[-1]
+        assert isinstance(handed, fx.Node) and handed.args == (before, 1), "the sum of the gradients"

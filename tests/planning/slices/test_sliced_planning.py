@@ -1,0 +1,153 @@
+"""The number of slices as a part of the plan: when there are any, how many, what is said where there are none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compile_remat import BudgetError, Plan, explain, measured_step, reports, reset_reports
+from compile_remat.budget import MemoryBudget
+from compile_remat.cost_models import load_device
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.settings import Settings
+
+ROWS, WIDTH, WORDS = 256, 16, 1024
+LOGITS_BYTES = 4 * ROWS * WORDS  # 1 MiB
+
+
+class Head(nn.Module):
+    """Logits that are larger than all else, and the loss; the logits, too, where they are asked for."""
+
+    def __init__(self, returns_logits: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.returns_logits = returns_logits
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        logits = self.head(torch.relu(self.layer(x)))
+        loss = F.cross_entropy(logits, labels)
+        return (loss, logits) if self.returns_logits else loss
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(0, WORDS, (ROWS,), generator=generator)
+
+
+def plan_of(memory_budget: Any, slices: Any, **settings: Any) -> Plan:
+    plan = explain(Head(), *inputs(), memory_budget=memory_budget, slices=slices, **settings).plan
+    assert plan is not None
+    return plan
+
+
+@pytest.mark.parametrize("budget", ["max", "64MiB"])
+def test_where_the_budget_is_met_without_nothing_changes(budget: str) -> None:
+    whole, asked = plan_of(budget, "off"), plan_of(budget, "auto")
+    assert asked == whole and not asked.sliced
+
+
+def test_the_lowest_plan_is_in_as_many_slices_as_lower_it() -> None:
+    whole, sliced = plan_of("min", "off"), plan_of("min", "auto")
+    assert whole.peak_bytes > LOGITS_BYTES > 2 * sliced.peak_bytes
+    assert [product.name for product in sliced.sliced] == ["mm"]
+    assert explain(Head(), *inputs(), memory_budget="min", slices="auto").message.startswith("rows in slices: mm in ")
+
+
+def test_no_more_slices_than_a_budget_needs() -> None:
+    """Each number of slices makes the step longer, and the fastest that fits is taken."""
+    plain, lowest = plan_of("max", "off").peak_bytes, plan_of("min", "auto").peak_bytes
+    found = [plan_of(budget, "auto") for budget in ("2MiB", "1MiB", 1.02 * lowest / plain)]
+    numbers = [plan.sliced[0].slices if plan.sliced else 1 for plan in found]
+    assert all(plan.is_feasible for plan in found)
+    assert numbers == sorted(numbers) and numbers[0] < numbers[1] < numbers[-1]
+
+
+def test_a_fraction_is_of_the_whole_graph() -> None:
+    plain = explain(Head(), *inputs(), memory_budget=1.0).plan
+    found = explain(Head(), *inputs(), memory_budget=0.5, slices="auto")
+    assert plain is not None and found.plan is not None and found.plan.sliced
+    assert found.budget == "0.5" and found.plan.peak_bytes <= plain.peak_bytes / 2
+
+
+def test_a_number_of_slices_is_taken_as_it_is() -> None:
+    assert [p.slices for p in plan_of("min", 4).sliced] == [4]
+    assert not plan_of("max", 4).sliced
+
+
+def test_logits_that_are_returned_are_said_to_be_in_the_way() -> None:
+    text = re.escape("logits are an output: 1.0 MiB cannot be sliced; return the loss alone")
+    step = torch.compile(
+        Head(returns_logits=True), backend="remat", options={"memory_budget": 1 << 20, "slices": "auto"}
+    )
+    with pytest.raises(BudgetError, match=text):
+        step(*inputs())
+    assert re.search(text, explain(Head(True), *inputs(), memory_budget="min", slices="auto").message)
+
+
+def test_dynamic_sizes_are_said_to_be_in_the_way() -> None:
+    x, labels = inputs()
+    torch._dynamo.mark_dynamic(x, 0)
+    torch._dynamo.mark_dynamic(labels, 0)
+    found = explain(Head(), x, labels, memory_budget="min", slices="auto")
+    assert found.plan is not None and not found.plan.sliced
+    assert "rows of dynamic sizes" in found.message
+
+
+def test_a_pinned_plan_is_replayed(tmp_path: Path) -> None:
+    plan = plan_of("min", "auto", plan_dir=str(tmp_path))
+    (file,) = tmp_path.glob("*.plan.json")
+    assert Plan.from_json(file.read_text()).sliced == plan.sliced
+    again = plan_of("min", "auto", plan_dir=str(tmp_path))
+    assert (again.sliced, again.saved, again.peak_bytes) == (plan.sliced, plan.saved, plan.peak_bytes)
+    assert again.status.name == "REPLAYED"
+
+
+def test_slices_are_in_the_key_of_what_is_compiled() -> None:
+    keys = {
+        RematPartitioner(Settings(MemoryBudget("min"), load_device("cpu"), slices=slices)).uuid()
+        for slices in (0, 1, 8)
+    }
+    assert len(keys) == 3
+
+
+def gradients(step: Any, model: nn.Module) -> list[Tensor]:
+    model.zero_grad()
+    step(*inputs()).backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_a_step_in_slices_has_the_same_gradients_and_keeps_its_budget(compiler: str) -> None:
+    model = Head()
+    expected = gradients(model, model)
+    reset_reports()
+    options = {"memory_budget": "min", "slices": "8", "compiler": compiler}
+    step = torch.compile(model, backend="remat", options=options)
+    for actual, wanted in zip(gradients(step, model), expected, strict=True):
+        torch.testing.assert_close(actual, wanted)
+    if compiler == "inductor":
+        model.zero_grad()
+        given = inputs()
+        with measured_step():
+            step(*given).backward()
+        (report,) = reports()
+        assert report.plan is not None and report.plan.sliced and report.measured_peak_bytes is not None
+        assert report.measured_peak_bytes <= 1.03 * report.plan.peak_bytes < LOGITS_BYTES / 2
+        assert report.scheduled_peak_bytes is not None, "the dry run follows the calls"
+
+
+def test_check_compares_slices_with_the_whole_graph() -> None:
+    model = Head()
+    reset_reports()
+    options = {"memory_budget": "min", "slices": "auto", "compiler": "eager", "check": "1"}
+    step = torch.compile(model, backend="remat", options=options)
+    step(*inputs()).backward()
+    (report,) = reports()
+    assert report.check == "passed" and report.plan is not None and report.plan.sliced
