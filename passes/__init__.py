@@ -22,6 +22,8 @@ from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradie
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     split_convolution_gradients as split_convolution_gradients,
 )
+from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked as deliver_marked
+from compile_remat.passes.graph.rewrites.early_gradients import mark_gradients as mark_gradients
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
@@ -82,12 +84,14 @@ __all__ = [
     "backward_calls",
     "build_problem",
     "changeable_outputs",
+    "deliver_marked",
     "extract",
     "frontier",
     "keep_matmuls_in_place",
     "lay_gradients_out_once",
     "left_alone",
     "limit_seconds",
+    "mark_gradients",
     "marked",
     "merged",
     "must_be_saved",

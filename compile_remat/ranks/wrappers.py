@@ -46,6 +46,12 @@ class Held:
         return max(0, self.beside_bytes - self.present_bytes)
 
 
+def is_wrapped() -> bool:
+    """Whether the model whose forward runs now is under DDP or FSDP2."""
+    is_started = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_started and (running_ddp() is not None or running_fsdp() is not None)
+
+
 def held_by(model: nn.Module) -> Held | None:
     """What a model's wrapper holds; None where it is under neither DDP nor FSDP2."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
