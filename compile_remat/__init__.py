@@ -12,9 +12,9 @@ if (_ROOT / "pyproject.toml").is_file():
     __path__.append(str(_ROOT))  # noqa: F405
 
 __all__ = [  # noqa: F405
-    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "LiveBuffer", "MaxBatch", "MeasuredStep",
-    "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError", "RematConfig", "RematError",
-    "Report", "SettingWarning", "SharedBudgetError", "SizeRange", "Status", "TagConflictError", "explain", "install",
+    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "LiveBuffer", "MaxBatch",
+    "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError", "RematConfig",
+    "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange", "Status", "TagConflictError", "explain", "install",
     "largest_batch", "measured_step", "pareto", "partition", "plan", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip
 

@@ -31,6 +31,7 @@ from compile_remat.errors import (
     CheckWarning as CheckWarning,
     ConfigError as ConfigError,
     DeviceError as DeviceError,
+    GradientError as GradientError,
     MissingExtraError as MissingExtraError,
     PlanMismatchError as PlanMismatchError,
     PlannerWarning as PlannerWarning,
@@ -40,6 +41,7 @@ from compile_remat.errors import (
     SharedBudgetError as SharedBudgetError,
     TagConflictError as TagConflictError,
     find_error,
+    warn,
 )
 from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
 from compile_remat.inductor import inductor_options
@@ -233,6 +235,8 @@ def install(**settings: Any) -> None:
     if config.check:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
+    if config.gradients == "early":
+        warn("gradients = early needs torch.compile(backend='remat'); under install() gradients leave at the end")
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     settings_now = settings_for(config, here)
     if config.cost_model == "profile":

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat._torch.delivery.handing_back import handing_back
+from compile_remat._torch.delivery.returned_gradients import handing_back
 from compile_remat._torch.ranks.groups import communicates
 from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by_torch
 from compile_remat._torch.version import version_problem

@@ -16,8 +16,8 @@ import torch
 
 from compile_remat._torch.autograd_node import Backward, keeps_its_graph
 from compile_remat._torch.delivery import leaves
-from compile_remat._torch.delivery.delivery_ops import Place, receiving
-from compile_remat._torch.delivery.handing_back import HandedBack
+from compile_remat._torch.delivery.delivery_ops import MOVED, Place, receiving
+from compile_remat._torch.delivery.returned_gradients import HandedBack
 from compile_remat.errors import GradientError, warn
 from compile_remat.ranks.wrappers import is_wrapped
 from compile_remat.runtime.region import CallInFlight, Hook
@@ -94,7 +94,7 @@ class _Delivery:
         if place.edges != len(self.nodes):
             raise GradientError(f"a graph of {place.edges} tensors has an autograd node of {len(self.nodes)}")
         node = self.nodes[place.edge]
-        reason = self._why_at_the_end(node, gradient)
+        reason = self._why_at_the_end(node, gradient, place)
         if reason:
             self.reasons.add(reason)
             self.handed.keep(gradient, place)
@@ -106,9 +106,11 @@ class _Delivery:
         leaves.accumulate(leaf, gradient, is_owned=is_owned)
         leaves.run_accumulated_hooks(leaf)
 
-    def _why_at_the_end(self, node: Any, gradient: torch.Tensor) -> str:
+    def _why_at_the_end(self, node: Any, gradient: torch.Tensor, place: Place) -> str:
         if self.reason or self.own is None:
             return self.reason
+        if place.edge == MOVED:
+            return "Inductor put a kernel that reads a parameter behind its gradient"
         if node is None:
             return "an argument that was a leaf when the graph was compiled is none now"
         key = id(node.variable)

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.autograd_node import can_be_differentiated
-from compile_remat._torch.delivery.handing_back import handing_back
+from compile_remat._torch.delivery.returned_gradients import handing_back
 from compile_remat._torch.tensor_arguments import own_tracing_context
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache

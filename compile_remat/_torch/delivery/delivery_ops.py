@@ -32,13 +32,17 @@ GRADIENT_READY: Any = torch.ops.compile_remat.gradient_ready.default
 DELIVER: Any = torch.ops.compile_remat.deliver_gradient.default
 
 
+MOVED = -1
+"""The edge of a gradient that may not leave early, since something behind it reads the parameter."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a gradient belongs.
 
     Attributes:
         index: Its position among what the backward returns.
-        edge: The position of its argument among the tensors that the graph takes: of the edge in ``next_functions``.
+        edge: The position of its argument among the tensors that the graph takes: of the edge in ``next_functions``; or `MOVED`.
         edges: How many tensors the graph takes.
         copied: Whether its memory belongs to others as well, so that it has to be copied.
     """
@@ -100,3 +104,12 @@ for _key in ("Autograd", "ADInplaceOrView"):  # hooks run as if no operator were
 torch.library.register_fake(f"{NAMESPACE}::gradient_ready", _ready, lib=_LIBRARY)
 torch.library.register_fake(f"{NAMESPACE}::deliver_gradient", _deliver_fake, lib=_LIBRARY)
 torch.fx.node.has_side_effect(DELIVER)
+
+
+def forget_mutation_regions(graph: torch.fx.Graph) -> None:
+    """Have Inductor number the stretches between its mutating operators anew, so that it joins nothing across a delivery.
+
+    It writes the numbers into ``meta`` when it first looks for patterns: in a joint graph, where nothing is delivered yet.
+    """
+    for node in graph.nodes:
+        node.meta.pop("mutation_region_id", None)

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
-from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY
+from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, forget_mutation_regions
 from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.views import root_of
 
@@ -81,6 +81,7 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
     output.args = (tuple(returned), *output.args[1:])
     for mark in marks:
         graph.erase_node(mark)
+    forget_mutation_regions(graph)
     backward.recompile()
     return len(marks)
 
