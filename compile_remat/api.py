@@ -24,6 +24,7 @@ from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
 from compile_remat.compilation.caveats import planned_inside
 from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
+from compile_remat.compilation.early_gradients import leaf_positions
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.errors import (
     BudgetError as BudgetError,
@@ -86,11 +87,12 @@ def look(
             if settings.has_limit(gm):
                 inline_regions(gm)
             settings = priced(settings, gm, example_inputs, config, options)
+            early = leaf_positions(example_inputs) if config.gradients == "early" else ()
             planned = look_at_joint_graph(
                 gm,
                 example_inputs,
                 lambda joint, keywords: plan_joint(
-                    joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, **keywords
+                    joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, early=early, **keywords
                 ),
                 options,
             )
@@ -187,6 +189,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
         config.cost_model,
         config.capacity,
         config.time_limit,
+        config.gradients,
     )
 
 

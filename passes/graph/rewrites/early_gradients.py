@@ -11,6 +11,7 @@ of the graph.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -90,7 +91,8 @@ def copied_bytes(node: fx.Node) -> int:
     """Bytes of the copy that is made of a gradient when it leaves; 0 for any other node."""
     if node.target is not GRADIENT_READY or not node.args[1]:
         return 0
-    return sizes.storage_nbytes(node.all_input_nodes[0].meta["val"])
+    value = node.all_input_nodes[0].meta["val"]
+    return math.prod(sizes.hint_shape(value)) * value.dtype.itemsize
 
 
 def _mark(joint: joint_graph.Joint, primal: fx.Node, gradient: fx.Node, *, is_copied: bool) -> fx.Node:
