@@ -91,7 +91,7 @@ def copied_bytes(node: fx.Node) -> int:
     """Bytes of the copy that is made of a gradient when it leaves; 0 for any other node."""
     if node.target is not GRADIENT_READY or not node.args[1]:
         return 0
-    value = node.all_input_nodes[0].meta["val"]
+    value: torch.Tensor = node.all_input_nodes[0].meta["val"]
     return math.prod(sizes.hint_shape(value)) * value.dtype.itemsize
 
 
