@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -271,6 +274,34 @@ def test_two_instances_share_code_and_each_gets_its_own_gradients() -> None:
     reference(batch()).backward()
     assert_same(gradients(first), expected_gradients())
     assert_same(gradients(second), gradients(reference))
+
+
+SECOND_PROCESS = """
+import torch, torch._dynamo.utils as utils
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+order = []
+for name, p in model.named_parameters():
+    p.register_post_accumulate_grad_hook(lambda p, name=name: order.append((name, float(p.grad.abs().sum()))))
+step = torch.compile(model, backend="remat", options={"memory_budget": "min", "gradients": "early"})
+step(torch.ones(4, 8)).backward(torch.ones(4, 8))
+print(order, utils.counters["inductor"]["fxgraph_cache_hit"])
+"""
+
+
+def test_a_second_process_delivers_by_code_from_the_cache(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(SECOND_PROCESS)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("REMAT_", "TORCH"))}
+    environ = {**kept, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, str(script)]
+    runs = [
+        subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    ]
+    first, second = (run.rpartition(" ") for run in runs)
+    assert first[0] == second[0] == "[('weight', 256.0), ('bias', 32.0)]"
+    assert (first[2], second[2]) == ("0", "2")
 
 
 def test_the_order_is_the_same_in_every_compilation() -> None:

@@ -68,7 +68,7 @@ def why_at_the_end(node: Any, gradient: torch.Tensor) -> str:
 
 
 def _will_run(node: Any) -> bool:
-    """Whether the engine visits a node in this backward; it raises where the node's gradient is what ``torch.autograd.grad`` returns."""
+    """Whether the engine visits a node in this backward; it raises for a leaf that ``torch.autograd.grad`` was asked for."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
