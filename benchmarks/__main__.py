@@ -28,8 +28,8 @@ NAMES = (
 )
 APART = frozenset(
     {
-        "ablation", "cuda_codegen", "digest", "first_step", "picture", "plain", "planning_time", "published", "scheduler_scale",
-        "workspaces",
+        "ablation", "cuda_codegen", "digest", "first_step", "floor", "picture", "plain", "planning_time", "published",
+        "scheduler_scale", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which are called by themselves."""

@@ -24,6 +24,7 @@ from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
 from compile_remat.compilation.caveats import planned_inside
 from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
+from compile_remat.compilation.early_gradients import leaf_positions
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.errors import (
     BudgetError as BudgetError,
@@ -31,6 +32,7 @@ from compile_remat.errors import (
     CheckWarning as CheckWarning,
     ConfigError as ConfigError,
     DeviceError as DeviceError,
+    GradientError as GradientError,
     MissingExtraError as MissingExtraError,
     PlanMismatchError as PlanMismatchError,
     PlannerWarning as PlannerWarning,
@@ -40,6 +42,7 @@ from compile_remat.errors import (
     SharedBudgetError as SharedBudgetError,
     TagConflictError as TagConflictError,
     find_error,
+    warn,
 )
 from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
 from compile_remat.forecast.mesh.rank_figures import RankForecast as RankForecast, RankGraph as RankGraph
@@ -86,11 +89,12 @@ def look(
             if settings.has_limit(gm):
                 inline_regions(gm)
             settings = priced(settings, gm, example_inputs, config, options)
+            early = leaf_positions(example_inputs) if config.gradients == "early" else ()
             planned = look_at_joint_graph(
                 gm,
                 example_inputs,
                 lambda joint, keywords: plan_with_slices(
-                    joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, **keywords
+                    joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, early=early, **keywords
                 ),
                 options,
             )
@@ -220,6 +224,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
         config.cost_model,
         config.capacity,
         config.time_limit,
+        config.gradients,
     )
 
 
@@ -268,6 +273,8 @@ def install(**settings: Any) -> None:
     if config.check:
         text = 'compile_remat: check needs torch.compile(backend="remat"); under install() nothing is compared'
         warnings.warn(text, CheckWarning, stacklevel=2)
+    if config.gradients == "early":
+        warn("gradients = early needs torch.compile(backend='remat'); under install() gradients leave at the end")
     here = [torch.empty(0, device="cuda")] if torch.cuda.is_available() else []
     settings_now = settings_for(config, here)
     if config.cost_model == "profile":

@@ -11,16 +11,18 @@ from typing import Any
 
 from torch import fx
 
+from compile_remat._torch.delivery.returned_gradients import handing_back
 from compile_remat._torch.ranks.groups import communicates
 from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by_torch
 from compile_remat._torch.version import version_problem
 from compile_remat._util.log_output import show_from
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
+from compile_remat.compilation.early_gradients import leaf_positions, why_off
 from compile_remat.compilation.recompile import recompiler_of
 from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
-from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error
+from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error, warn
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import compile_plain
@@ -42,6 +44,7 @@ from compile_remat.planning.settings import (
 )
 from compile_remat.ranks.agreement import Agreement
 from compile_remat.report import Report
+from compile_remat.runtime.early_gradients import EarlyGradients
 from compile_remat.runtime.oom_recovery import OomRecovery
 from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
 from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
@@ -104,6 +107,8 @@ def _compile_in_agreement(
 ) -> Callable[..., Any]:
     """The same with the ranks that compile the graph."""
     sizes = sizes_of(example_inputs)
+    if late := why_off(config, example_inputs, patches):
+        warn(late)
     settings, reason = settings_or_failure(config, example_inputs, agreement)
     agreement.begin()
     if settings.has_limit(gm):
@@ -115,6 +120,7 @@ def _compile_in_agreement(
         sources_hash=sources_hash(),
         plans_hash=hash_of_plans(settings.plan_dir),
         sizes=sizes,
+        early=leaf_positions(example_inputs) if config.gradients == "early" and not late else (),
     )
     if not reason:
         try:
@@ -179,11 +185,12 @@ def _compile(
     report = reports[-1] if reports else None
     _conclude(agreement, partitioner, report)
     if report is None or report.plan is None:
-        return compiled
+        return handing_back(compiled) if partitioner.early else compiled
     place = place_of(example_inputs)
     monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
     running = RunningPlan(compiled, report)
-    hooks: list[Hook] = [] if shared is None else [shared]
+    hooks: list[Hook] = [EarlyGradients()] if partitioner.early else []
+    hooks += [] if shared is None else [shared]
     if report.size_range is not None:
         beside = None if shared is None else shared.option_at_larger_sizes
         hooks.append(SizeLadder(positions_of(example_inputs), running, beside))

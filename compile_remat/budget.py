@@ -125,6 +125,14 @@ class OptimizerState:
         copies = {"none": 0, "sgd": 1, "adamw": 2}
         return self.nbytes if self.kind == "bytes" else copies[self.kind] * trainable_bytes
 
+    def workspace_of(self, parameter_bytes: int) -> int:
+        """What a step of one parameter of that many bytes takes for itself, with ``foreach=False`` and not fused.
+
+        SGD with weight decay adds the parameter to a copy of the gradient; AdamW takes a root and a quotient.
+        """
+        copies = {"none": 0, "sgd": 1, "adamw": 2, "bytes": 0}
+        return copies[self.kind] * parameter_bytes
+
     def __str__(self) -> str:
         return exact_size(self.nbytes) if self.kind == "bytes" else self.kind
 

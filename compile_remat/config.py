@@ -178,6 +178,8 @@ class RematConfig:
         time_limit: work of one search for a plan: seconds of a small server's core, counted (7 million units each, see
             `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
             the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
+        gradients: `end` (default): a backward returns all gradients when it ends; `early`: each is accumulated into `.grad`, and
+            the hooks behind that run, when it is made.
         oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
         slices: in how many slices the rows of the largest temporaries are computed: `off` (default), `auto` for as many as the
             budget needs, or a number.
@@ -200,6 +202,7 @@ class RematConfig:
     mode: str | None = _row(_mode, None)
     check: bool = _row(_switch, False)
     time_limit: float | None = _row(_seconds, None)
+    gradients: str = _row(_choice("end", "early"), "end")
     oom_retry: int = _row(_up_to(3), 1)
     slices: str | int = _row(_slices, cast("str | int", "off"))
     rank_timeout: int = _row(_timeout, 60)

@@ -24,6 +24,10 @@ class ConfigError(RematError, ValueError):
     """A setting or an option that does not exist, or a value that it does not take."""
 
 
+class GradientError(RematError):
+    """A gradient left a backward early that was not whole, or that belongs to another parameter."""
+
+
 class DeviceError(RematError, ValueError):
     """A device name that is not in the table, or a device file that cannot be read."""
 

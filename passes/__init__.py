@@ -22,6 +22,8 @@ from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradie
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     split_convolution_gradients as split_convolution_gradients,
 )
+from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked as deliver_marked
+from compile_remat.passes.graph.rewrites.early_gradients import mark_gradients as mark_gradients
 from compile_remat.passes.graph.slices.largest import NotSliced as NotSliced
 from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
 from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
@@ -92,12 +94,14 @@ __all__ = [
     "backward_calls",
     "build_problem",
     "changeable_outputs",
+    "deliver_marked",
     "extract",
     "frontier",
     "keep_matmuls_in_place",
     "lay_gradients_out_once",
     "left_alone",
     "limit_seconds",
+    "mark_gradients",
     "marked",
     "merged",
     "must_be_saved",

@@ -175,6 +175,7 @@ def test_defaults() -> None:
         "mode": "None",
         "check": "False",
         "time_limit": "None",
+        "gradients": "end",
         "oom_retry": "1",
         "slices": "off",
         "rank_timeout": "60",

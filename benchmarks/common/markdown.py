@@ -16,6 +16,7 @@ from benchmarks import (
     ablation,
     cuda_codegen,
     first_step,
+    floor,
     gap,
     guard,
     max_speed,
@@ -229,6 +230,10 @@ def _pairs(rows: Rows) -> list[predicted_time.Pair]:
     return [predicted_time.Pair(**fields) for fields in rows]
 
 
+def _floor(rows: Rows) -> list[Table]:
+    return [floor.table([floor.FloorRow(**fields) for fields in rows])]
+
+
 def _scale(rows: Rows) -> list[Table]:
     return [scale.scale_table([scale.ScaleRow(**fields) for fields in rows])]
 
@@ -378,6 +383,17 @@ calls run, as in training; the kernels that Inductor emits, which allocate nothi
         )
     ),
     *(_of_version(version, dtype) for version in ("2.11", "2.15") for dtype in ("float32", "bfloat16")),
+    Section(
+        "Below the floor: gradients that leave early",
+        "floor_cpu.json",
+        "python -m benchmarks.floor --json benchmarks/results/floor_cpu.json",
+        """\
+Peaks of steps in which a hook frees each gradient, under eager mode, plain `torch.compile`, and at `min` with gradients that leave
+at the end of the backward and when they are made ([`gradients="early"`](early-gradients.md)). "predicted" is the plan's figure for
+the last of them, "asked" what it was to reach. "error" is the largest difference of a gradient from eager mode's, as a part of the
+largest number in it.""",
+        _floor,
+    ),
     Section(
         "Triton code for an H100 that is not there",
         "cuda_codegen.json",

@@ -26,3 +26,16 @@ def chain1024(scale: float) -> Built:
     depth, width = scaled(100, scale), scaled(1024, scale, step=64, least=384)
     layers = [_linear(width, 1.0) for _ in range(depth)]
     return nn.Sequential(*layers), (torch.randn(32, width),)
+
+
+def linear20(scale: float) -> Built:
+    """20 x Linear(1024), batch 32"""
+    depth, width = scaled(20, scale, least=2), scaled(1024, scale, step=64, least=384)
+    return nn.Sequential(*(_linear(width, 1.0) for _ in range(depth))), (torch.randn(32, width),)
+
+
+def relu1024(scale: float) -> Built:
+    """100 x (Linear 1024, ReLU), batch 32"""
+    depth, width = scaled(100, scale), scaled(1024, scale, step=64, least=384)
+    layers = [layer for _ in range(depth) for layer in (_linear(width, 2.0), nn.ReLU())]
+    return nn.Sequential(*layers), (torch.randn(32, width),)

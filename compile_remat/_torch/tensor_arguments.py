@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from compile_remat._torch.version import private_name
 
@@ -51,6 +52,11 @@ def is_cut_by_torch() -> bool:
 def has_fake(args: Sequence[Any]) -> bool:
     """Whether a call is one of torch's own, while it compiles: on tensors without contents."""
     return any(isinstance(a, FakeTensor) for a in args)
+
+
+def is_wrapper_subclass(value: object) -> bool:
+    """Whether it is a tensor made of others, such as a DTensor or a nested tensor."""
+    return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
 
 
 def is_plain_tensor(value: torch.Tensor) -> bool:

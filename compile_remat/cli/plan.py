@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
     parser.add_argument(
         "--optimizer", default="adamw", help="none, sgd, adamw, or the size of its state (default adamw)"
     )
+    parser.add_argument(
+        "--gradients", choices=("end", "early"), default="end", help="when they leave the backward (default end)"
+    )
     parser.add_argument("--reserve", default="5%", help="kept free on the device (default 5%%)")
     parser.add_argument(
         "--time-limit",
@@ -196,7 +199,7 @@ def print_forecast(found: Forecast) -> None:
         (f"optimizer state ({found.optimizer})", format_bytes(found.optimizer_bytes)),
         ("inputs", format_bytes(found.input_bytes)),
         ("region peak", format_bytes(plan.peak_bytes)),
-        ("  gradients, part of it at the end", format_bytes(found.gradient_bytes)),
+        _gradients_row(found),
         ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
         ("sum", format_bytes(found.total_bytes)),
     ]
@@ -215,6 +218,12 @@ def print_forecast(found: Forecast) -> None:
     if found.compared:
         _print_baselines(found)
     print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
+
+
+def _gradients_row(found: Forecast) -> tuple[str, str]:
+    if found.gradients == "early":
+        return found.gradients_fact
+    return "  gradients, part of it at the end", format_bytes(found.gradient_bytes)
 
 
 def _print_baselines(found: Forecast) -> None:
@@ -263,6 +272,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         OptimizerState.parse(arguments.optimizer),
         Reserve.parse(arguments.reserve),
         time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
+        gradients=arguments.gradients,
     )
     return builder, target
 

@@ -108,9 +108,18 @@ def auto_budget_bytes(memory: Free, reserve: Reserve, others_bytes: int) -> int:
     return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning
 
 
+def largest_trainable_bytes(example_inputs: Sequence[Any]) -> int:
+    """Bytes of the largest of these parameters."""
+    return max((local_nbytes(t) for t in example_inputs if _is_trained(t)), default=0)
+
+
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:
     """Bytes of the parameters among a graph's inputs that require a gradient, of this rank's parts of them."""
-    return sum(local_nbytes(t) for t in example_inputs if isinstance(t, torch.nn.Parameter) and t.requires_grad)
+    return sum(local_nbytes(t) for t in example_inputs if _is_trained(t))
+
+
+def _is_trained(value: object) -> bool:
+    return isinstance(value, torch.nn.Parameter) and value.requires_grad
 
 
 def describe(memory: Free, budget_bytes: int) -> str:

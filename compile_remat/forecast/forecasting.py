@@ -20,7 +20,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.forecast.target_step import Target, ready, step_of
+from compile_remat.forecast.target_step import Target, largest_gradient_bytes, ready, step_of, with_early_gradients
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import (
@@ -66,11 +66,14 @@ class Forecast(Viewable):
     compared: tuple[Baseline, ...] = ()
     seconds: float = 0.0
     plain_peak_bytes: int | None = None
+    optimizer_workspace_bytes: int = 0
+    gradients: str = "end"
 
     @property
     def total_bytes(self) -> int:
         """Bytes on the device at the step's peak; gradients are part of the region peak."""
-        return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.plan.peak_bytes
+        beside_bytes = self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.optimizer_workspace_bytes
+        return beside_bytes + self.plan.peak_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -82,6 +85,13 @@ class Forecast(Viewable):
         """Estimated time of forward and backward under the plan."""
         return self.plan.step_time_ns + self.plan.extra_time_ns
 
+    @property
+    def gradients_fact(self) -> tuple[str, str]:
+        """What a table says of the gradients: their bytes, or what an optimizer takes that steps where they leave."""
+        if self.gradients == "early":
+            return "optimizer workspace, for the largest parameter", format_bytes(self.optimizer_workspace_bytes)
+        return "gradients, part of the peak", format_bytes(self.gradient_bytes)
+
     def figures(self, points: int = 0) -> PageFigures:
         """What a page shows of it, with a frontier of so many budgets."""
         base = self.plan.figures(points)
@@ -91,7 +101,7 @@ class Forecast(Viewable):
             ("parameters", format_bytes(self.parameter_bytes)),
             (f"optimizer state ({self.optimizer})", format_bytes(self.optimizer_bytes)),
             ("inputs", format_bytes(self.input_bytes)),
-            ("gradients, part of the peak", format_bytes(self.gradient_bytes)),
+            self.gradients_fact,
             ("sum", format_bytes(self.total_bytes)),
         ]
         if self.limit_bytes is not None:
@@ -146,6 +156,7 @@ def forecast(
     parameter_bytes, trainable_bytes, input_bytes = bytes_of_model(builder)
     state_bytes = target.optimizer.of(trainable_bytes)
     fixed_bytes = parameter_bytes + state_bytes
+    is_early = target.gradients == "early"
     search = with_max_batch and batch is not None and limit is not None
     largest = nothing_fits(fixed_bytes + trainable_bytes, limit) if search else None
     with ExitStack() as stack:
@@ -162,8 +173,13 @@ def forecast(
         traced.place(device)
         advance("building the planning problem")
         plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
+        workspace_bytes = 0
         is_split = split_convolution_gradients(traced.joint) > 0
-        if plain_ready is None or is_split:
+        if is_early:
+            workspace_bytes = target.optimizer.workspace_of(largest_gradient_bytes(traced))
+            effective = effective_budget_of(target, limit, fixed_bytes + input_bytes + workspace_bytes)
+            traced = with_early_gradients(traced)
+        if plain_ready is None or is_split or is_early:
             own = ready(traced, target, torch_sets, is_candidate=is_candidate)
         else:
             own = plain_ready
@@ -172,7 +188,8 @@ def forecast(
         if effective.budget.kind == "fraction" and plain is not None:
             effective = replace(effective, plain_bytes=plain.peak_bytes)
         planner = own.planner
-        chosen_on = plain_ready.planner if plain_ready is not None and effective.budget.kind == "max" else planner
+        is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
+        chosen_on = plain_ready.planner if plain_ready is not None and is_plain else planner
         advance("searching for a plan, and for the lowest one")
         with noting_early_end(chosen_on):
             choice = with_search_message(choose(chosen_on, effective), chosen_on)
@@ -194,11 +211,13 @@ def forecast(
         model=builder.name,
         sizes=builder.sizes(),
         device=device.name,
+        gradients=target.gradients,
         dtype=builder.dtype_name,
         optimizer=str(target.optimizer),
         parameter_bytes=parameter_bytes,
         gradient_bytes=trainable_bytes,
         optimizer_bytes=state_bytes,
+        optimizer_workspace_bytes=workspace_bytes,
         input_bytes=input_bytes,
         limit_bytes=limit,
         plan=pictured(

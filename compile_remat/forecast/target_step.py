@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compile_remat._torch import joint_graph
+from compile_remat._torch.sizes import storage_nbytes
 from compile_remat._util.collector import collector_paused
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import CostModel, Device, Profile, load_device, make_cost_model
 from compile_remat.device.free_memory import blas_bytes
+from compile_remat.errors import RematError
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, trace
 from compile_remat.inductor.workspace import node_workspace_bytes
-from compile_remat.passes import Planner, Problem, build_problem, split_convolution_gradients
+from compile_remat.passes import Planner, Problem, build_problem, mark_gradients, split_convolution_gradients
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Target:
         device: A name of the device table or a JSON file.
         budget: Of the region peak; `auto` is what the device has left.
         capacity_bytes: What may be used of the device; None for all of it.
+        gradients: `end` or `early`, as the setting.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
     """
 
@@ -34,6 +38,7 @@ class Target:
     cost_model: str = "roofline"
     capacity_bytes: int | None = None
     time_limit: float | None = None
+    gradients: str = "end"
 
     def figures(self) -> Device:
         """The device's."""
@@ -57,7 +62,21 @@ def step_on(traced: Traced, target: Target) -> TracedStep:
     """The same of a step that is traced, for any device of the kind that it was traced for."""
     traced.place(target.figures())
     split_convolution_gradients(traced.joint)
-    return _step(traced, target)
+    return _step(traced if target.gradients == "end" else with_early_gradients(traced), target)
+
+
+def with_early_gradients(traced: Traced) -> Traced:
+    """The step with gradients that leave the backward when they are made; its graph is rewritten in place."""
+    joint, why_not = mark_gradients(traced.joint, joint_graph.gradient_nodes(traced.joint.module))
+    if why_not:
+        raise RematError(f"gradients = early is off for this model: {why_not}")
+    return replace(traced, joint=joint)
+
+
+def largest_gradient_bytes(traced: Traced) -> int:
+    """Bytes of the largest gradient that the step makes."""
+    made = joint_graph.gradient_nodes(traced.joint.module).values()
+    return max((storage_nbytes(node.meta["val"]) for node in made), default=0)
 
 
 @dataclass(frozen=True)

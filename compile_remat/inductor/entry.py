@@ -17,6 +17,7 @@ from torch._inductor import compile as compile_with_inductor
 from torch._inductor import compile_fx as inductor
 from torch._inductor import config as inductor_config
 
+from compile_remat._torch.delivery import inductor_lowering
 from compile_remat.inductor.draw_order import DrawsInTurn
 from compile_remat.inductor.early_backward import PartitionRecorder, with_early_backward
 from compile_remat.inductor.install import PARTITIONER_OPTION
@@ -51,6 +52,7 @@ def compile_with_partitioner(
         is_ordered: Whether what draws from a generator has to run in the order of the graph.
         rewrite: Called with a graph that is compiled for inference, behind Inductor's passes over joint graphs.
     """
+    inductor_lowering.register()
     compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
     if observer is not None:
         partitioner = recorder = PartitionRecorder(partitioner)

@@ -5,7 +5,7 @@ Private names of torch, 2.11 to 2.15: ``torch._inductor.config`` and ``torch._in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, get_origin
 
@@ -24,6 +24,14 @@ def inductor_option_problem(name: str, value: object) -> str:
     if get_origin(wanted) is None and not isinstance(value, wanted):
         return f"{value!r} is not of type {getattr(wanted, '__name__', wanted)}"
     return ""
+
+
+def inductor_option(name: str, patches: Mapping[str, Any]) -> Any:
+    """The value of an option in force, which `patches` may set."""
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return patches.get(name, value)
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

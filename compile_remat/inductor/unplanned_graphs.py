@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config
+
+from compile_remat.inductor.inductor_options import inductor_option
 
 GRADIENTS_INSIDE = (
     "it computes gradients itself (torch.autograd.grad, torch.func.grad), and its graph for inference cannot be planned"
@@ -67,14 +68,7 @@ def unmodelled_options(patches: Mapping[str, Any]) -> list[str]:
     """
     found = []
     for name, (is_on, why) in OPTIONS.items():
-        value = patches[name] if name in patches else _value(name)
+        value = inductor_option(name, patches)
         if value is not None and is_on(value):
             found.append(f"{name} is on: {why}")
     return found
-
-
-def _value(name: str) -> Any:
-    value: Any = config
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value

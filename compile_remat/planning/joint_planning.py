@@ -22,6 +22,7 @@ from compile_remat.passes import (
     build_problem,
     changeable_outputs,
     left_alone,
+    mark_gradients,
     pictured,
     plain_option,
     rewritten,
@@ -46,6 +47,9 @@ from compile_remat.planning.settings import Settings
 from compile_remat.planning.shared_policy import choose_shared
 from compile_remat.planning.size_search import Varying, log_unbounded_sizes, range_of
 from compile_remat.report import Report
+
+LATE = "gradients = early is off for this graph: "
+"""What a report says before the reason why gradients leave the backward at its end."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ def plan_joint(
     with_plain: bool = False,
     for_budgets: bool = False,
     is_stored: bool = True,
+    early: tuple[int, ...] = (),
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -83,6 +88,7 @@ def plan_joint(
         has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
         is_inner: Whether it is an `InnerBackward`.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
+        early: Positions of the arguments whose gradients leave the backward when they are made.
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
         is_stored: Whether the plan is written to `plan_dir`.
 
@@ -123,6 +129,7 @@ def plan_joint(
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
+    joint, at_the_end = mark_gradients(joint, early) if early else (joint, "")
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace)
     problem = builder.build(reference)
@@ -149,6 +156,8 @@ def plan_joint(
     report = Report(
         plan.problem_key, str(effective.budget), plan.budget_bytes, plan, chosen.floor_bytes, seconds, chosen.message
     )
+    if at_the_end:
+        report = replace(report, message="; ".join(filter(None, (report.message, LATE + at_the_end))))
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     if budget_bytes is not None:
         log_unbounded_sizes(joint)

@@ -26,6 +26,7 @@ from compile_remat.passes import (
     Planner,
     Status,
     as_in_torch,
+    deliver_marked,
     extract,
     must_be_saved,
     plain_option,
@@ -62,12 +63,14 @@ def split(
     static_lifetime_input_indices: Sequence[int] | None = None,
     is_cached: bool = False,
     has_deadline: bool = True,
+    early: tuple[int, ...] = (),
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
 
     Args:
         is_cached: Whether torch stores what is returned in its cache.
         has_deadline: See `plan_joint`.
+        early: See `plan_joint`.
 
     Raises:
         DeadlineReached: The clock stopped the planning, and torch would keep the plan.
@@ -81,11 +84,13 @@ def split(
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
             has_deadline=has_deadline,
+            early=early,
         )
         if planned is not None:
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
             modules = extract(planned.joint, planned.plan)
+            deliver_marked(modules[1], planned.joint)
     except (RematError, DeadlineReached):
         raise
     except Exception as error:

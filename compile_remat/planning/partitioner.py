@@ -40,6 +40,7 @@ class RematPartitioner(CustomPartitionerFn):
             largest of a size class.  Torch's key has the symbols alone, and guards that any size may fulfil: without these sizes
             a plan for a small batch would come out of the cache for a large one.
         guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
+        early: Positions of the arguments whose gradients leave the backward when they are made.
         is_installed: Whether it is Inductor's own in this process (`install`): no deadline ends the planning, since nobody could
             compile once more, and what a fraction is of is looked up here.
     """
@@ -51,6 +52,7 @@ class RematPartitioner(CustomPartitionerFn):
     fallback: str = ""
     sizes: Sizes = ()
     guarded: bool = False
+    early: tuple[int, ...] = ()
     is_installed: bool = False
 
     def __call__(
@@ -73,6 +75,7 @@ class RematPartitioner(CustomPartitionerFn):
                 self.request,
                 is_cached=is_cached,
                 has_deadline=not self.is_installed,
+                early=self.early,
                 **keywords,
             )
         if by_inductor:

@@ -112,6 +112,8 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         trainable_bytes = free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
         others_bytes = config.optimizer_state.of(trainable_bytes) + (0 if held is None else held.coming_bytes)
         others_bytes += free_memory.blas_bytes(device.blas_workspace_bytes)
+        if config.gradients == "early":  # hooks may step each parameter beside the graph
+            others_bytes += config.optimizer_state.workspace_of(free_memory.largest_trainable_bytes(example_inputs))
         budget = auto_budget(config, place, others_bytes, None if agreement is None else agreement.smallest)
     settings = Settings(
         budget,

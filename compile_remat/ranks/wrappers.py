@@ -52,6 +52,12 @@ NOTHING_HELD = Held(0, 0, 0)
 """Where there is no wrapper."""
 
 
+def is_wrapped() -> bool:
+    """Whether the model whose forward runs now is under DDP or FSDP2."""
+    is_started = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return is_started and (running_ddp() is not None or running_fsdp() is not None)
+
+
 def held_by(model: nn.Module) -> Held | None:
     """What a model's wrapper holds; None where it is under neither DDP nor FSDP2."""
     if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -185,6 +185,8 @@ class OomRecovery(Hook):
             try:
                 if start is None:
                     raise CannotRetry("the forward of this step was not seen")
+                if call.num_delivered:
+                    raise CannotRetry("gradients have left its backward already (gradients = early)")
                 if refusal := self._refusal(region):
                     raise CannotRetry(refusal)
                 inputs = start.arguments()

@@ -68,6 +68,7 @@ class CallInFlight:
         running: The code that this call runs; other threads may run other plans of the region at the same moment.
         saved_bytes: What the plan of this call keeps from the forward for the backward, outputs included.
         notes: What each hook remembers of the call while it is in flight.
+        num_delivered: How many gradients have left its backwards before these ended.
     """
 
     def __init__(self, region: CompiledRegion) -> None:
@@ -78,6 +79,7 @@ class CallInFlight:
         self.saved_bytes = self.running.plan.held_bytes
         self.is_shared = bool(region.menu)
         self.notes: dict[Hook, Any] = {}
+        self.num_delivered = 0
 
     @property
     def region(self) -> CompiledRegion | None:

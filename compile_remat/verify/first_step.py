@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.autograd_node import can_be_differentiated
+from compile_remat._torch.delivery.returned_gradients import handing_back
 from compile_remat._torch.tensor_arguments import own_tracing_context
 from compile_remat.errors import CheckError, CheckWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, without_partition_cache
@@ -99,7 +100,7 @@ def compile_checked(
         except Exception as error:
             outcome.skipped(f"the plan that recomputes nothing does not compile ({first_line(error)})")
             return compiled
-    runs = SideRuns(twin, plain, reference, split.peak_bytes)
+    runs = SideRuns(handing_back(twin), plain, reference, split.peak_bytes)
     pending: FirstStep | None = FirstStep(runs, arguments, split, outcome)
 
     def call(*args: Any) -> Any:

@@ -134,12 +134,16 @@ DROPOUT_POSITION = {
 }
 """Where attention operators take ``dropout_p``: torch tags them all as random, but without dropout they are not."""
 
-BYTES_SUFFICE = _aten("""
+BYTES_SUFFICE = (
+    _aten("""
         index_put index_put_ _unsafe_index_put _index_put_impl_ _unsafe_masked_index_put_accumulate scatter
         scatter_add scatter_ scatter_add_ scatter_reduce index_add index_copy index_fill embedding_dense_backward
         masked_scatter rand rand_like randn randn_like randint bernoulli native_dropout native_batch_norm
         native_batch_norm_backward _fused_rms_norm _fused_rms_norm_backward _weight_norm_interface
-    """) | _prims("inductor_seeds inductor_seed")
+    """)
+    | _prims("inductor_seeds inductor_seed")
+    | {"compile_remat.gradient_ready"}
+)
 """OTHER operators whose time is the bytes they move, so that such a price is no estimate."""
 
 

@@ -47,6 +47,7 @@ from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
 from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
+from compile_remat.passes.graph.rewrites.early_gradients import copied_bytes
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.slices.calls import is_sliced, slices_of
 from compile_remat.passes.memory.simulator import temporary_bytes
@@ -165,7 +166,7 @@ class ProblemBuilder:
 
     def _with_inner(self, node: fx.Node) -> int:
         """The workspace of a node, what the graphs allocate that its operator calls included."""
-        found = self._given_workspace(node)
+        found = max(self._given_workspace(node), copied_bytes(node))
         for module in inner_graphs(node):
             inner = self._problem_of(module)
             handed = sum(sizes.storage_nbytes(n.meta["val"]) for n in _returned(module)) if is_sliced(node) else 0

@@ -41,6 +41,18 @@ def test_what_needs_layers_is_said_to_where_there_are_none(capsys: pytest.Captur
     assert without == list(OF_LAYERS)
 
 
+def test_plan_with_early_gradients_has_a_lower_floor_and_the_optimizers_workspace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {}
+    for gradients in ("end", "early"):
+        given = ["--json", "--no-largest-batch", "--budget", "min", "--gradients", gradients]
+        assert cli.main(["plan", *MODEL, *given]) == 0
+        found[gradients] = json.loads(capsys.readouterr().out)
+    assert found["early"]["floor_bytes"] < found["end"]["floor_bytes"]
+    assert found["end"]["optimizer_workspace_bytes"] == 0 < found["early"]["optimizer_workspace_bytes"]
+
+
 def test_plan_as_json_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--json", "--no-largest-batch", "--batch", "3", "--seq", "64", "--optimizer", "sgd"]
     assert cli.main(["plan", *MODEL, *given]) == 0

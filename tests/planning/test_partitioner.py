@@ -62,6 +62,7 @@ EXAMPLES: dict[str, object] = {
     "fallback": "the planner broke",
     "sizes": (("s77", 64),),
     "guarded": True,
+    "early": (0, 2),
     "is_installed": True,
 }
 """Another value for each field of the partitioner."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from compile_remat._torch.delivery.delivery_ops import GRADIENT_READY
 from compile_remat.passes.graph.views import shape
 
 aten = torch.ops.aten
@@ -40,6 +41,8 @@ def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
                 found[node] = None
         elif node.target in HEAVY:
             heavy = node
+        elif node.target is GRADIENT_READY:  # Inductor joins nothing across a gradient that leaves
+            heavy = None
     for node in reversed(list(found)):
         if node.meta["val"].device.type != "cpu" and all(u not in found and _is_pointwise(u) for u in node.users):
             del found[node]

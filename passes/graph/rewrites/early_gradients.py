@@ -1,0 +1,170 @@
+"""Gradients that leave the backward when they are made (`gradients="early"`).
+
+`mark_gradients` works on a joint graph, before it is planned: behind the last contribution to a gradient, and behind the last step
+that reads its parameter, stands a `GRADIENT_READY` that takes the gradient's place among the outputs.  So the planner sees the
+gradient die there.  `deliver_marked` works on the backward of a plan: it puts a `DELIVER` in the place of each mark, further down
+where the backward recomputes something of the parameter later, and the backward returns None for the gradient.
+
+A gradient whose memory is not its own is copied when it leaves: one that two parameters share, a part of a larger tensor, an input
+of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, forget_mutation_regions
+from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.views import root_of
+
+INDEX = "compile_remat_gradient"
+"""Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
+
+
+def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tuple[joint_graph.Joint, str]:
+    """Mark the gradients of some arguments, in place; returns the graph, and why nothing was marked, empty where something was.
+
+    Args:
+        arguments: Positions of the arguments that are leaves of autograd.
+    """
+    module = joint.module
+    output = module.graph.output_node()
+    outputs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    gradients = outputs[joint.num_fwd_outputs :]
+    primals = _primals(joint)
+    if len(primals) != len(gradients) or any(_is_part_of_subclass(p) for p in primals):
+        return joint, "its arguments are tensor subclasses, or it has tokens of effects or states of generators"
+    owners = Counter(_owner(n) for n in outputs if isinstance(n, fx.Node))
+    marks: dict[int, fx.Node] = {}
+    for index, (primal, gradient) in enumerate(zip(primals, gradients, strict=True)):
+        is_leaf = getattr(primal.meta.get("desc"), "idx", None) in arguments
+        if is_leaf and isinstance(gradient, fx.Node) and gradient in joint.info.tangents_closure:
+            marks[index] = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
+    if not marks:
+        return joint, "no argument is a leaf that gets a gradient"
+    for index, mark in marks.items():
+        outputs[joint.num_fwd_outputs + index] = mark
+    output.args = (outputs, *output.args[1:])
+    module.recompile()
+    returned = outputs[joint.num_fwd_outputs :]
+    return replace(joint, bwd_outputs=tuple(n for n in returned if isinstance(n, fx.Node))), ""
+
+
+def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
+    """Put deliveries in the places of the marks, in a backward that was extracted from `joint`; returns how many."""
+    graph = backward.graph
+    marks = graph.find_nodes(op="call_function", target=GRADIENT_READY)
+    if not marks:
+        return 0
+    primals = _primals(joint)
+    tensors = [k for k, p in enumerate(primals) if isinstance(p.meta.get("val"), torch.Tensor)]
+    aliases = _aliases(graph, joint)
+    output = graph.output_node()
+    returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    for mark in reversed(marks):  # those with one place keep their order
+        gradient, copied = mark.args
+        assert isinstance(gradient, fx.Node)
+        index = int(mark.meta[INDEX])
+        parameter = aliases.get(primals[index].name, [])
+        with graph.inserting_after(_last([mark, *_readers(_owner(gradient)), *_readers(*parameter)])):
+            place = (index, tensors.index(index), len(tensors), bool(copied))
+            delivery = graph.call_function(DELIVER, (gradient, parameter, *place))
+        delivery.meta = {**mark.meta, "val": None}
+        returned = [None if node is mark else node for node in returned]
+    output.args = (tuple(returned), *output.args[1:])
+    for mark in marks:
+        graph.erase_node(mark)
+    forget_mutation_regions(graph)
+    backward.recompile()
+    return len(marks)
+
+
+def copied_bytes(node: fx.Node) -> int:
+    """Bytes of the copy that is made of a gradient when it leaves; 0 for any other node."""
+    if node.target is not GRADIENT_READY or not node.args[1]:
+        return 0
+    value: torch.Tensor = node.all_input_nodes[0].meta["val"]
+    return math.prod(sizes.hint_shape(value)) * value.dtype.itemsize
+
+
+def _mark(joint: joint_graph.Joint, primal: fx.Node, gradient: fx.Node, *, is_copied: bool) -> fx.Node:
+    owner, closure = _owner(gradient), joint.info.tangents_closure
+    readers = [n for n in _readers(primal) if n in closure] + [n for n in _readers(owner) if n in closure]
+    is_copied = is_copied or owner.op != "call_function" or _is_part(owner)
+    with joint.module.graph.inserting_after(_last([gradient, *readers])):
+        mark = joint.module.graph.call_function(GRADIENT_READY, (gradient, is_copied))
+    index = _primals(joint).index(primal)
+    mark.meta = {**gradient.meta, "val": gradient.meta["val"].new_empty(0), INDEX: index}
+    closure.add(mark)
+    joint.info.required_bw_nodes.add(mark)
+    return mark
+
+
+def _primals(joint: joint_graph.Joint) -> list[fx.Node]:
+    """The inputs of a joint graph that are no tangents."""
+    inputs = joint.module.graph.find_nodes(op="placeholder")
+    return [node for node in inputs if node not in joint.info.tangents_closure]
+
+
+def _is_part_of_subclass(primal: fx.Node) -> bool:
+    return type(primal.meta.get("desc")).__name__.startswith("Subclass")
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """The node whose memory a node may be in."""
+    root = root_of(node)
+    if root.op == "call_function" and (_is_part(root) or _may_alias(root)):
+        return _owner(root.all_input_nodes[0])
+    return root
+
+
+def _is_part(node: fx.Node) -> bool:
+    """Whether a node is one of several views of a tensor."""
+    return op_kind(node) is OpKind.ITEM and op_kind(node.all_input_nodes[0]) is OpKind.VIEW
+
+
+def _may_alias(node: fx.Node) -> bool:
+    """Whether Inductor may take the node for what it reads: a copy, a cast to the type that it has, a power of one."""
+    if node.op != "call_function" or op_kind(node) is not OpKind.POINTWISE or len(node.all_input_nodes) != 1:
+        return False
+    value, read = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(read, torch.Tensor):
+        return False
+    return value.dtype == read.dtype and str(value.shape) == str(read.shape)
+
+
+def _readers(*nodes: fx.Node) -> list[fx.Node]:
+    """What reads the memory of nodes, through views and whatever may become one; deliveries, marks and the output do not count."""
+    found, pending = dict[fx.Node, None](), list(nodes)
+    while pending:
+        for user in pending.pop().users:
+            if user.op == "output" or user.target in (DELIVER, GRADIENT_READY) or user in found:
+                continue
+            found[user] = None
+            if op_kind(user) is OpKind.VIEW or _is_part(user) or _may_alias(user):
+                pending.append(user)
+    return list(found)
+
+
+def _aliases(backward: fx.Graph, joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
+    """For each argument of the forward, by name, the inputs of the backward that may lie in its memory."""
+    nodes = {n.name: n for n in joint.module.graph.nodes}
+    found: dict[str, list[fx.Node]] = {}
+    for given in backward.find_nodes(op="placeholder"):
+        node = nodes.get(given.name)
+        if node is not None and isinstance(given.meta.get("val"), torch.Tensor):
+            found.setdefault(_owner(node).name, []).append(given)
+    return found
+
+
+def _last(nodes: Iterable[fx.Node]) -> fx.Node:
+    """The last of some nodes of a graph, as they stand in it."""
+    return max(nodes)
