@@ -657,3 +657,27 @@ def test_a_region_remembers_no_call_that_is_over() -> None:
     for _ in range(3):
         step(batch()).backward()
     assert not [call for call in early_gradients._WAITING if call.is_in_flight]
+
+
+class Classifier(nn.Module):
+    """A layer and a head with its loss, whose rows can be computed in slices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        labels = torch.arange(len(x), device=x.device)
+        return F.cross_entropy(self.head(F.gelu(self.layer(x))), labels)
+
+
+def test_gradients_that_are_summed_over_slices_leave_early_too() -> None:
+    expected, model = made(Classifier), made(Classifier)
+    seen = Seen(model)
+    expected(batch(64)).backward()
+    compiled(model, slices=4)(batch(64)).backward()
+    (report,) = compile_remat.reports()
+    assert report.plan is not None and [p.slices for p in report.plan.sliced] == [4]
+    assert sorted(seen.order) == sorted(name for name, _ in model.named_parameters())
+    torch.testing.assert_close(seen.gradients, gradients(expected))
+    torch.testing.assert_close(gradients(model), gradients(expected))
