@@ -7,14 +7,13 @@ if TYPE_CHECKING:
     from compile_remat.api import *  # noqa: F403
 
 # In a checkout, `passes` and `cost_models` lie beside this folder: let `compile_remat.passes` find them there.
-_ROOT = Path(__file__).resolve().parent.parent
-if (_ROOT / "pyproject.toml").is_file():
+if ((_ROOT := Path(__file__).resolve().parents[1]) / "pyproject.toml").is_file():
     __path__.append(str(_ROOT))  # noqa: F405
 
 __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "LiveBuffer", "MaxBatch",
-    "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError",
-    "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange",
+    "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError", "RankForecast",
+    "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange", "SlicedProduct",
     "Status", "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto", "partition", "plan",
     "plan_rank", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip

@@ -50,7 +50,14 @@ from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
 from compile_remat.inductor.peek import look_at_joint_graph
-from compile_remat.passes import Plan as Plan, Planner, PlanOption as PlanOption, Status as Status, frontier
+from compile_remat.passes import (
+    Plan as Plan,
+    Planner,
+    PlanOption as PlanOption,
+    SlicedProduct as SlicedProduct,
+    Status as Status,
+    frontier,
+)
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_split import partition as partition

@@ -532,10 +532,9 @@ CPU seconds between the joint graph and two modules, on one graph in one run: to
 (with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.
 Aimed at, and missed by all three: 0.6 in the median and 1.1 at worst for 0.5, twice that for `min`, less than 5 searches for a
 frontier. Torch's own time changes from process to process with the hash seed of strings, in whose order networkx walks:
-ResNet's was 0.7 to 1.1 s. The rows are the lower of two turns on two cores with up to 20 busy processes. Rows of gpt, resnet,
-chain256, bert, mixer and densenet are of this search, the others (2026-11-23, an Intel Xeon) from before it ended its bounds
-and starts earlier, which takes 39 % off the searches of all 18 models at five budgets. A single search is the smaller for it,
-and a frontier more of them. Each model's 0.5 is of its own plain peak.""",
+ResNet's was 0.7 to 1.1 s. The rows are the lower of two turns on two cores with three to eight busy processes. Where one search
+is a small part of ours at 0.5, the rest is what torch does as well (preparing and extracting graphs) and three problems: for the
+plain peak, for the search, and for the plan's own graphs. Each model's 0.5 is of its own plain peak.""",
         _planning_time,
         _planning_time_summary,
     ),
