@@ -21,10 +21,10 @@ from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
 from compile_remat.planning.deadline import Deadline, deadline_of, noting_early_end, with_search_message
-from compile_remat.planning.joint_planning import plan_joint
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.request import ChosenPlan, Request, Resume, target_bytes_of
 from compile_remat.planning.settings import Settings
+from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.ranks.board import num_ranks
 from tests.oracles import seeded_problem
 from tests.passes.problem.test_work_budget import LARGE
@@ -227,9 +227,9 @@ def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkey
 
     def planned(joint: Any, settings: Settings, request: Request, **keywords: Any) -> Any:
         seen.append(request)
-        return plan_joint(joint, settings, request, **keywords)
+        return plan_with_slices(joint, settings, request, **keywords)
 
-    monkeypatch.setattr("compile_remat.planning.joint_split.plan_joint", planned)
+    monkeypatch.setattr("compile_remat.planning.joint_split.plan_with_slices", planned)
     for options, fresh in (
         ({}, [True, False]),
         ({"compiler": "eager"}, [True]),

@@ -675,6 +675,7 @@ def test_gradients_that_are_summed_over_slices_leave_early_too() -> None:
     expected, model = made(Classifier), made(Classifier)
     seen = Seen(model)
     expected(batch(64)).backward()
+    compile_remat.reset_reports()
     compiled(model, slices=4)(batch(64)).backward()
     (report,) = compile_remat.reports()
     assert report.plan is not None and [p.slices for p in report.plan.sliced] == [4]
