@@ -532,7 +532,7 @@ CPU seconds between the joint graph and two modules, on one graph in one run: to
 (with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.
 Aimed at, and missed by all three: 0.6 in the median and 1.1 at worst for 0.5, twice that for `min`, less than 5 searches for a
 frontier. Torch's own time changes from process to process with the hash seed of strings, in whose order networkx walks:
-ResNet's was 0.7 to 1.1 s. The rows are the lower of two turns on two cores with three to eight busy processes. Where one search
+ResNet's was 0.5 to 1.1 s. The rows are the lower of two turns, on two cores with one or two other busy processes. Where one search
 is a small part of ours at 0.5, the rest is what torch does as well (preparing and extracting graphs) and three problems: for the
 plain peak, for the search, and for the plan's own graphs. Each model's 0.5 is of its own plain peak.""",
         _planning_time,
