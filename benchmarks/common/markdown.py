@@ -418,7 +418,8 @@ torch compiles; "warm": of a second process that finds them filled. Ratios are t
 "compilers" counts the files that were handed to the C++ compiler: under a budget, kernels are built together, in one file for each
 compiling process. Some 20 seconds of each row in empty folders are the same for all: torch and its headers. The models of
 transformers have 4 layers of width 256. The machine was busy with other things, which distorts CPU time much less than wall
-time.""",
+time. All rows of a model are of one machine: those of T5, GPT-2 and ResNet of an AMD EPYC (2026-11-24 and 25), the others of the
+one below.""",
         _first_step,
         _first_step_summary,
     ),
@@ -505,9 +506,7 @@ recomputes each value at most once. Budgets are shares of the predicted peak of 
 found, `least` one that no plan goes below. The last six models and the rows of layers were not tuned to; `exact` are small
 copies of nine models, all plans simulated. The rows `exact` are of this search (2026-11-24). The others are from before it
 ended its bounds and starts earlier, and those of models with convolutions from before the gradients of their weights and inputs
-were made apart. On the problems of `benchmarks.digest` at 0.8, 0.6, 0.5, 0.4 and 0.3 (77 budgets of the 18 models above the
-floor) that left the median gap of plan and own bound at 0.6 % and the worst at 4.7 %; three plans got slower, by 0.2 % of the
-step at most, and one faster by 0.4 %.""",
+were made apart.""",
         _gap,
         _gap_summary,
     ),
@@ -531,10 +530,10 @@ time is a few per cent of the step, its relative error is large and its error as
 CPU seconds between the joint graph and two modules, on one graph in one run: torch's partitioner at its budget 0.5, ours at 0.5
 (with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.
 Aimed at, and missed by all three: 0.6 in the median and 1.1 at worst for 0.5, twice that for `min`, less than 5 searches for a
-frontier. Torch's own time changes from process to process with the hash seed of strings, in whose order networkx walks:
-ResNet's was 0.5 to 1.1 s. The rows are the lower of two turns, on two cores with one or two other busy processes. Where one search
-is a small part of ours at 0.5, the rest is what torch does as well (preparing and extracting graphs) and three problems: for the
-plain peak, for the search, and for the plan's own graphs. Each model's 0.5 is of its own plain peak.""",
+frontier. Torch's own time, and with it the ratios, differs between runs of this command. The rows are the lower of two
+turns, on two cores with one or two other busy processes. Where one search is a small part of ours at 0.5, the rest is what torch
+does as well (preparing and extracting graphs) and three problems: for the plain peak, for the search, and for the plan's own
+graphs. Each model's 0.5 is of its own plain peak.""",
         _planning_time,
         _planning_time_summary,
     ),

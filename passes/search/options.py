@@ -13,7 +13,7 @@ class SearchOptions:
 
     Attributes:
         uses_continuation: Whether a plan for a budget also starts from that of a slightly larger budget.  Only where the problem
-            is too large for moments, whose starts left it nothing to find.
+            is too large for moments, which give starts of their own.
         uses_window_exchange: Whether windows of a plan are replaced by the same windows of the cuts' saved sets.
         uses_lower_target: The same for a plan for a lower budget, where the gap stays open.
         uses_perturbation: Whether the plan of lowest peak is searched from random neighbours, too.
@@ -24,8 +24,7 @@ class SearchOptions:
             holds the budget: the worst of each of so many runs of steps or values.
         uses_moments: Whether that bound is tightened, where it leaves a gap, by moments with all that lives there.
         moment_rounds, moments_a_round: How often moments are added, and how many each time in the backward and in the forward.
-        moment_gain: Moments are added once more where the last ones raised the bound by this part of the step at least.  With 0 the
-            plans of 18 models at half of plain torch.compile's peak took a quarter more time, and none was faster.
+        moment_gain: Moments are added once more where the last ones raised the bound by this part of the step at least.
         moment_excess: A moment is added where the rounded answer exceeds the budget by this factor.
         moment_distance: Steps or places between moments that are added together.
         branch_values: Problems in which at most so many values may be saved or not are planned by a branch and bound over the
@@ -76,8 +75,8 @@ class SearchOptions:
         perturbation_flips: Values flipped at random in one perturbation.
         max_perturbations, perturbation_work: Most perturbations, and most perturbations times values to choose from.
         perturbation_width: Places of the pool on each side from which values are flipped, where they are flipped in one place.
-        perturbation_patience: Perturbations in a row that find no faster plan and end the search for one.  Four are
-            enough for the benchmarks' models; with four, a graph of 21 values got a slower plan at one budget than at a lower one.
+        perturbation_patience: Perturbations in a row that find no faster plan and end the search for one.
+            With four, a graph of 21 values got a slower plan at one budget than at a lower one.
         faster_work: The same limit as `perturbation_work`, where perturbations look for a faster plan.
         perturbation_target: The target of the local search behind each, as a part of the lowest peak.
         recursive_segment_cuts: Most cuts between segments that may be recursive.

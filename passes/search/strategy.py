@@ -142,7 +142,7 @@ class Search:
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it.
 
-        Where the bound's programme suggests starts, nothing is left to find from other budgets.
+        Plans for other budgets are starts only where the bound's programme suggests none.
         """
         options = self.options
         if self.uses_moments:

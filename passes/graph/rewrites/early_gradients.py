@@ -47,7 +47,8 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
     for index, (primal, gradient) in enumerate(zip(primals, gradients, strict=True)):
         is_leaf = getattr(primal.meta.get("desc"), "idx", None) in arguments
         if is_leaf and isinstance(gradient, fx.Node) and gradient in joint.info.tangents_closure:
-            marks[index] = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
+            marks[index] = mark = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
+            mark.meta[INDEX] = index
     if not marks:
         return joint, "no argument is a leaf that gets a gradient"
     for index, mark in marks.items():
@@ -66,6 +67,7 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
         return 0
     primals = _primals(joint)
     tensors = [k for k, p in enumerate(primals) if isinstance(p.meta.get("val"), torch.Tensor)]
+    edges = {k: edge for edge, k in enumerate(tensors)}
     aliases = _aliases(graph, joint)
     output = graph.output_node()
     returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
@@ -75,11 +77,11 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
         index = int(mark.meta[INDEX])
         parameter = aliases.get(primals[index].name, [])
         with graph.inserting_after(_last([mark, *_readers(_owner(gradient)), *_readers(*parameter)])):
-            place = (index, tensors.index(index), len(tensors), bool(copied))
+            place = (index, edges[index], len(tensors), bool(copied))
             delivery = graph.call_function(DELIVER, (gradient, parameter, *place))
         delivery.meta = {**mark.meta, "val": None}
-        returned = [None if node is mark else node for node in returned]
-    output.args = (tuple(returned), *output.args[1:])
+    delivered = set(marks)
+    output.args = (tuple(None if node in delivered else node for node in returned), *output.args[1:])
     for mark in marks:
         graph.erase_node(mark)
     forget_mutation_regions(graph)
@@ -101,8 +103,7 @@ def _mark(joint: joint_graph.Joint, primal: fx.Node, gradient: fx.Node, *, is_co
     is_copied = is_copied or owner.op != "call_function" or _is_part(owner)
     with joint.module.graph.inserting_after(_last([gradient, *readers])):
         mark = joint.module.graph.call_function(GRADIENT_READY, (gradient, is_copied))
-    index = _primals(joint).index(primal)
-    mark.meta = {**gradient.meta, "val": gradient.meta["val"].new_empty(0), INDEX: index}
+    mark.meta = {**gradient.meta, "val": gradient.meta["val"].new_empty(0)}
     closure.add(mark)
     joint.info.required_bw_nodes.add(mark)
     return mark
