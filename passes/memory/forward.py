@@ -48,7 +48,7 @@ class _Epilogue:
     Attributes:
         values: Whose buffers they are.
         last_readers: The last reader of each.
-        taken_over: Numbers of those that their last reader is written over.
+        turns: Numbers of those that their last reader may be written over: the first ones of all readers, then their second ones.
         others: The readers of each that are not drawn with it, or all where there is no such, one source behind the other.
         firsts: Where in `others` each source begins.
     """
@@ -57,10 +57,22 @@ class _Epilogue:
         self.sources = sources
         self.values = np.array([s.value for s in sources], dtype=np.int64)
         self.last_readers = np.array([s.readers[-1] for s in sources], dtype=np.int32)
-        self.taken_over = np.flatnonzero([s.is_taken_over for s in sources])
+        self.turns = [np.array(turn, dtype=np.int64) for turn in _turns(sources)]
         others = [[v for v in s.readers if v not in s.drawn_with] or list(s.readers) for s in sources]
         self.others = np.array([v for readers in others for v in readers], dtype=np.int64)
         self.firsts = np.cumsum([0, *map(len, others)], dtype=np.int64)[:-1]
+
+
+def _turns(sources: Sequence[Source]) -> list[list[int]]:
+    turns: list[list[int]] = []
+    before: dict[int, int] = {}
+    for k, source in enumerate(sources):
+        if source.may_be_taken:
+            turn = before.get(source.readers[-1], 0)
+            before[source.readers[-1]] = turn + 1
+            turns += [[]] if turn == len(turns) else []
+            turns[turn].append(k)
+    return turns
 
 
 class Forward:
@@ -214,10 +226,11 @@ class Forward:
         stops = ends + 1 - taken
         np.copyto(stops, never, where=used)
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
-        u, last = u[epilogue.taken_over], last[epilogue.taken_over]
-        over = held[epilogue.taken_over] & used[last] & has_buffer[u]
-        stops[u] = np.where(over, never, stops[u])
-        covered[last] = over
+        for turn in epilogue.turns:
+            u, last = epilogue.values[turn], epilogue.last_readers[turn]
+            over = held[turn] & used[last] & has_buffer[u] & ~covered[last]
+            stops[u] = np.where(over, never, stops[u])
+            covered[last] |= over
         drawn = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.drawn_with]
         return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn, copy_stops)
 

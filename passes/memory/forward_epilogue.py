@@ -22,14 +22,15 @@ class Source:
     Attributes:
         value: Whose buffer it is.
         readers: Those values, in order.
-        is_taken_over: Whether the last of them is written over it.
+        may_be_taken: Whether the last of them may be written over it: it takes the first of its sources that it may and that is not
+            saved.
         drawn_with: Where it is random numbers, readers that are computed of them alone: they are written where these are drawn, if
             they take no more bytes and no other reader waits.
     """
 
     value: int
     readers: tuple[int, ...]
-    is_taken_over: bool
+    may_be_taken: bool
     drawn_with: tuple[int, ...] = ()
 
 
@@ -48,13 +49,12 @@ def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
             read[v] = _read_from_memory(v, values, stored, written)
             for u in read[v]:
                 readers.setdefault(u, []).append(v)
-    found, overwriting = [], set[int]()
+    found = []
     for u in sorted(readers):
         last = readers[u][-1]
-        is_taken = overwrites(values[last]) and may_be_written_over(values[u], values[last]) and last not in overwriting
-        overwriting |= {last} if is_taken else set()
+        may_be_taken = overwrites(values[last]) and may_be_written_over(values[u], values[last])
         drawn_with = tuple(v for v in readers[u] if values[u].is_drawn and read[v] == {u})
-        found.append(Source(u, tuple(readers[u]), is_taken, drawn_with))
+        found.append(Source(u, tuple(readers[u]), may_be_taken, drawn_with))
     return found
 
 

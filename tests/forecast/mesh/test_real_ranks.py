@@ -65,6 +65,8 @@ def test_what_a_rank_holds(two: Ranks, four: Ranks, dp: int, tp: int, shard: str
         (2, 1, "fsdp2", "max"),
         (1, 2, "fsdp2", "max"),
         pytest.param(2, 2, "fsdp2", "max", marks=pytest.mark.full),
+        pytest.param(2, 1, "ddp", "max", marks=pytest.mark.full),
+        pytest.param(2, 1, "fsdp2-whole", "max", marks=pytest.mark.full),
         pytest.param(2, 1, "ddp", "min", marks=pytest.mark.full),
         pytest.param(2, 1, "fsdp2-whole", "min", marks=pytest.mark.full),
         pytest.param(1, 2, "ddp", "min", marks=pytest.mark.full),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
-from compile_remat.passes.problem.problem import EXTERN, POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, Problem, Step, Value
 
 
 def value(name: str, nbytes: int, reads: Sequence[int], kernel: str = EXTERN, *, in_forward: bool = True) -> Value:
@@ -53,6 +53,15 @@ def test_a_pointwise_kernel_writes_over_what_it_is_the_last_to_read_but_for_what
     values = [value("a", 4, []), value("b", 4, [0], POINTWISE), value("c", 1, [1])]
     assert peak_of(values, [0, 1], []) == 4 + 1
     assert peak_of(values, [0, 1], [0]) == 4 + 4 + 1
+
+
+def test_what_is_computed_behind_the_forward_is_written_over_the_first_buffer_that_is_not_saved() -> None:
+    """The branches of residual blocks are summed once more for the gradient of the loss; one branch is saved for another kernel."""
+    values = [value("a", 4, []), value("b", 4, []), value("loss", 1, [0, 1], REDUCTION)]
+    values += [value("slope", 4, [0, 1], POINTWISE, in_forward=False)]
+    assert peak_of(values, [0, 3], [3]) == 4 + 4 + 1  # over a
+    assert peak_of(values, [0, 3], [0, 3]) == 4 + 4 + 1  # over b
+    assert peak_of(values, [0, 1, 3], [0, 1, 3]) == 4 + 4 + 4  # over none
 
 
 def test_random_numbers_that_are_saved_are_written_over_what_they_were_made_of() -> None:
