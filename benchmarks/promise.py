@@ -15,11 +15,15 @@ with. `--empty-kernels` measures as ever, but the kernels that Inductor emits ar
 nothing either, and what allocates, the emitted code and the libraries that it calls, runs. Each row is stored in the file of
 `--json` as soon as it is known, and a row that stands there is not run again, unless it has no measured peak and is to be
 measured. `--show` runs nothing and prints the lines of files that `--json` wrote, a line for each model: measured peaks by
-budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree. `--stale` compiles nothing: it plans
-each of our rows of a file again, for the bytes that it had, and lists those with another predicted peak, floor or extra time;
-`--drop` takes them out of the file, so that the next run with `--json` makes them anew. Where the first code missed its budget a row
-has its last plan's figures, and is listed for that. The exit status is 1 if a measured
-peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's lowest; with `--stale` if a row is listed.
+budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree.
+
+`--stale` compiles nothing: it plans each of our rows of a file again, for the bytes that it had, and lists those with another
+predicted peak, floor or extra time. Another extra time means another plan. Where the peak alone differs, the memory model has
+changed, or the libraries take other workspaces on this processor (products in bfloat16 do), or the stored figure is that of a
+second round. `--drop` takes the listed rows out of the file, so that the next run with `--json` makes them anew.
+
+The exit status is 1 if a measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's
+lowest; with `--stale` if a row is listed.
 """
 
 import argparse
@@ -122,7 +126,9 @@ def list_stale(path: Path, arguments: argparse.Namespace) -> int:
     """
     head, rows = json.loads(path.read_text())["header"], rows_of_file(path)
     if head["torch"] != torch.__version__:
-        raise SystemExit(f"{path} is of torch {head['torch']}, this is {torch.__version__}: plans differ for that alone")
+        raise SystemExit(
+            f"{path} is of torch {head['torch']}, this is {torch.__version__}: plans differ for that alone"
+        )
     torch.set_num_threads(int(head["threads"]))  # workspaces of kernels depend on it
     ours = [row for row in rows if row.kind == "remat" and row.model in (arguments.model or models.CASES)]
     stale: list[StaleRow] = []
@@ -158,7 +164,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=("torch", "remat"), help="leave the other rows out")
     parser.add_argument("--rivals", type=Path, metavar="JSON", help="take plain's and torch's rows from this file")
     parser.add_argument("--show", type=Path, metavar="JSON", action="append", help="run nothing, sum up this file")
-    parser.add_argument("--stale", type=Path, metavar="JSON", help="plan the rows of this file again, list what differs")
+    parser.add_argument(
+        "--stale", type=Path, metavar="JSON", help="plan the rows of this file again, list what differs"
+    )
     parser.add_argument("--drop", action="store_true", help="with --stale: take what differs out of the file")
     parser.add_argument("--dtype", choices=models.DTYPES, default="float32", help="what the models train in")
     parser.add_argument("--code-only", action="store_true", help="emit code and run it dry, build and measure nothing")
