@@ -63,6 +63,10 @@ class Report(Viewable):
         inlined_calls: The number of calls of ``nested_compile_region`` regions that were replaced by the regions' bodies, so that
             the budget holds inside them.
         size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
+        region: The number of the compiled graph in this process: plans of one graph have the same.
+        runs_now: Whether the plan may run in the next step; False once another one has taken its place.
+        step_peak_bytes: The predicted peak of the whole step, once its graphs were given plans that go together.
+        step_budget_bytes: What the step may take then; None where the lowest peak is asked for.
     """
 
     graph_key: str
@@ -84,6 +88,10 @@ class Report(Viewable):
     inlined_calls: int = 0
     plain: PlanOption | None = None
     size_range: SizeRange | None = None
+    region: int = 0
+    runs_now: bool = True
+    step_peak_bytes: int | None = None
+    step_budget_bytes: int | None = None
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -195,6 +203,8 @@ class Report(Viewable):
             lines.append(f"  keeps the budget for {self.size_range}")
         if self.estimated_ops:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
+        if not self.runs_now:
+            lines.append("  replaced        by a later plan of the same graph")
         if self.inlined_calls:
             lines.append(f"  inlined         {self.inlined_calls} calls of nested_compile_region")
         note = joined(f"not modelled: {self.caveat}" * bool(self.plan and self.caveat), self.message)
@@ -290,6 +300,13 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
                 kept[k] = amended
     if report_dir is not None:
         write(amended, report_dir)
+
+
+def retire(region: int, report_dir: str | None) -> None:
+    """Another plan of this compiled graph runs from now on."""
+    for report in reports():
+        if report.region == region and report.runs_now:
+            amend(report, report_dir, runs_now=False)
 
 
 def latest(graph_key: str) -> Report | None:
