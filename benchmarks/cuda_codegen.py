@@ -1,6 +1,7 @@
 """Peaks of the Triton code that Inductor emits for an H100, on a machine without a GPU: code generation alone.
 
     python -m benchmarks.cuda_codegen [--model gpt] [--dtype bfloat16] [--json OUT] [--show]
+    python -m benchmarks.cuda_codegen --stale --json OUT [--drop]
 
 For each model of `benchmarks.models.codegen` the wrappers of forward and backward are run dry (every allocation, no kernel),
 which gives the peak of the step.  `plain` is torch's own partitioner, `torch's best` the lowest peak over its values of
@@ -8,9 +9,10 @@ which gives the peak of the step.  `plain` is torch's own partitioner, `torch's 
 that of the first code emitted for it, and how often it was planned and compiled.  "floor": the budget is below the lowest
 reachable peak, and a `BudgetError` says so.
 
-Rows are stored in OUT one by one, and those that are there already are not made again; `--show` makes none.  Needs g++ and the
-package `triton` (see benchmarks/common/fake_cuda).  The exit status is 1 if the first code of a row is more than 3 % above its
-prediction.
+Rows are stored in OUT one by one, and those that are there already are not made again; `--show` makes none.  `--stale` emits no
+code: it plans our rows of OUT again, for the bytes that they had, and lists those with another predicted peak or floor, for which
+the exit status is 1; `--drop` takes them out of OUT, so that the next run makes them anew.  Needs g++ and the package `triton` (see
+benchmarks/common/fake_cuda).  The exit status is 1 if the first code of a row is more than 3 % above its prediction.
 """
 
 from __future__ import annotations
@@ -78,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json is not None and arguments.json.exists():
         stored = json.loads(arguments.json.read_text())
         head, rows = stored["header"], [CodegenRow(**fields) for fields in stored["rows"]]
+    if arguments.stale:
+        return list_stale(arguments, head, rows)
     if not arguments.show:
         for model in arguments.model or CASES:
             for dtype in arguments.dtype or DTYPES:
@@ -95,6 +99,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", action="append", choices=list(CASES), help="may be repeated; default all")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="may be repeated; default both")
     parser.add_argument("--json", type=Path, metavar="OUT", help="store rows here, and make only what is not there")
+    parser.add_argument("--stale", action="store_true", help="plan the rows that are stored again, list what differs")
+    parser.add_argument("--drop", action="store_true", help="with --stale: take what differs out of OUT")
     parser.add_argument("--show", action="store_true", help="make nothing, print what is stored")
     return parser.parse_args(argv)
 
@@ -105,10 +111,38 @@ def made(model: str, dtype: str, known: Sequence[CodegenRow]) -> Iterator[Codege
     settings = [setting for setting in (*RIVALS, *BUDGETS) if setting not in before]
     if not settings:
         return
-    harness.progress(f"{model} {dtype}: {', '.join(settings)}")
     plain = before.get(PLAIN)
     given = ["--plain", str(plain.first_peak_bytes)] if plain is not None else []
-    command = [sys.executable, "-m", "benchmarks.common.fake_cuda.rows", model, dtype, *given, *settings]
+    yield from _of_process(model, dtype, given, settings)
+
+
+def list_stale(arguments: argparse.Namespace, head: dict[str, str], rows: Sequence[CodegenRow]) -> int:
+    """Plan our stored rows again; print those that differ, and return the command's exit status."""
+    stale: list[CodegenRow] = []
+    num_ours = 0
+    for model in arguments.model or CASES:
+        for dtype in arguments.dtype or DTYPES:
+            mine = {row.setting: row for row in rows if (row.model, row.dtype) == (model, dtype)}
+            ours = [setting for setting in BUDGETS if setting in mine]
+            num_ours += len(ours)
+            plain = ["--plain", str(mine[PLAIN].first_peak_bytes), "--plan-only"] if ours else []
+            for fresh in _of_process(model, dtype, plain, ours) if ours else ():
+                stored = mine[fresh.setting]
+                figures = [(row.predicted_peak_bytes, row.floor_bytes) for row in (stored, fresh)]
+                if fresh.failure or figures[0] != figures[1]:
+                    stale.append(stored)
+                    cells = [f"predicted {peak}" if floor is None else f"floor {floor}" for peak, floor in figures]
+                    print(f"{model} {dtype} {fresh.setting}: {cells[0]}, now {fresh.failure or cells[1]}", flush=True)
+    print(f"{len(stale)} of {num_ours} rows differ")
+    if arguments.drop:
+        harness.write_json(arguments.json, head, [row for row in rows if row not in stale])
+    return int(bool(stale))
+
+
+def _of_process(model: str, dtype: str, options: Sequence[str], settings: Sequence[str]) -> Iterator[CodegenRow]:
+    """The rows of a process of their own as they come."""
+    harness.progress(f"{model} {dtype}: {', '.join(settings)}")
+    command = [sys.executable, "-m", "benchmarks.common.fake_cuda.rows", model, dtype, *options, *settings]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:

@@ -3,6 +3,7 @@
     python -m benchmarks.promise [--model vit] [--device cuda] [--toy] [--json OUT] [--only remat] [--rivals JSON] [--hold]
                                  [--dtype bfloat16] [--code-only] [--empty-kernels]
     python -m benchmarks.promise --show JSON [--show JSON ...]
+    python -m benchmarks.promise --stale JSON [--drop] [--dtype bfloat16] [--model vit]
 
 Each model trains under 0.8, 0.6, 0.4 and 0.3 of plain torch.compile's measured peak, and under `min`. `predicted` is the
 plan's figure, `scheduled` that of the code that Inductor emitted, `measured` the allocator's; errors are against the
@@ -14,8 +15,15 @@ with. `--empty-kernels` measures as ever, but the kernels that Inductor emits ar
 nothing either, and what allocates, the emitted code and the libraries that it calls, runs. Each row is stored in the file of
 `--json` as soon as it is known, and a row that stands there is not run again, unless it has no measured peak and is to be
 measured. `--show` runs nothing and prints the lines of files that `--json` wrote, a line for each model: measured peaks by
-budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree. The exit status is 1 if a measured
-peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's lowest.
+budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree.
+
+`--stale` compiles nothing: it plans each of our rows of a file again, for the bytes that it had, and lists those with another
+predicted peak, floor or extra time. Another extra time means another plan. Where the peak alone differs, the memory model has
+changed, or the libraries take other workspaces on this processor (products in bfloat16 do), or the stored figure is that of a
+second round. `--drop` takes the listed rows out of the file, so that the next run with `--json` makes them anew.
+
+The exit status is 1 if a measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's
+lowest; with `--stale` if a row is listed.
 """
 
 import argparse
@@ -29,12 +37,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from benchmarks import models, table_a
 from benchmarks.common import harness
 from benchmarks.common.code_only import kernels_replaced_by
 from benchmarks.common.compile_caches import private_compile_caches
 from benchmarks.common.harness import mib, percent
 from benchmarks.common.row_store import RowStore, rows_of_file
+from benchmarks.common.stale_rows import StaleRow, planned_again
+from benchmarks.common.stale_rows import table as stale_table
 from benchmarks.common.verdicts import Row, lowest_peak
 from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, CodeRunner, Runner
 
@@ -92,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         harness.print_header(stored[-1]["header"])
         harness.write_json(arguments.json, stored[-1]["header"], shown)
         return _conclude(list(dict.fromkeys(row.model for row in shown)), shown)
+    if arguments.stale is not None:
+        return list_stale(arguments.stale, arguments)
     rivals = [] if arguments.rivals is None else rivals_of(arguments.rivals)
     head = harness.header(arguments.device)
     harness.print_header(head)
@@ -102,6 +116,34 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows = rows_of_model(name, arguments, [row for row in rivals if row.model == name], store)
             print(harness.ascii_table(TITLES, [_cells(row, rows) for row in rows]), end="\n\n", flush=True)
     return _conclude(names, store.rows)
+
+
+def list_stale(path: Path, arguments: argparse.Namespace) -> int:
+    """Plan our rows of a file again; print those that differ, and the command's exit status.
+
+    Raises:
+        SystemExit: The file is of another version of torch, whose code other plans are for.
+    """
+    head, rows = json.loads(path.read_text())["header"], rows_of_file(path)
+    if head["torch"] != torch.__version__:
+        raise SystemExit(
+            f"{path} is of torch {head['torch']}, this is {torch.__version__}: plans differ for that alone"
+        )
+    torch.set_num_threads(int(head["threads"]))  # workspaces of kernels depend on it
+    ours = [row for row in rows if row.kind == "remat" and row.model in (arguments.model or models.CASES)]
+    stale: list[StaleRow] = []
+    for row in ours:
+        harness.progress(f"{row.model}: {row.setting}")
+        runner = Runner(row.model, arguments, dtype=arguments.dtype)
+        found = StaleRow(row, planned_again(row, runner.case))
+        if found.differs_in:
+            stale.append(found)
+            print(stale_table([found]), end="\n\n", flush=True)
+    print(f"{len(stale)} of {len(ours)} rows differ")
+    if arguments.drop:
+        dropped = [found.stored for found in stale]
+        harness.write_json(path, head, [row for row in rows if row not in dropped])
+    return int(bool(stale))
 
 
 def _nothing(*args: object) -> None:
@@ -122,6 +164,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=("torch", "remat"), help="leave the other rows out")
     parser.add_argument("--rivals", type=Path, metavar="JSON", help="take plain's and torch's rows from this file")
     parser.add_argument("--show", type=Path, metavar="JSON", action="append", help="run nothing, sum up this file")
+    parser.add_argument(
+        "--stale", type=Path, metavar="JSON", help="plan the rows of this file again, list what differs"
+    )
+    parser.add_argument("--drop", action="store_true", help="with --stale: take what differs out of the file")
     parser.add_argument("--dtype", choices=models.DTYPES, default="float32", help="what the models train in")
     parser.add_argument("--code-only", action="store_true", help="emit code and run it dry, build and measure nothing")
     parser.add_argument("--empty-kernels", action="store_true", help="kernels that Inductor emits do nothing")

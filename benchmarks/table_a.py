@@ -113,7 +113,8 @@ class Runner:
         budget_bytes = memory_budget if isinstance(memory_budget, int) else None
         return self._row("remat", setting, budget_bytes, lambda case: harness.remat(case, memory_budget), report_fields)
 
-    def _case(self) -> models.Case:
+    def case(self) -> models.Case:
+        """The model and its inputs, made anew."""
         given = self._arguments
         scale = harness.scale_of(given)
         return models.build(self._name, device=given.device, scale=scale, seed=given.seed, dtype=self._dtype)
@@ -131,7 +132,7 @@ class Runner:
         arguments = self._arguments
         base = Row(self._name, kind, setting, budget_bytes)
         try:
-            run = replace(make(self._case()), holds_output=self._hold)
+            run = replace(make(self.case()), holds_output=self._hold)
             measured = harness.measure(run, arguments.device, arguments.steps)
         except Exception as error:  # one broken row must not lose the others; its verdict is a miss
             return replace(base, **failure_fields(error))
@@ -160,7 +161,7 @@ class CodeRunner(Runner):
         fresh_state(kind)
         row = Row(self._name, kind, setting, memory_budget if isinstance(memory_budget, int) else None)
         try:
-            case = self._case()
+            case = self.case()
             with warnings.catch_warnings(action="ignore"), without_compiler():  # torch says that its caches are off
                 if memory_budget is None:
                     return replace(row, scheduled_peak_bytes=plain_peak_bytes(case.module, case.inputs))

@@ -90,23 +90,10 @@ def look(
     failed: list[RematError] = []
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = inductor_options.mode_options(config.mode)
         try:
-            settings = settings_for(config, example_inputs)
-            if settings.has_limit(gm):
-                inline_regions(gm)
-            settings = priced(settings, gm, example_inputs, config, options)
-            early = leaf_positions(example_inputs) if config.gradients == "early" else ()
-            planned = look_at_joint_graph(
-                gm,
-                example_inputs,
-                lambda joint, keywords: plan_with_slices(
-                    joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, early=early, **keywords
-                ),
-                options,
-            )
+            planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets)
             if planned is not None:
-                seen.append(replace(planned, report=replace(planned.report, inlined_calls=inlined_calls(gm))))
+                seen.append(planned)
         except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
             ours = find_error(error, RematError)
             if ours is None:
@@ -118,6 +105,33 @@ def look(
     if failed:
         raise failed[0]
     return seen
+
+
+def look_at_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, *, for_budgets: bool = False
+) -> Planned | None:
+    """`look` at one Dynamo graph; None where it has no backward.
+
+    Raises:
+        RematError: No plan fits, or a setting is off.
+    """
+    options = inductor_options.mode_options(config.mode)
+    settings = settings_for(config, example_inputs)
+    if settings.has_limit(gm):
+        inline_regions(gm)
+    settings = priced(settings, gm, example_inputs, config, options)
+    early = leaf_positions(example_inputs) if config.gradients == "early" else ()
+    planned = look_at_joint_graph(
+        gm,
+        example_inputs,
+        lambda joint, keywords: plan_with_slices(
+            joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, early=early, **keywords
+        ),
+        options,
+    )
+    if planned is None:
+        return None
+    return replace(planned, report=replace(planned.report, inlined_calls=inlined_calls(gm)))
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:

@@ -4,6 +4,9 @@ Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the cl
 Inductor writes a pointwise value where something first needs it written.  A convolution's backward needs its incoming gradient
 and its input, which the plan recomputes just before it: the gradient's kernel came behind the recomputed segment,
 and what it reads stayed alive beside that: a fifth more at the peak, at least (``pytest tests/inductor/test_kernel_order.py``).
+
+Where it calls ATen's kernel for a scatter, it writes what that starts from (zeros) before it computes what is scattered: the zeros
+lay beside all that this reads.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from compile_remat.inductor.scheduler_graph import Kernel, SchedulerGraph
 V = private_name("torch._inductor.virtualized", "V")
 InvokeSubgraph = private_name("torch._inductor.ir", "InvokeSubgraph")
 NonOwningLayout = private_name("torch._inductor.ir", "NonOwningLayout")
+SCATTERS: tuple[type, ...] = tuple(
+    private_name("torch._inductor.ir", name) for name in ("ScatterFallback", "IndexPutFallback")
+)
+"""Calls of ATen's kernels that write elements into their first operand, in place."""
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -27,13 +34,16 @@ SMALL_PART = 256
 """A kernel that frees no more than this part of the largest buffer stays where it is."""
 
 
-def move_kernels_up(nodes: list[Any]) -> list[Any]:
+def move_kernels(nodes: list[Any]) -> list[Any]:
     """The nodes of a scheduler, before any are joined, in their new order; the same list where none moves.
 
-    Forwards keep Inductor's order, which the planner knows, but for what calls of a region are joined to.
+    Forwards keep Inductor's order, which the planner knows, but for what calls of a region are joined to, and for scatters.
     """
     nodes = join_at_once(nodes)
     graph = V.graph.module.graph
+    if any(isinstance(node.node, SCATTERS) for node in nodes):
+        sequence = KernelSequence(nodes, V.graph.get_output_names(), graph.nodes)
+        nodes = sequence.nodes if sequence.move_starts_down() else nodes
     if not V.graph.is_backward or not graph.find_nodes(op="call_function", target=CONVOLUTION_BACKWARD):
         return nodes
     sequence = KernelSequence(nodes, V.graph.get_output_names(), graph.nodes)
@@ -101,6 +111,34 @@ class KernelSequence:
                 self._put(after, begin)
                 moved += 1
         return moved
+
+    def move_starts_down(self) -> int:
+        """Move the kernel that writes what a scatter starts from to right before the scatter.
+
+        None goes where more would be in use then.
+
+        Returns:
+            How many were moved.
+        """
+        moved = 0
+        for scatter in [node for node in self.nodes if isinstance(node.node, SCATTERS)]:
+            end = self.places[scatter.get_name()]
+            for name in self._starts_of(scatter):
+                begin = self.places[name]
+                if any(self.places[reader] < end for reader in self._readers_of(name)):
+                    continue
+                before = self.nodes[begin:end]
+                after = [*before[1:], before[0]]
+                if len(before) > 1 and self._peak_bytes(after, begin) <= self._peak_bytes(before, begin):
+                    self._put(after, begin)
+                    moved += 1
+        return moved
+
+    def _starts_of(self, scatter: Any) -> list[str]:
+        """Inductor's own kernels among those that make what a scatter writes into."""
+        written = [name for buffer in scatter.get_outputs() for name in buffer.get_mutations()]
+        makers = [self.graph.maker[name] for name in written if name in self.graph.maker]
+        return [maker for maker in makers if self.kernels[maker].accesses]
 
     def _put(self, nodes: Sequence[Any], begin: int) -> None:
         for place, node in enumerate(nodes, begin):

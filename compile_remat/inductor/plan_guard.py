@@ -17,7 +17,7 @@ from torch._inductor import config as inductor_config
 from compile_remat._torch.version import private_module, private_name
 from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
 from compile_remat.inductor.fusion_guard import GuardedChoices
-from compile_remat.inductor.kernel_order import move_kernels_up
+from compile_remat.inductor.kernel_order import move_kernels
 from compile_remat.inductor.observe import GraphCompiler
 
 V = private_name("torch._inductor.virtualized", "V")
@@ -106,7 +106,7 @@ class PlannedKernels(PassBehind):
         """The nodes, moved up."""
         if nodes:
             replace_backends(nodes[0].scheduler)
-        return move_kernels_up(nodes)
+        return move_kernels(nodes)
 
 
 def number_anew(nodes: list[Any]) -> None:

@@ -10,7 +10,7 @@ says and what stands in the second column, and writes what stands in the third o
 | `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
-| `mark_written_constants` | kernel, sources | kernel |
+| `mark_written_constants` | kernel, sources | kernel, sources |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
 | `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner |
 | | is_written_again | |

@@ -11,11 +11,11 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
-from compile_remat._torch.operators import computed_dtype, numbers_of, promoted_inputs, reduced_dims
+from compile_remat._torch.operators import computed_dtype, numbers_of, promoted_inputs, reduced_dims, tree_leaves
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
-from compile_remat.passes.graph.views import most_users, shape
+from compile_remat.passes.graph.views import most_users, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SCATTER
 
 aten = torch.ops.aten
@@ -28,6 +28,9 @@ NEVER_FUSED = -1
 
 LARGE_FOR_ALL = 100
 """An expression with more operations is materialised even if it reads one buffer (``GraphLowering.run_node``)."""
+
+COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
+"""Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
 
 
 def count_reads(graph: DraftGraph) -> None:
@@ -217,12 +220,30 @@ def _with_load_of(part: Draft | None, draft: Draft) -> Expression:
 
 
 def mark_written_constants(graph: DraftGraph) -> None:
-    """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
+    """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that.
+
+    The zeros that a scatter starts from are no source of it: Inductor computes them where it scatters into.
+    """
     for draft in graph.by_node.values():
         if draft.kernel == EXTERN:
+            copied = _copied(draft)
+            draft.sources = tuple(s for s in draft.sources if s.kernel != CONSTANT or s.node is not copied)
             for source in draft.sources:
                 if source.kernel == CONSTANT:
                     source.kernel = POINTWISE
+
+
+def _copied(draft: Draft) -> fx.Node | None:
+    """What an unfused scatter starts from, where it reads that for nothing else."""
+    if _name(draft) not in COPYING:
+        return None
+    start, *others = (root_of(node) for node in _operands(draft.node))
+    return start if start not in others else None
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors among the arguments, in their order, each as often as it stands there."""
+    return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
 def drop_inner_buffers(graph: DraftGraph) -> None:

@@ -303,6 +303,33 @@ def test_the_promise_at_toy_size(
     assert rows[0]["gradient_bytes"] == rows[-1]["gradient_bytes"] > 0
 
 
+@pytest.mark.usefixtures("empty_kernels")
+def test_rows_with_another_plan_by_now_are_listed_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "rows.json"
+    monkeypatch.setattr(promise, "FRACTIONS", (0.8,))
+    promise.main(["--model", "chain256", "--toy", "--only", "remat", "--code-only", "--json", str(out)])
+    stored = json.loads(out.read_text())
+    again = ["--stale", str(out), "--toy", "--drop"]
+    assert promise.main(again) == 0
+    assert json.loads(out.read_text()) == stored
+    _, met, least = stored["rows"]
+    assert met["predicted_peak_bytes"] and least["extra_ns"] > 0
+    least["extra_ns"] *= 1.001
+    met["predicted_peak_bytes"], met["floor_bytes"] = None, 4
+    out.write_text(json.dumps(stored))
+    capsys.readouterr()
+    assert promise.main(again) == 1
+    assert json.loads(out.read_text())["rows"] == stored["rows"][:1]
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("extra_ns", "predicted_peak_bytes, floor_bytes", "2 of 2 rows differ"))
+    stored["header"]["torch"] = "1.0"
+    out.write_text(json.dumps(stored))
+    with pytest.raises(SystemExit, match=r"is of torch 1\.0"):
+        promise.main(again)
+
+
 def test_verdicts_on_several_graphs() -> None:
     rows = [
         together.StepRow("apart", "default", first_peak_bytes=200, later_peak_bytes=200),

@@ -24,3 +24,6 @@ def test_the_first_code_needs_what_was_predicted(job: Job, model: str, dtype: st
         assert row["failure"] is None and row["rounds"] == 1
         assert row["first_peak_bytes"] == pytest.approx(row["predicted_peak_bytes"], rel=TOLERANCE)
         assert row["first_peak_bytes"] < plain["first_peak_bytes"]
+    options = ("--plan-only", "--plain", str(plain["first_peak_bytes"]))
+    planned = job("benchmarks.common.fake_cuda.rows", model, dtype, *options, *budgets)
+    assert [row["predicted_peak_bytes"] for row in planned] == [row["predicted_peak_bytes"] for row in ours]

@@ -2,7 +2,8 @@
 
 Run as a module; its arguments are ``MODEL DTYPE [--plain BYTES] SETTING ...``.  Prints one line of JSON for each setting:
 ``torch 0.5`` is torch's partitioner at that ``activation_memory_budget``, ``0.5`` ours at half of what torch's own needs at 1.0,
-which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.
+which is the first setting or given by `--plain`, ``min`` ours at its lowest peak.  With `--plan-only` ours are planned, and no
+code is emitted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -28,16 +29,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model")
     parser.add_argument("dtype")
     parser.add_argument("--plain", type=int, default=0)
+    parser.add_argument("--plan-only", action="store_true")
     parser.add_argument("settings", nargs="+")
     arguments = parser.parse_args(argv)
     install.install()
-    for row in rows(arguments.model, arguments.dtype, arguments.settings, arguments.plain):
+    make = _planned_row if arguments.plan_only else _our_row
+    for row in rows(arguments.model, arguments.dtype, arguments.settings, arguments.plain, make):
         print(json.dumps(asdict(row)), flush=True)
     return 0
 
 
-def rows(model: str, dtype: str, settings: Sequence[str], plain_bytes: int) -> Iterator[CodegenRow]:
-    """A row for each setting; what fails says why."""
+def rows(
+    model: str,
+    dtype: str,
+    settings: Sequence[str],
+    plain_bytes: int,
+    make: Callable[[CodegenRow, int | str], CodegenRow],
+) -> Iterator[CodegenRow]:
+    """A row for each setting, ours by `make`; what fails says why."""
     from dataclasses import replace
 
     from benchmarks.cuda_codegen import CodegenRow
@@ -50,7 +59,7 @@ def rows(model: str, dtype: str, settings: Sequence[str], plain_bytes: int) -> I
                 row = _torchs_row(base, float(setting.split()[1]), known)
             else:
                 budget = setting if setting == "min" else int(float(setting) * plain_bytes)
-                row = _our_row(base, budget)
+                row = make(base, budget)
         except Exception as error:  # one broken row must not lose the others
             row = replace(base, failure=_text(error))
         if setting == PLAIN and row.first_peak_bytes is not None:
@@ -120,6 +129,23 @@ def _our_row(base: CodegenRow, budget: int | str) -> CodegenRow:
     predicted, first = rounds[0]
     final = run_region(*emitted[-2:]).peak_bytes if emitted else None
     return replace(row, predicted_peak_bytes=predicted, first_peak_bytes=first, peak_bytes=final, rounds=len(rounds))
+
+
+def _planned_row(base: CodegenRow, budget: int | str) -> CodegenRow:
+    from dataclasses import replace
+
+    from benchmarks.common.fake_cuda import step
+    from compile_remat.errors import BudgetError, find_error
+
+    row, seen = replace(base, budget_bytes=budget if isinstance(budget, int) else None), list[int | None]()
+    try:
+        step.compile_step(_build(base), step.planned(budget, seen))
+    except Exception as error:
+        refused = find_error(error, BudgetError)
+        if refused is None:
+            raise
+        return replace(row, floor_bytes=refused.floor_bytes)
+    return replace(row, predicted_peak_bytes=seen[0])
 
 
 def _build(base: CodegenRow) -> Any:

@@ -24,7 +24,7 @@ from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
 from compile_remat.passes.graph.materialisation import count_reads
 from compile_remat.passes.graph.node_drafts import DraftGraph
-from compile_remat.passes.problem.problem import EXTERN, SAVE, SCATTER
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, SAVE, SCATTER
 
 MIB = 1 << 20
 
@@ -407,7 +407,7 @@ def test_the_gpus_allocator_hands_out_blocks_of_512_bytes() -> None:
 
 
 def test_a_fused_scatter_needs_one_buffer() -> None:
-    """On a GPU neither the zeros that it starts from nor the gradient that it adds has one, and nothing is written over it."""
+    """The zeros that it starts from have none of their own; on a GPU, where it is no call of ATen's, nor has what it adds."""
 
     def gathered(x: Tensor, i: Tensor) -> Tensor:
         return torch.gather(x.sin(), 0, i).exp()
@@ -419,8 +419,22 @@ def test_a_fused_scatter_needs_one_buffer() -> None:
         problem = problem_of(gathered, *weights(1), index, rules=lambda device_type, rules=rules: rules)
         (scatter,) = [step for step in problem.steps if step.name == "scatter_add"]
         assert scatter.kernel == (SCATTER if device == "cuda" else EXTERN)
+        (zeros,) = [value for value in problem.values if value.kernel == CONSTANT]
+        assert not zeros.is_saveable
         peaks.append(Planner(problem).lowest().peak_bytes / MIB)
-    assert peaks == [4, 3]
+    assert peaks == [3, 3]
+
+
+def test_a_constant_that_is_scattered_into_itself_is_written() -> None:
+    """Zeros that are the start and the elements alike: ATen's kernel reads these from memory."""
+
+    def scattered(x: Tensor, i: Tensor) -> Tensor:
+        zeros = torch.zeros(512, 512)
+        return torch.scatter_reduce(zeros, 0, i, zeros, "amax") * x
+
+    index = torch.zeros(512, 512, dtype=torch.int64)
+    values = problem_of(scattered, *weights(1), index).values
+    assert not [value for value in values if value.kernel == CONSTANT]
 
 
 def test_a_part_that_others_read_lies_in_what_a_product_reads() -> None:
