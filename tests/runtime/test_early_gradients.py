@@ -540,6 +540,26 @@ def test_a_graph_that_runs_twice_in_a_step_waits_for_both() -> None:
     assert_same(seen.gradients, gradients(reference))
 
 
+@pytest.mark.parametrize("show", [lambda p: p.t(), lambda p: p.chunk(2)[1]], ids=["view", "part"])
+def test_a_parameter_that_an_output_shows_waits_for_what_is_made_of_that(show: Callable[[Tensor], Tensor]) -> None:
+    """Autograd takes such an output past the graph: what is computed of it outside contributes to the gradient as well."""
+
+    class Returning(Net):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), show(self.shift)
+
+    def train(step: Callable[..., Any]) -> None:
+        loss, shown = step(batch())
+        (loss + shown.square().sum()).backward()
+
+    model, reference = made(Returning), made(Returning)
+    seen = Seen(model)
+    train(compiled(model))
+    train(reference)
+    assert sorted(seen.order) == sorted(dict(model.named_parameters())) and seen.order[-1] == "shift"
+    assert_same(seen.gradients, gradients(reference))
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_another_contribution_from_eager_code_is_an_error_in_that_step(is_first: bool) -> None:
     model = made()

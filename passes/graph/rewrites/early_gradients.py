@@ -5,6 +5,9 @@ that reads its parameter, stands a `GRADIENT_READY` that takes the gradient's pl
 gradient die there.  `deliver_marked` works on the backward of a plan: it puts a `DELIVER` in the place of each mark, further down
 where the backward recomputes something of the parameter later, and the backward returns None for the gradient.
 
+An argument that is an output too, or a view of it, keeps its gradient to the end: autograd takes such an output past the graph, and
+what is computed of it contributes later.
+
 A gradient whose memory is not its own is copied when it leaves: one that two parameters share, a part of a larger tensor, an input
 of the graph.
 """
@@ -43,14 +46,16 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
     if len(primals) != len(gradients) or any(_is_part_of_subclass(p) for p in primals):
         return joint, "its arguments are tensor subclasses, or it has tokens of effects or states of generators"
     owners = Counter(_owner(n) for n in outputs if isinstance(n, fx.Node))
+    returned_past = {_memory_of(n) for n in joint.fwd_outputs}
     marks: dict[int, fx.Node] = {}
     for index, (primal, gradient) in enumerate(zip(primals, gradients, strict=True)):
         is_leaf = getattr(primal.meta.get("desc"), "idx", None) in arguments
+        is_leaf = is_leaf and primal not in returned_past
         if is_leaf and isinstance(gradient, fx.Node) and gradient in joint.info.tangents_closure:
             marks[index] = mark = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
             mark.meta[INDEX] = index
     if not marks:
-        return joint, "no argument is a leaf that gets a gradient"
+        return joint, "no argument that is a leaf and no output gets a gradient"
     for index, mark in marks.items():
         outputs[joint.num_fwd_outputs + index] = mark
     output.args = (outputs, *output.args[1:])
@@ -125,6 +130,12 @@ def _owner(node: fx.Node) -> fx.Node:
     if root.op == "call_function" and (_is_part(root) or _may_alias(root)):
         return _owner(root.all_input_nodes[0])
     return root
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """The node that a node is a view of, or one of several."""
+    root = root_of(node)
+    return _memory_of(root.all_input_nodes[0]) if root.op == "call_function" and _is_part(root) else root
 
 
 def _is_part(node: fx.Node) -> bool:
