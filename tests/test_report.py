@@ -90,6 +90,8 @@ def test_json_holds_everything() -> None:
         "estimated_ops": [],
         "inlined_calls": 0,
         "plain": None,
+        "num_early": 0,
+        "early_bytes": 0,
         "size_range": None,
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN

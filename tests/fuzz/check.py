@@ -26,7 +26,7 @@ from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, com
 from compile_remat.runtime.process_state import clear_process_state
 from tests.correctness.harness import A_FRACTION_IS_MISSED, Case, observe
 from tests.fuzz.agreement import NumbersDiffer, assert_promise_holds, assert_same
-from tests.fuzz.compiled import AT_THE_END, Compare, Outcome, check_compiled
+from tests.fuzz.compiled import AT_THE_END, NOT_SLICED, Compare, Outcome, check_compiled
 from tests.fuzz.joint import check_graph
 from tests.fuzz.models import REFUSED
 from tests.fuzz.partitioners import Forced, Unplanned
@@ -110,7 +110,8 @@ def _check_eager(case: Case, budget: float | str, trial_options: Mapping[str, in
     with warnings.catch_warnings():
         warnings.simplefilter("error", PlannerWarning)
         warnings.filterwarnings("ignore", A_FRACTION_IS_MISSED, PlannerWarning)
-        warnings.filterwarnings("ignore", ".*" + re.escape(AT_THE_END), PlannerWarning)
+        for text in (AT_THE_END, *NOT_SLICED):
+            warnings.filterwarnings("ignore", "(?s).*" + re.escape(text), PlannerWarning)
         actual = observe(case, lambda function: torch.compile(function, backend=remat, options=options))  # type: ignore[arg-type]
     assert_promise_holds(budget)
     compare(actual, f"memory_budget {budget}")

@@ -35,6 +35,9 @@ LEAST_BYTES = 64 << 10
 RANDOM_STATE_BYTES = 24 << 10
 """What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
 
+NOT_SLICED = ("cannot be sliced", "rows of dynamic sizes are not computed in slices")
+"""What is said where rows were to be in slices and are not: the plan is that of the whole graph."""
+
 KEPT = ("as Inductor's code for the budget needed more", "set aside: PREFER_RECOMPUTE")
 """What is said of a budget that is kept by a plan for less, or by one that saves what a checkpoint would not."""
 
@@ -115,7 +118,7 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
             lambda function: torch.compile(function, backend=remat, options=options),  # type: ignore[arg-type]
             is_measured=is_measured,
         )
-    texts = [text for text in (str(w.message) for w in said) if not any(part in text for part in KEPT)]
+    texts = [text for text in (str(w.message) for w in said) if not any(part in text for part in (*KEPT, *NOT_SLICED))]
     late = [text for text in texts if AT_THE_END in text]
     unknown = [text for text in texts if not any(part in text for part in (*MISSED, AT_THE_END))]
     assert not unknown, f"{where}: {unknown[0]}"

@@ -669,6 +669,18 @@ def test_the_setting_is_part_of_the_cache_key() -> None:
     assert len({RematPartitioner(settings, early=early).uuid() for early in ((), (0,), (0, 1))}) == 3
 
 
+def test_the_report_counts_the_gradients_that_leave_early() -> None:
+    """That of another leaf, too; that of a frozen parameter never."""
+    model, x = made(), batch().requires_grad_()
+    model.layers[1].weight.requires_grad_(False)  # type: ignore[union-attr]
+    leaves = [p for p in (*model.parameters(), x) if p.requires_grad]
+    report = compile_remat.explain(model, x, **EAGER)
+    assert (report.num_early, report.early_bytes) == (len(leaves), sum(p.nbytes for p in leaves))
+    assert f"gradients leave early {len(leaves)}, " in str(report)
+    at_the_end = compile_remat.explain(model, x, memory_budget="min")
+    assert (at_the_end.num_early, at_the_end.early_bytes) == (0, 0) and "leave early" not in str(at_the_end)
+
+
 def test_a_region_remembers_no_call_that_is_over() -> None:
     from compile_remat.runtime import early_gradients
 

@@ -32,6 +32,10 @@ INDEX = "compile_remat_gradient"
 """Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
 
 
+NO_LEAF = "no argument that is a leaf and no output gets a gradient"
+"""Why nothing is marked where there is nothing to gain."""
+
+
 def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tuple[joint_graph.Joint, str]:
     """Mark the gradients of some arguments, in place; returns the graph, and why nothing was marked, empty where something was.
 
@@ -55,7 +59,7 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
             marks[index] = mark = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
             mark.meta[INDEX] = index
     if not marks:
-        return joint, "no argument that is a leaf and no output gets a gradient"
+        return joint, NO_LEAF
     for index, mark in marks.items():
         outputs[joint.num_fwd_outputs + index] = mark
     output.args = (outputs, *output.args[1:])
@@ -92,6 +96,12 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
     forget_mutation_regions(graph)
     backward.recompile()
     return len(marks)
+
+
+def marked_bytes(joint: joint_graph.Joint) -> tuple[int, ...]:
+    """Bytes of each gradient that is marked, in the graph's order."""
+    marks = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
+    return tuple(sizes.storage_nbytes(mark.all_input_nodes[0].meta["val"]) for mark in marks)
 
 
 def copied_bytes(node: fx.Node) -> int:
