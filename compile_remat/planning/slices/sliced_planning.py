@@ -14,7 +14,6 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch.sizes import symbols_of
-from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
@@ -22,15 +21,10 @@ from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
+from compile_remat.planning.slices.choice import NUMBERS, Candidate, best_of, is_slower, reasons_of
 from compile_remat.report import joined
 
 OFF, AUTO = SLICES["off"], SLICES["auto"]
-
-NUMBERS = (2, 4, 8, 16, 32, 64)
-"""The numbers of slices that `auto` tries."""
-
-SAME_PEAK = 0.99
-"""More slices have to lower a minimum peak by more than this to be taken."""
 
 
 def plan_with_slices(
@@ -138,7 +132,7 @@ class _Search:
             if not graph.products:
                 break
             found.append((number, self._sliced(graph, whole)))
-            if self._is_slower(found):
+            if is_slower([self._candidate(planned) for _, planned in found]):
                 break
         planned = self._concluded(found or [(1, whole)], left, noted)
         self._store(planned, whole)
@@ -188,10 +182,11 @@ class _Search:
         limit = request.target_bytes if isinstance(request, FitBelow) else planned.plan.budget_bytes
         return limit is not None and planned.plan.peak_bytes <= limit
 
-    def _is_slower(self, found: Sequence[tuple[int, Planned | BudgetError]]) -> bool:
-        """Whether the last number of slices is within the budget, as fewer were in less time."""
-        times = [_time_ns(planned) for _, planned in found if self._is_met(planned)]
-        return len(times) > 1 and times[-1] >= times[-2]
+    def _candidate(self, planned: Planned | BudgetError) -> Candidate:
+        if isinstance(planned, BudgetError):
+            return Candidate(planned.floor_bytes, 0, False)
+        plan = planned.plan
+        return Candidate(plan.peak_bytes, plan.step_time_ns + plan.extra_time_ns, self._is_met(planned))
 
     def _concluded(
         self,
@@ -199,18 +194,15 @@ class _Search:
         left: Sequence[NotSliced],
         noted: Sequence[warnings.WarningMessage],
     ) -> Planned:
-        kept = [planned for _, planned in found if isinstance(planned, Planned) and self._is_met(planned)]
-        if kept:
-            return min(kept, key=_time_ns)
-        best = found[0][1]
-        for _, planned in found:
-            if _peak_bytes(planned) < SAME_PEAK * _peak_bytes(best):
-                best = planned
-        is_whole = all(number == 1 for number, _ in found)
-        told = [_text(refusal) for refusal in left if refusal.is_output or is_whole]
+        candidates = [self._candidate(planned) for _, planned in found]
+        position = best_of(candidates)
+        best = found[position][1]
+        if candidates[position].is_met:
+            assert isinstance(best, Planned)
+            return best
+        text = reasons_of(left, is_whole=all(number == 1 for number, _ in found))
         if symbols_of(self.module.graph):
-            told = ["rows of dynamic sizes are not computed in slices"]
-        text = "; ".join(told)
+            text = "rows of dynamic sizes are not computed in slices"
         if isinstance(best, BudgetError):
             raise best.with_hint(text) if text else best
         if best is found[0][1]:
@@ -233,21 +225,6 @@ def _checked(planned: Planned | BudgetError | None) -> Planned | None:
     if isinstance(planned, BudgetError):
         raise planned
     return planned
-
-
-def _time_ns(planned: Planned | BudgetError) -> int:
-    assert isinstance(planned, Planned)
-    return planned.plan.step_time_ns + planned.plan.extra_time_ns
-
-
-def _peak_bytes(planned: Planned | BudgetError) -> int:
-    return planned.floor_bytes if isinstance(planned, BudgetError) else planned.plan.peak_bytes
-
-
-def _text(refusal: NotSliced) -> str:
-    if refusal.is_output:
-        return f"logits are an output: {format_bytes(refusal.nbytes)} cannot be sliced; return the loss alone"
-    return f"{refusal.name}: {format_bytes(refusal.nbytes)} cannot be sliced: {refusal.reason}"
 
 
 def _warn_again(noted: Sequence[warnings.WarningMessage]) -> None:

@@ -263,3 +263,27 @@ def test_layers_have_the_same_gradients(function: Callable[..., Any], slices: in
         traced(function, *(torch.randn(*s, generator=generator).requires_grad_() for s in sizes)), slicing(slices)
     )
     assert done.result.products and sum(map(is_sliced, done.module.graph.nodes)) == 2
+
+
+def heads(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Three narrow parts of one product, which attention reads, forward and backward."""
+    q, k, v = (x @ up[:, : 3 * WIDTH]).chunk(3, -1)
+    return (x + torch.softmax(q @ k.transpose(-1, -2), -1) @ v).square().mean()
+
+
+def uneven_parts(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """A narrow part and a wide one, and moments of rows that nothing wide reads."""
+    wide = x @ up
+    narrow, rest = wide.split([WIDTH, 15 * WIDTH], -1)
+    return (x + narrow + torch.relu(rest) @ down[WIDTH:]).square().mean() + torch.var_mean(rest, -1)[0].sum()
+
+
+@pytest.mark.parametrize("slices", [2, 5], ids=["even", "uneven"])
+@pytest.mark.parametrize("function", [heads, uneven_parts], ids=lambda f: f.__name__)
+def test_parts_of_a_wide_tensor_are_handed_over_one_by_one(function: Callable[..., Any], slices: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(2, 6, WIDTH), (WIDTH, 16 * WIDTH), (16 * WIDTH, WIDTH)]
+    done = check_rewrite(
+        traced(function, *(torch.randn(*s, generator=generator).requires_grad_() for s in sizes)), slicing(slices)
+    )
+    assert done.result.products and any(map(is_sliced, done.module.graph.nodes))
