@@ -19,10 +19,13 @@ from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
 from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
-from compile_remat.planning.request import Fit, FitBelow, Request, Resume, interrupted_by
+from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
 from compile_remat.planning.slices.choice import NUMBERS, Candidate, best_of, is_slower, reasons_of
 from compile_remat.report import joined
+
+SHARED = "rows are not computed in slices: the graph shares its budget with others of the step"
+"""What is said of a graph that stays whole."""
 
 OFF, AUTO = SLICES["off"], SLICES["auto"]
 
@@ -48,9 +51,11 @@ def plan_with_slices(
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
     given = outputs | keywords
-    is_for_slices = isinstance(interrupted_by(request), Fit | FitBelow) and not keywords.get("is_inner")
-    if settings.slices == OFF or not is_for_slices:
-        return plan_joint(joint_module, settings, request, **given)
+    request_now = interrupted_by(request)
+    if settings.slices == OFF or keywords.get("is_inner") or not isinstance(request_now, Fit | FitBelow):
+        planned = plan_joint(joint_module, settings, request, **given)
+        is_asked = settings.slices != OFF and isinstance(request_now, SharedOption)
+        return _saying(planned, SHARED) if is_asked and planned is not None else planned
     search = _Search(_copied(joint_module), settings, request, outputs, given)
     if isinstance(request, Resume):
         return search.resumed(request)
@@ -58,6 +63,12 @@ def plan_with_slices(
         return search.run(joint_module)
     except PinnedInSlices as found:
         return search.replayed(found)
+
+
+def _saying(planned: Planned, text: str) -> Planned:
+    """The same plan, with a warning and a message."""
+    warn(text)
+    return replace(planned, report=replace(planned.report, message=joined(planned.report.message, text)))
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -207,9 +218,7 @@ class _Search:
             raise best.with_hint(text) if text else best
         if best is found[0][1]:
             _warn_again(noted)
-        if text:
-            warn(text)
-        return replace(best, report=replace(best.report, message=joined(best.report.message, text)))
+        return _saying(best, text) if text else best
 
 
 def _with_products(planned: Planned, graph: SlicedGraph) -> Planned:

@@ -116,6 +116,24 @@ def test_dynamic_sizes_are_said_to_be_in_the_way() -> None:
     assert "rows of dynamic sizes" in found.message
 
 
+def test_graphs_that_share_a_budget_stay_whole_and_say_so() -> None:
+    class Broken(Head):
+        def forward(self, x: Tensor, labels: Tensor) -> Any:
+            x = torch.relu(self.layer(x))
+            torch._dynamo.graph_break()
+            return F.cross_entropy(self.head(x), labels)
+
+    torch.compiler.reset()
+    clear_process_state()
+    options = {"memory_budget": "16MiB", "slices": 4, "compiler": "eager"}
+    step = torch.compile(Broken(), backend="remat", options=options)
+    with pytest.warns(PlannerWarning, match="rows are not computed in slices: the graph shares its budget"):
+        step(*inputs()).backward()
+    found = reports()
+    assert len(found) == 2 and not any(report.plan and report.plan.sliced for report in found)
+    assert "rows are not computed in slices" in found[0].message
+
+
 def test_a_pinned_plan_is_replayed(tmp_path: Path) -> None:
     plan = plan_of("min", "auto", plan_dir=str(tmp_path))
     (file,) = tmp_path.glob("*.plan.json")

@@ -12,6 +12,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models.operators.ops import is_view
@@ -237,6 +238,28 @@ def test_rows_that_meet_are_not_in_slices(mixing: Callable[[Tensor], Tensor]) ->
     graph = slice_largest(given.module, 4, num_fwd_outputs=1)
     assert not graph.products and graph.left[0].reason
     assert not any(map(is_sliced, graph.module.graph.nodes))
+
+
+def test_a_tensor_that_must_be_saved_is_not_in_slices() -> None:
+    given = traced(loss, *tokens())
+    logits = next(node for node in given.module.graph.nodes if node.name == "mm")
+    logits.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    graph = slice_largest(given.module, 4, num_fwd_outputs=1)
+    assert not graph.products and graph.left[0].reason == "mm is tagged MUST_SAVE"
+
+
+def test_an_input_that_the_forward_overwrites_is_not_read_by_slices() -> None:
+    """The backward's slices would read what is there afterwards."""
+
+    def function(hidden: Tensor, head: Tensor, labels: Tensor, shift: Tensor) -> Tensor:
+        made = F.cross_entropy(hidden @ head.t() + shift, labels)
+        shift.add_(1)
+        return made
+
+    given = traced(function, *tokens(), torch.ones(WORDS))
+    graph = slice_largest(given.module, 4, num_fwd_outputs=given.num_fwd_outputs)
+    assert not graph.products
+    assert graph.left[0].reason == "the forward overwrites an input that the slices read"
 
 
 def gelu(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
