@@ -90,6 +90,8 @@ def test_json_holds_everything() -> None:
         "estimated_ops": [],
         "inlined_calls": 0,
         "plain": None,
+        "num_early": 0,
+        "early_bytes": 0,
         "size_range": None,
         "region": 0,
         "runs_now": True,

@@ -43,6 +43,13 @@ def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, 
     assert_like_eager(two(trained, wrapper, {"memory_budget": "min"}), eager(two, wrapper))
 
 
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_gradients_leave_early_in_the_same_order_on_all_ranks(two: Ranks, compiler: str) -> None:
+    """Hooks may hold collectives of their own."""
+    first, second = two(jobs.order_of_gradients, compiler)
+    assert first == second and len(first) == len(set(first)) > 1
+
+
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp blocks, reshard", "tp"])
 def test_so_have_four_ranks(four: Ranks, wrapper: str) -> None:
     options = {"memory_budget": "min", "compiler": "eager"}
