@@ -206,9 +206,7 @@ def _chooser() -> Any:
 
 def _copied(function: Any, names: dict[str, Any]) -> Any:
     """A copy of one of torch's functions that finds these global names."""
-    copy = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
@@ -226,8 +224,8 @@ class _LazyTorch:
 def _reordering() -> Any:
     """A copy of torch's ``reordering_to_mimic_autograd_engine`` that generates no code of the backward.
 
-    Its module is put in another order at once, and Inductor reads graphs, not code: twice the code of a backward took 7 % of the
-    time between a joint graph and two modules.  Where the caller asks for no lazy modules, code is generated.
+    Inductor reads graphs, not code, and `raise_getitems` has the code generated anew.  Where the caller asks for no lazy modules,
+    it is generated as in torch.
     """
     return _copied(P.reordering_to_mimic_autograd_engine, {**vars(P), "torch": _LazyTorch()})
 

@@ -1,7 +1,8 @@
 """Joint graph -> `Problem`: sizes, readers, kernels, prices and pins of every node.
 
-Nodes are read into drafts, in the graph's order, with all that is so in the graphs of every plan (`read_own`).  Then these passes run over all drafts, each of which reads what the node itself
-says and what stands in the second column, and writes what stands in the third one:
+Nodes are read into drafts, in the graph's order, with all that is so in the graphs of every plan (`read_own`): is_drawn,
+concatenates, becomes_addmm and own_expression among it.  Then these passes run over all drafts, each of which reads what the
+node itself says and what stands in the second column, and writes what stands in the third one:
 
 | pass | reads | writes |
 |---|---|---|
