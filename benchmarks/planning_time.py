@@ -8,7 +8,7 @@ at 0.5 is with the plain peak that the fraction is of.  What kernels of librarie
 machine and kept on disk: the first turn, which may measure, does not count.
 
 Python's collector is off in all of them.  Ours pauses it anyway; torch's partitioner has it on, and whether that meets a full
-collection, a third of its time or more, depends on what the process did before.
+collection, a quarter to two fifths of its time, depends on what the process did before.
 
 `frontier` is the time of that many plans together (`compile_remat.pareto`), as a multiple of one search at half of the fastest
 plan's peak on the same problem.
