@@ -530,7 +530,9 @@ time is a few per cent of the step, its relative error is large and its error as
 CPU seconds between the joint graph and two modules, on one graph in one run: torch's partitioner at its budget 0.5, ours at 0.5
 (with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.
 Aimed at, and missed by all three: 0.6 in the median and 1.1 at worst for 0.5, twice that for `min`, less than 5 searches for a
-frontier. Torch's own time, and with it the ratios, differs between runs of this command. The rows are the lower of two
+frontier. Torch's own time, and with it the ratios, differed between runs of this command, since Python's collector ran in its
+turns and not in ours; now it runs in none. These rows are from before that, and from before what made our share
+smaller since (code of the backward, one reading of the nodes for all problems). They are the lower of two
 turns, on two cores with one or two other busy processes. Where one search is a small part of ours at 0.5, the rest is what torch
 does as well (preparing and extracting graphs) and three problems: for the plain peak, for the search, and for the plan's own
 graphs. Each model's 0.5 is of its own plain peak.""",
