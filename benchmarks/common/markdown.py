@@ -45,6 +45,8 @@ NOT_TABLES = frozenset(
 """Files of other kinds: compared by `benchmarks.digest`, drawn by `benchmarks.picture`, merged into another file."""
 
 README_MODELS = ("gpt", "chain256", "bert", "resnet", "llama", "vit", "chain1024")
+README_SLICED = ("head", "long")
+"""Of `slices`, beside them."""
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 Rows = list[dict[str, Any]]
@@ -87,7 +89,8 @@ def page() -> str:
 
 
 def readme_table() -> str:
-    """The table of the README: some models of `promise`, one line each."""
+    """The table of the README: some models of `promise` and of `slices`, one line each; "-" where nothing was measured."""
+    early = {row["model"]: row["early_bytes"] / MIB for row in _stored("floor_cpu.json")["rows"]}
     document = _stored("promise_cpu.json")
     everything = [Row(**fields) for fields in document["rows"]]
     titles = (
@@ -98,6 +101,8 @@ def readme_table() -> str:
         "budget 0.4",
         "`min`",
         "of it gradients",
+        '`min`, `gradients="early"`',
+        '`min`, `slices="auto"`',
     )
     cells = []
     for name in README_MODELS:
@@ -111,8 +116,14 @@ def readme_table() -> str:
                 promise.mib(promise.torchs_lowest(name, rows)),
                 *(promise.peak_text(ours[setting]) for setting in ("0.6", "0.4", "min")),
                 f"{(plain.gradient_bytes or 0) / MIB:.1f}",
+                f"{early[name]:.1f}" if name in early else "-",
+                "-",
             ]
         )
+    for row in _stored("slices_cpu.json")["rows"]:
+        if row["case"] in README_SLICED:
+            peaks = {kind: f"{row[f'{kind}_peak_bytes'] / MIB:.1f}" for kind in ("plain", "whole", "sliced")}
+            cells.append([row["case"], peaks["plain"], "-", "-", "-", peaks["whole"], "-", "-", peaks["sliced"]])
     return markdown_table(titles, cells)
 
 

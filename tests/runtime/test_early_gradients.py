@@ -32,7 +32,7 @@ COMPILERS = [pytest.param(EAGER, id="eager"), pytest.param(INDUCTOR, id="inducto
 class Net(nn.Module):
     """Linear layers, a norm with weight and bias, a residual, and a parameter whose gradient is the incoming one."""
 
-    def __init__(self, width: int = 16, depth: int = 3) -> None:
+    def __init__(self, width: int = 16, depth: int = 2) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -150,7 +150,7 @@ def test_nothing_writes_over_a_gradient_with_reuse_and_in_place_kernels_on() -> 
 
     class Deep(Net):
         def __init__(self) -> None:
-            super().__init__(depth=8)
+            super().__init__(depth=4)
 
     model = made(Deep)
     step = compiled(model, INDUCTOR, memory_budget="max", allow_buffer_reuse=True, inplace_buffers=True)
@@ -230,7 +230,7 @@ def test_arguments_that_are_no_leaves_pass_their_gradients_on() -> None:
     torch.testing.assert_close(x.grad, reference.grad)
 
 
-@pytest.mark.parametrize("options", COMPILERS)
+@pytest.mark.parametrize("options", [EAGER, pytest.param(INDUCTOR, marks=pytest.mark.full)], ids=["eager", "inductor"])
 def test_dynamic_shapes(options: dict[str, Any]) -> None:
     class Any16(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -294,6 +294,7 @@ print(order, utils.counters["inductor"]["fxgraph_cache_hit"])
 """
 
 
+@pytest.mark.full  # a process of one's own, twice; two instances in one process share cached code in the test above
 def test_a_second_process_delivers_by_code_from_the_cache(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SECOND_PROCESS)
@@ -340,7 +341,9 @@ def in_backward(model: nn.Module, make: Callable[[Tensor], torch.optim.Optimizer
         p.register_post_accumulate_grad_hook(step)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["sgd", "adamw_fused", *(pytest.param(n, marks=pytest.mark.full) for n in ("momentum", "adamw"))]
+)
 def test_an_optimizer_per_parameter_trains_as_in_eager_mode(name: str) -> None:
     """In float64: AdamW's first steps go by the sign of a gradient, and rounding decides on the sign of one near 0."""
     model, reference, make = made().double(), made().double(), OPTIMIZERS[name]
@@ -589,7 +592,7 @@ def test_the_step_after_such_an_error_is_right() -> None:
 # -- beside the step --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", COMPILERS)
+@pytest.mark.parametrize("options", [EAGER, pytest.param(INDUCTOR, marks=pytest.mark.full)], ids=["eager", "inductor"])
 def test_check_delivers_nowhere(options: dict[str, Any]) -> None:
     model = made()
     seen = Seen(model)
@@ -714,7 +717,9 @@ def test_auto_leaves_room_for_the_optimizers_workspace_in_later_steps_too(
     assert reread[-1]().value == (40 << 20) - workspace_bytes
 
 
-@pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"cpp_wrapper": True}])
+@pytest.mark.parametrize(
+    "options", [{"mode": "reduce-overhead"}, pytest.param({"cpp_wrapper": True}, marks=pytest.mark.full)]
+)
 def test_what_would_skip_the_hooks_turns_the_setting_off(options: dict[str, Any], empty_kernels: None) -> None:
     model = made()
     with pytest.warns(PlannerWarning, match="gradients = early is off"):
