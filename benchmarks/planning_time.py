@@ -7,6 +7,9 @@ at `min` take turns; the figures are the lowest CPU seconds of each over the rep
 at 0.5 is with the plain peak that the fraction is of.  What kernels of libraries take beside their outputs is measured once on a
 machine and kept on disk: the first turn, which may measure, does not count.
 
+Python's collector is off in all of them.  Ours pauses it anyway; torch's partitioner has it on, and whether that meets a full
+collection, a quarter to two fifths of its time, depends on what the process did before.
+
 `frontier` is the time of that many plans together (`compile_remat.pareto`), as a multiple of one search at half of the fastest
 plan's peak on the same problem.
 """
@@ -29,6 +32,7 @@ from benchmarks.common.timing import cpu_seconds
 from benchmarks.common.torch_budget import torch_activation_budget
 from compile_remat._torch import joint_graph
 from compile_remat._torch.isolated_trace import trace_isolated
+from compile_remat._util.collector import collector_paused
 from compile_remat.config import RematConfig
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Planner, Problem, frontier
@@ -127,14 +131,16 @@ def _timed(
     for turn in range(arguments.repeats + 1):
         for make, seconds in zip(makers, taken, strict=True):
             given = copy.deepcopy(joint)
-            taken_s = cpu_seconds(partial(make, given))
+            with collector_paused():
+                taken_s = cpu_seconds(partial(make, given))
             if turn:
                 seconds.append(taken_s)
     planned = plan_joint(copy.deepcopy(joint), at_min, Fit(), **keywords)
     assert planned is not None
     problem = planned.problem
-    search_s = min(cpu_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
-    frontier_s = cpu_seconds(lambda: frontier(Planner(problem), arguments.points))
+    with collector_paused():
+        search_s = min(cpu_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
+        frontier_s = cpu_seconds(lambda: frontier(Planner(problem), arguments.points))
     torch_s, half_s, min_s = map(min, taken)
     return PlanningTimeRow(name, len(problem.values), torch_s, half_s, min_s, search_s, frontier_s, arguments.points)
 

@@ -246,6 +246,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
         config.capacity,
         config.time_limit,
         config.gradients,
+        config.slices,
     )
 
 

@@ -35,6 +35,7 @@ from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import (
     Settings,
     auto_budget_again,
+    hook_workspace_bytes,
     place_of,
     positions_of,
     priced,
@@ -145,7 +146,8 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     source = source_of(settings.budget, from_auto=settings.from_auto)
     shared = budget_of(place, str(config.memory_budget), settings.budget, source=source, name=settings.device.name)
     if settings.from_auto and config.optimizer_state.kind != "none" and shared.is_idle:
-        shared.reread = functools.partial(auto_budget_again, config, place)
+        workspace_bytes = hook_workspace_bytes(config, example_inputs)
+        shared.reread = functools.partial(auto_budget_again, config, place, workspace_bytes)
     return shared
 
 

@@ -77,6 +77,7 @@ class BudgetError(RematError):
         # Only the fields go to the base class: its args are what pickle hands back to this constructor.
         super().__init__(budget_bytes, floor_bytes, largest, written, *([hint] if hint else []))
         self.hint = hint
+        self.graph_key = ""  # of the graph that was planned, where it is known
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.largest = largest
@@ -99,7 +100,9 @@ class BudgetError(RematError):
         """The same error with what keeps rows from being computed in slices; a subclass has advice of its own."""
         if type(self) is not BudgetError:
             return self
-        return BudgetError(self.budget_bytes, self.floor_bytes, self.largest, self.written, hint)
+        hinted = BudgetError(self.budget_bytes, self.floor_bytes, self.largest, self.written, hint)
+        hinted.graph_key = self.graph_key
+        return hinted
 
     def _problem(self) -> str:
         return f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."

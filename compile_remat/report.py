@@ -62,7 +62,13 @@ class Report(Viewable):
         estimated_ops: Operators whose arithmetic no formula knows (custom operators, scans): priced by their bytes alone.
         inlined_calls: The number of calls of ``nested_compile_region`` regions that were replaced by the regions' bodies, so that
             the budget holds inside them.
+        num_early: The number of gradients that leave the backward when they are made (`gradients="early"`).
+        early_bytes: Bytes of these gradients, each counted once.
         size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
+        region: The number of the compiled graph in this process: plans of one graph have the same.
+        runs_now: Whether the plan may run in the next step; False once another one has taken its place.
+        step_peak_bytes: The predicted peak of the whole step, once its graphs were given plans that go together.
+        step_budget_bytes: What the step may take then; None where the lowest peak is asked for.
     """
 
     graph_key: str
@@ -83,7 +89,13 @@ class Report(Viewable):
     estimated_ops: tuple[str, ...] = ()
     inlined_calls: int = 0
     plain: PlanOption | None = None
+    num_early: int = 0
+    early_bytes: int = 0
     size_range: SizeRange | None = None
+    region: int = 0
+    runs_now: bool = True
+    step_peak_bytes: int | None = None
+    step_budget_bytes: int | None = None
 
     @property
     def predicted_peak_bytes(self) -> int | None:
@@ -99,6 +111,10 @@ class Report(Viewable):
     def schedule_error(self) -> float | None:
         """Codegen peak over measured peak, less 1."""
         return self._error_of(self.scheduled_peak_bytes)
+
+    @property
+    def _early_text(self) -> str:
+        return f"{self.num_early}, {format_bytes(self.early_bytes)}"
 
     def _error_of(self, peak_bytes: int | None) -> float | None:
         measured_bytes = self.measured_peak_bytes
@@ -162,6 +178,8 @@ class Report(Viewable):
         facts = [("memory_budget", self.budget), *base.facts, ("planned in", seconds)]
         if self.size_range is not None:
             facts.append(("keeps the budget for", str(self.size_range)))
+        if self.num_early:
+            facts.append(("gradients leave early", self._early_text))
         if self.check:
             facts.append(("check", self.check))
         return replace(
@@ -193,8 +211,12 @@ class Report(Viewable):
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.size_range is not None:
             lines.append(f"  keeps the budget for {self.size_range}")
+        if self.num_early:
+            lines.append(f"  gradients leave early {self._early_text}")
         if self.estimated_ops:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
+        if not self.runs_now:
+            lines.append("  replaced        by a later plan of the same graph")
         if self.inlined_calls:
             lines.append(f"  inlined         {self.inlined_calls} calls of nested_compile_region")
         note = joined(f"not modelled: {self.caveat}" * bool(self.plan and self.caveat), self.message)
@@ -290,6 +312,13 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
                 kept[k] = amended
     if report_dir is not None:
         write(amended, report_dir)
+
+
+def retire(region: int, report_dir: str | None) -> None:
+    """Another plan of this compiled graph runs from now on."""
+    for report in reports():
+        if report.region == region and report.runs_now:
+            amend(report, report_dir, runs_now=False)
 
 
 def latest(graph_key: str) -> Report | None:

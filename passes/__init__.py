@@ -22,8 +22,10 @@ from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradie
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
     split_convolution_gradients as split_convolution_gradients,
 )
+from compile_remat.passes.graph.rewrites.early_gradients import NO_LEAF as NO_LEAF
 from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked as deliver_marked
 from compile_remat.passes.graph.rewrites.early_gradients import mark_gradients as mark_gradients
+from compile_remat.passes.graph.rewrites.early_gradients import marked_bytes as marked_bytes
 from compile_remat.passes.graph.slices.largest import NotSliced as NotSliced
 from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
 from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
@@ -69,6 +71,7 @@ __all__ = [
     "MUST",
     "MUST_RECOMPUTE",
     "MUST_SAVE",
+    "NO_LEAF",
     "PREFER_RECOMPUTE",
     "WORK",
     "Bools",
@@ -103,6 +106,7 @@ __all__ = [
     "limit_seconds",
     "mark_gradients",
     "marked",
+    "marked_bytes",
     "merged",
     "must_be_saved",
     "obeyed_tags",

@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from tests import compile_caches, cpu_time
+from tests.ranks.processes import Ranks, ranks_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,20 @@ def empty_kernels(own_caches: Path) -> Iterator[None]:
 
     with kernels_replaced_by(do_nothing):
         yield
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    """Two processes of a gloo group."""
+    with ranks_of(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    """Four of them."""
+    with ranks_of(4) as ranks:
+        yield ranks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -51,6 +51,10 @@ def llama(batch: int = 2, seq: int = 128) -> tuple[nn.Module, tuple[Tensor, ...]
     return Llama(), (_tokens(batch, seq), _tokens(batch, seq))
 
 
+def llama_of_many_words(batch: int = 2, seq: int = 128) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Llama(vocabulary=8192), (_tokens(batch, seq), _tokens(batch, seq))
+
+
 def llama_with_dropout(batch: int = 2, seq: int = 128) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return Llama(dropout=0.1), (_tokens(batch, seq), _tokens(batch, seq))
 

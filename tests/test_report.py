@@ -90,7 +90,13 @@ def test_json_holds_everything() -> None:
         "estimated_ops": [],
         "inlined_calls": 0,
         "plain": None,
+        "num_early": 0,
+        "early_bytes": 0,
         "size_range": None,
+        "region": 0,
+        "runs_now": True,
+        "step_peak_bytes": None,
+        "step_budget_bytes": None,
     }
     assert Plan.from_json(json.dumps(data["plan"])) == PLAN
     assert Report.from_json(report.to_json()) == report

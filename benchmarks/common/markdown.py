@@ -45,6 +45,8 @@ NOT_TABLES = frozenset(
 """Files of other kinds: compared by `benchmarks.digest`, drawn by `benchmarks.picture`, merged into another file."""
 
 README_MODELS = ("gpt", "chain256", "bert", "resnet", "llama", "vit", "chain1024")
+README_SLICED = ("head", "long")
+"""Of `slices`, beside them."""
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 Rows = list[dict[str, Any]]
@@ -87,7 +89,8 @@ def page() -> str:
 
 
 def readme_table() -> str:
-    """The table of the README: some models of `promise`, one line each."""
+    """The table of the README: some models of `promise` and of `slices`, one line each; "-" where nothing was measured."""
+    early = {row["model"]: row["early_bytes"] / MIB for row in _stored("floor_cpu.json")["rows"]}
     document = _stored("promise_cpu.json")
     everything = [Row(**fields) for fields in document["rows"]]
     titles = (
@@ -98,6 +101,8 @@ def readme_table() -> str:
         "budget 0.4",
         "`min`",
         "of it gradients",
+        '`min`, `gradients="early"`',
+        '`min`, `slices="auto"`',
     )
     cells = []
     for name in README_MODELS:
@@ -111,8 +116,14 @@ def readme_table() -> str:
                 promise.mib(promise.torchs_lowest(name, rows)),
                 *(promise.peak_text(ours[setting]) for setting in ("0.6", "0.4", "min")),
                 f"{(plain.gradient_bytes or 0) / MIB:.1f}",
+                f"{early[name]:.1f}" if name in early else "-",
+                "-",
             ]
         )
+    for row in _stored("slices_cpu.json")["rows"]:
+        if row["case"] in README_SLICED:
+            peaks = {kind: f"{row[f'{kind}_peak_bytes'] / MIB:.1f}" for kind in ("plain", "whole", "sliced")}
+            cells.append([row["case"], peaks["plain"], "-", "-", "-", peaks["whole"], "-", "-", peaks["sliced"]])
     return markdown_table(titles, cells)
 
 
@@ -530,7 +541,9 @@ time is a few per cent of the step, its relative error is large and its error as
 CPU seconds between the joint graph and two modules, on one graph in one run: torch's partitioner at its budget 0.5, ours at 0.5
 (with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.
 Aimed at, and missed by all three: 0.6 in the median and 1.1 at worst for 0.5, twice that for `min`, less than 5 searches for a
-frontier. Torch's own time, and with it the ratios, differs between runs of this command. The rows are the lower of two
+frontier. Torch's own time, and with it the ratios, differed between runs of this command, since Python's collector ran in its
+turns and not in ours; now it runs in none. These rows are from before that, and from before what made our share
+smaller since (code of the backward, one reading of the nodes for all problems). They are the lower of two
 turns, on two cores with one or two other busy processes. Where one search is a small part of ours at 0.5, the rest is what torch
 does as well (preparing and extracting graphs) and three problems: for the plain peak, for the search, and for the plan's own
 graphs. Each model's 0.5 is of its own plain peak.""",

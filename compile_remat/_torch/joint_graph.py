@@ -36,6 +36,7 @@ _PARTITIONERS = "torch._functorch.partitioners"
 P = private_module(_PARTITIONERS)  # its helpers are private and change between versions: checked by tests, not by types
 is_sym_node = private_name("torch.fx.experimental.proxy_tensor", "is_sym_node")
 py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types")
+make_graph_module = private_name("torch.fx._lazy_graph_module", "_make_graph_module")
 
 RATIO_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "_region_activation_memory_budget")
 """Where a node's ``meta["custom"]`` holds the ratio of its region; nothing writes it before 2.13."""
@@ -199,11 +200,34 @@ def _import(name: str, *others: Any) -> Any:
 def _chooser() -> Any:
     """A copy of torch's ``choose_saved_values_set`` among copied names of its module."""
     names = {**vars(P), "__builtins__": {**vars(builtins), "__import__": _import}}
-    for name in ("solve_min_cut", "choose_saved_values_set"):
-        function = getattr(P, name)
-        names[name] = types.FunctionType(function.__code__, names, name, function.__defaults__, function.__closure__)
-        names[name].__kwdefaults__ = function.__kwdefaults__
-    return names["choose_saved_values_set"]
+    names["solve_min_cut"] = _copied(P.solve_min_cut, names)
+    return _copied(P.choose_saved_values_set, names)
+
+
+def _copied(function: Any, names: dict[str, Any]) -> Any:
+    """A copy of one of torch's functions that finds these global names."""
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+class _LazyTorch:
+    """Stands for the module ``torch``, whose new graph modules generate their Python code only if somebody runs them."""
+
+    fx = types.SimpleNamespace(**{**vars(fx), "GraphModule": make_graph_module})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@functools.cache
+def _reordering() -> Any:
+    """A copy of torch's ``reordering_to_mimic_autograd_engine`` that generates no code of the backward.
+
+    Inductor reads graphs, not code, and `raise_getitems` has the code generated anew.  Where the caller asks for no lazy modules,
+    it is generated as in torch.
+    """
+    return _copied(P.reordering_to_mimic_autograd_engine, {**vars(P), "torch": _LazyTorch()})
 
 
 def mark_distances(joint: Joint) -> None:
@@ -250,7 +274,7 @@ def extract_modules(
         forward, backward = P.functionalize_rng_ops(joint.module, forward, backward, len(symbols))
     if rewrite is not None:
         rewrite(backward)
-    backward = P.reordering_to_mimic_autograd_engine(backward)
+    backward = _reordering()(backward)
     forward = P.raise_getitems(forward)
     backward = P.raise_getitems(backward)
     forward = P.thread_graphsafe_rng_from_hops(forward, is_backward=False)

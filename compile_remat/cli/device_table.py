@@ -29,7 +29,7 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
     from compile_remat.cost_models import device_names
     from compile_remat.forecast.device_choice import compare_devices
 
-    for name in ("compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch"):
+    for name in ("compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices"):
         if getattr(arguments, name):
             raise ConfigError(f"--{name.replace('_', '-')} is for one --device.")
     if target.budget.kind != "auto":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from compile_remat.forecast.mesh.rank_figures import RankForecast
     from compile_remat.forecast.target_step import Target
 
-_ONE_RANK_ONLY = ("devices", "compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch")
+_ONE_RANK_ONLY = ("devices", "compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices")
 _MESH_ONLY = ("shard", "keep_gathered", "node_size", "network")
 
 

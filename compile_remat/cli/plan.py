@@ -57,7 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `explain`."""
     add_arguments(parser)
+    _add_slices(parser)
     _add_traces(parser)
+
+
+def _add_slices(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--slices", metavar="off|auto|N", help="rows of huge temporaries in slices (default off)")
 
 
 def _add_traces(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +73,7 @@ def _add_traces(parser: argparse.ArgumentParser) -> None:
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Those of `plan`."""
     add_arguments(parser, has_devices=True)
+    _add_slices(parser)
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
     _add_traces(parser)
     parser.add_argument("--no-largest-batch", action="store_true", help="do not look for it (spares a second trace)")
@@ -201,6 +207,7 @@ def print_forecast(found: Forecast) -> None:
         ("region peak", format_bytes(plan.peak_bytes)),
         _gradients_row(found),
         ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
+        *([("rows in slices", plan.slices_text)] if plan.sliced else []),
         ("sum", format_bytes(found.total_bytes)),
     ]
     if found.limit_bytes is not None:
@@ -273,6 +280,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         Reserve.parse(arguments.reserve),
         time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
         gradients=arguments.gradients,
+        slices=parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
     )
     return builder, target
 

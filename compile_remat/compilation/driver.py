@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,8 @@ INNER_OPTIONS = {"reorder_for_locality": False}
 """Of a graph that computes gradients itself: for inference, Inductor moves each node down to its first reader, which for a
 gradient is the end of the graph, so that all that the gradients are computed from lives until then."""
 
+_REGIONS = itertools.count(1)
+
 TIGHTENINGS = 2
 """The maximum number of times that a graph is planned and compiled again because its code needs more than the budget."""
 
@@ -67,16 +70,24 @@ class Compilation:
         gm: The graph.
         example_inputs: What it will be called with first.
         patches: Inductor's options, as the user gave them.
+        region: Of the compilation before, where the graph is compiled again.
 
     Attributes:
+        region: The number of the graph in reports.
         written: Positions of the inputs that the graph writes into, once it is compiled; None where they are not known.
     """
 
     def __init__(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, patches: Mapping[str, Any]
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        config: RematConfig,
+        patches: Mapping[str, Any],
+        region: int | None = None,
     ) -> None:
         self.gm, self.example_inputs = gm, example_inputs
         self.config, self.patches = config, patches
+        self.region = next(_REGIONS) if region is None else region
         self.written: frozenset[int] | None = None
 
     def run(self, partitioner: RematPartitioner, *, is_trial: bool = False) -> tuple[Compiled, list[Report]]:
@@ -104,6 +115,7 @@ class Compilation:
             if partitioner.guarded:
                 caveats = caveats_of(self.gm, self.patches, self.config.compiler)
                 reports[:] = [with_caveats(report, caveats) for report in reports]
+            reports[:] = [replace(report, region=self.region) for report in reports]
         if not is_trial:
             self.write(reports)
         return compiled, reports

@@ -11,7 +11,7 @@ from compile_remat._torch.ambient import Ambient, compiling_as_dynamo_does
 from compile_remat._torch.tensor_arguments import guards_of, scalars_as_numbers, traced_inputs
 from compile_remat.compilation.driver import Compilation
 from compile_remat.planning.partitioner import RematPartitioner
-from compile_remat.report import Report, record, recording
+from compile_remat.report import Report, record, recording, retire
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,14 @@ class Recompiler:
     compilation: Compilation
     ambient: Ambient
 
-    def publish(self, report: Report) -> None:
-        """Record a report that `compile` returned, once it is decided that its plan runs."""
+    def publish(self, report: Report, *, replaces: bool = True) -> None:
+        """Record a report that `compile` returned, once it is decided that its plan runs.
+
+        Args:
+            replaces: Whether it runs in place of all others of the graph.
+        """
+        if replaces:
+            retire(self.compilation.region, self.compilation.config.report_dir)
         record(report)
         self.compilation.write([report])
 
@@ -53,4 +59,5 @@ def recompiler_of(compilation: Compilation) -> Recompiler | None:
     traced = traced_inputs(compilation.gm)
     if traced is None or len(traced) != len(compilation.example_inputs):
         return None
-    return Recompiler(Compilation(compilation.gm, traced, compilation.config, compilation.patches), Ambient.now())
+    again = Compilation(compilation.gm, traced, compilation.config, compilation.patches, compilation.region)
+    return Recompiler(again, Ambient.now())

@@ -7,6 +7,7 @@ workspaces of convolutions, costs of masks) enters the plan.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -41,6 +42,7 @@ class Traced:
         trainable_bytes: Of the parameters that need a gradient, and of their gradients.
         input_bytes: Of what the model is called with.
         times_ns: Nodes that are not the cost model's to price, with their times: collectives.
+        whole: Its joint graph as a partitioner would get it, where rows of it are to be computed in slices.
     """
 
     joint: joint_graph.Joint
@@ -48,15 +50,29 @@ class Traced:
     trainable_bytes: int
     input_bytes: int
     times_ns: tuple[tuple[str, int], ...] = ()
+    whole: Seen | None = None
 
     def place(self, device: Device) -> None:
         """Mark all tensors as on `device`; afterwards no operator may run on them."""
-        if device.name != "cpu":
-            say_device(self.joint.module, torch.device("cuda", 0))
+        if device.name == "cpu":
+            return
+        for module in self.joint.module.modules():  # graphs of slices, too
+            if isinstance(module, fx.GraphModule):
+                say_device(module, torch.device("cuda", 0))
+
+    def whole_on_cpu(self) -> Seen:
+        """A copy of the whole graph on which operators may run; it shares fake tensors with the others of the step."""
+        assert self.whole is not None
+        module, keywords = copy_of(self.whole)
+        say_device(module, torch.device("cpu"))
+        return module, keywords
 
 
-def trace(builder: Builder, device: Device) -> Traced:
+def trace(builder: Builder, device: Device, *, keeps_whole: bool = False) -> Traced:
     """Build and trace a model's training step without allocating memory.
+
+    Args:
+        keeps_whole: Whether the graph is wanted as a partitioner would get it, too.
 
     Raises:
         ConfigError: The builder, or a size, is off.
@@ -72,10 +88,12 @@ def trace(builder: Builder, device: Device) -> Traced:
     show_graphs(model, inputs, see, builder.name, device)
     if len(seen) != 1:
         refuse(len(seen), builder.name)
-    joint = joint_of(seen[0], device)
+    given = _with_attention_of(device, seen[0])
+    whole = copy_of(given) if keeps_whole else None
+    joint = rewritten_joint(given)
     if joint is None:
         refuse(0, builder.name)
-    return Traced(joint, *_bytes_of(model, inputs))
+    return Traced(joint, *_bytes_of(model, inputs), whole=whole)
 
 
 def show_graphs(
@@ -111,10 +129,26 @@ def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Seen | None:
 
 def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:
     """The same, rewritten for the device; None where it has no backward."""
+    return rewritten_joint(_with_attention_of(device, seen))
+
+
+def copy_of(seen: Seen) -> Seen:
+    """A graph of its own with the same nodes: planning rewrites graphs."""
     module, keywords = seen
+    return fx.GraphModule(module, copy.deepcopy(module.graph)), keywords
+
+
+def _with_attention_of(device: Device, seen: Seen) -> Seen:
+    """A joint graph with the attention that the device runs, in place."""
     is_cpu, has_flash = kind_of(device)
     if not is_cpu:
-        replace_cpu_attention(module, has_flash=has_flash)
+        replace_cpu_attention(seen[0], has_flash=has_flash)
+    return seen
+
+
+def rewritten_joint(seen: Seen) -> joint_graph.Joint | None:
+    """A joint graph with the device's attention, made ready for planning; None where it has no backward."""
+    module, keywords = seen
     joint = rewritten(as_in_torch(module, **keywords), splits_convolutions=False)
     return joint if joint.has_backward else None
 

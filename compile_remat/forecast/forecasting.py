@@ -20,6 +20,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
+from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import Target, largest_gradient_bytes, ready, step_of, with_early_gradients
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
@@ -30,8 +31,6 @@ from compile_remat.passes import (
     split_convolution_gradients,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
-from compile_remat.planning.deadline import noting_early_end, with_search_message
-from compile_remat.planning.plan_policy import choose
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def forecast(
 
     Args:
         with_baselines: Also evaluate what people do today, see `baselines`.
-        with_max_batch: Also look for the largest batch that fits; needs a second trace.
+        with_max_batch: Also look for the largest batch that fits; needs a second trace.  Not with rows in slices.
         in_parallel: Trace it in a second process; the builder must then be a name, and the main module importable.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
         advance: Told what is done now.
@@ -157,7 +156,7 @@ def forecast(
     state_bytes = target.optimizer.of(trainable_bytes)
     fixed_bytes = parameter_bytes + state_bytes
     is_early = target.gradients == "early"
-    search = with_max_batch and batch is not None and limit is not None
+    search = with_max_batch and batch is not None and limit is not None and target.slices == "off"
     largest = nothing_fits(fixed_bytes + trainable_bytes, limit) if search else None
     with ExitStack() as stack:
         submit = _executor(stack, in_parallel)
@@ -165,7 +164,7 @@ def forecast(
             submit(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
         )
         advance(f"tracing {builder.name}")
-        traced = trace(builder, device)
+        traced = trace(builder, device, keeps_whole=target.slices != "off")
         effective = effective_budget_of(target, limit, fixed_bytes + input_bytes)
         needs_plain = effective.budget.kind in ("max", "fraction")
         is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
@@ -191,9 +190,7 @@ def forecast(
         is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
         chosen_on = plain_ready.planner if plain_ready is not None and is_plain else planner
         advance("searching for a plan, and for the lowest one")
-        with noting_early_end(chosen_on):
-            choice = with_search_message(choose(chosen_on, effective), chosen_on)
-        lowest = planner.lowest()
+        found = with_slices(found_within(chosen_on, planner, effective), traced, target, effective)
         compared: list[Baseline] = []
         if with_baselines:
             advance("comparing with what people do today")
@@ -221,14 +218,14 @@ def forecast(
         input_bytes=input_bytes,
         limit_bytes=limit,
         plan=pictured(
-            replace(choice.plan, budget_bytes=bytes_of(effective)),
-            chosen_on.problem,
+            replace(found.choice.plan, budget_bytes=bytes_of(effective)),
+            found.problem,
             plain_problem,
             in_groups=device.name == "cpu",
             work_seconds=target.time_limit,
         ),
-        floor_bytes=lowest.peak_bytes,
-        message=choice.message,
+        floor_bytes=found.floor_bytes,
+        message=found.choice.message,
         largest=largest,
         compared=tuple(compared),
         seconds=time.perf_counter() - start,

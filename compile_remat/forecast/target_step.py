@@ -28,6 +28,7 @@ class Target:
         budget: Of the region peak; `auto` is what the device has left.
         capacity_bytes: What may be used of the device; None for all of it.
         gradients: `end` or `early`, as the setting.
+        slices: `off`, `auto` or a number, as the setting.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
     """
 
@@ -39,6 +40,7 @@ class Target:
     capacity_bytes: int | None = None
     time_limit: float | None = None
     gradients: str = "end"
+    slices: str | int = "off"
 
     def figures(self) -> Device:
         """The device's."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import CostModel
+from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import (
     CLOCK,
+    NO_LEAF,
     Plan,
     Planner,
     PlanOption,
@@ -23,6 +26,7 @@ from compile_remat.passes import (
     changeable_outputs,
     left_alone,
     mark_gradients,
+    marked_bytes,
     pictured,
     plain_option,
     rewritten,
@@ -32,7 +36,7 @@ from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effe
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
-from compile_remat.planning.plan_store import store_plan, stored_plan
+from compile_remat.planning.plan_store import PinnedInSlices, PinnedPlan, fitted, store_plan, stored_plan
 from compile_remat.planning.request import (
     ChosenPlan,
     Fit,
@@ -46,7 +50,7 @@ from compile_remat.planning.request import (
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.shared_policy import choose_shared
 from compile_remat.planning.size_search import Varying, log_unbounded_sizes, range_of
-from compile_remat.report import Report
+from compile_remat.report import Report, joined
 
 LATE = "gradients = early is off for this graph: "
 """What a report says before the reason why gradients leave the backward at its end."""
@@ -80,6 +84,7 @@ def plan_joint(
     with_plain: bool = False,
     for_budgets: bool = False,
     is_stored: bool = True,
+    pinned: PinnedPlan | None = None,
     early: tuple[int, ...] = (),
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
@@ -91,11 +96,13 @@ def plan_joint(
         early: Positions of the arguments whose gradients leave the backward when they are made.
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
         is_stored: Whether the plan is written to `plan_dir`.
+        pinned: The plan that a file has for this graph; None where `plan_dir` is still to be looked at.
 
     Raises:
         BudgetError: No plan fits the budget.
         ConfigError: Torch's annotations of a memory budget contradict each other.
-        PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it.
+        PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it; a `PinnedInSlices` where that has
+            rows in slices.
     """
     start = time.perf_counter()
     joint = as_in_torch(
@@ -129,7 +136,7 @@ def plan_joint(
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
-    joint, at_the_end = mark_gradients(joint, early) if early else (joint, "")
+    joint, at_the_end = _with_marks(joint, early)
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace)
     problem = builder.build(reference)
@@ -138,7 +145,7 @@ def plan_joint(
     budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(effective)
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
-    chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
+    chosen = _chosen(planner, request, effective, settings, budget_bytes, plain, pinned)
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
@@ -157,13 +164,24 @@ def plan_joint(
         plan.problem_key, str(effective.budget), plan.budget_bytes, plan, chosen.floor_bytes, seconds, chosen.message
     )
     if at_the_end:
-        report = replace(report, message="; ".join(filter(None, (report.message, LATE + at_the_end))))
+        warn(LATE + at_the_end)
+        report = replace(report, message=joined(report.message, LATE + at_the_end))
+    early_bytes = marked_bytes(joint)
+    report = replace(report, num_early=len(early_bytes), early_bytes=sum(early_bytes))
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     if budget_bytes is not None:
         log_unbounded_sizes(joint)
     varying = Varying(joint, problem, cost, None if problem is planner.problem else frozenset(plan.saved))
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     return Planned(joint, cost, problem, plan, report, resume)
+
+
+def _with_marks(joint: joint_graph.Joint, early: tuple[int, ...]) -> tuple[joint_graph.Joint, str]:
+    """The graph with its gradients marked that leave early, and why there are none, where that is to be said."""
+    if not early:
+        return joint, ""
+    joint, why_not = mark_gradients(joint, early)
+    return joint, "" if why_not == NO_LEAF else why_not
 
 
 def priced_problem(
@@ -209,6 +227,16 @@ def _in_own_graphs(
     )
 
 
+@contextmanager
+def _naming_graph(planner: Planner) -> Iterator[None]:
+    """A `BudgetError` from inside gets the key of its graph."""
+    try:
+        yield
+    except BudgetError as error:
+        error.graph_key = planner.problem.key()
+        raise
+
+
 def _chosen(
     planner: Planner,
     request: Request,
@@ -216,9 +244,10 @@ def _chosen(
     settings: Settings,
     budget_bytes: int | None,
     plain: PlanOption | None,
+    given: PinnedPlan | None,
 ) -> ChosenPlan:
     """The plan that a request asks for; one that was searched for has a message where the search ended early."""
-    with noting_early_end(planner):
+    with noting_early_end(planner), _naming_graph(planner):
         match request:
             case Resume():
                 return request.incumbent
@@ -230,8 +259,10 @@ def _chosen(
             case FitBelow():
                 chosen = choose_below(planner, effective, request.target_bytes)
             case Fit():
-                pinned = stored_plan(planner, settings.plan_dir, budget_bytes)
+                pinned = given or stored_plan(planner.problem.key(), settings.plan_dir)
+                if pinned is not None and pinned.plan.sliced and given is None:
+                    raise PinnedInSlices(pinned, budget_bytes, plain)
                 if pinned is not None:
-                    return pinned
+                    return fitted(planner, pinned, budget_bytes)
                 chosen = choose(planner, effective)
     return with_search_message(chosen, planner)

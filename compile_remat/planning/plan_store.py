@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compile_remat._util.atomic_write import write_atomically
@@ -13,6 +13,7 @@ from compile_remat.passes import (
     MUST,
     Plan,
     Planner,
+    PlanOption,
     Status,
     obeying,
 )
@@ -25,14 +26,42 @@ def _plan_path(key: str, plan_dir: str | None) -> Path | None:
     return None if plan_dir is None else Path(plan_dir) / f"{key}.plan.json"
 
 
-def stored_plan(planner: Planner, plan_dir: str | None, budget_bytes: int | None) -> ChosenPlan | None:
-    """The plan that was pinned for this graph; its figures are worked out anew, its choice is obeyed."""
-    key = planner.problem.key()
+@dataclass(frozen=True)
+class PinnedPlan:
+    """A plan that was read from a file."""
+
+    path: Path
+    plan: Plan
+
+
+class PinnedInSlices(PlanMismatchError):
+    """The file of a graph holds a plan with rows in slices: it belongs to the graph that has them so.
+
+    Attributes:
+        pinned: The plan.
+        budget_bytes: What the graph may take; None where no bytes were asked for.
+        plain: What plain torch.compile takes for the graph, where that was worked out.
+    """
+
+    def __init__(self, pinned: PinnedPlan, budget_bytes: int | None, plain: PlanOption | None) -> None:
+        super().__init__(
+            f"{pinned.path} holds a plan with rows in slices ({pinned.plan.slices_text}), but slices = off. "
+            "Set slices, or delete the file to have a new plan written."
+        )
+        self.pinned, self.budget_bytes, self.plain = pinned, budget_bytes, plain
+
+
+def stored_plan(key: str, plan_dir: str | None) -> PinnedPlan | None:
+    """The plan that was pinned for a graph; None where there is none.
+
+    Raises:
+        PlanMismatchError: It cannot be read, or is of another version.
+    """
     path = _plan_path(key, plan_dir)
     if path is None:
         return None
     try:
-        stored = Plan.from_json(path.read_text(encoding="utf-8"))
+        return PinnedPlan(path, Plan.from_json(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -43,6 +72,15 @@ def stored_plan(planner: Planner, plan_dir: str | None, budget_bytes: int | None
         raise PlanMismatchError(
             f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
         ) from None
+
+
+def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> ChosenPlan:
+    """A pinned plan in its graph: its figures are worked out anew, its choice is obeyed.
+
+    Raises:
+        PlanMismatchError: It belongs to another graph.
+    """
+    key, path, stored = planner.problem.key(), pinned.path, pinned.plan
     if stored.problem_key != key:
         raise PlanMismatchError(
             f"{path} holds the plan of graph {stored.problem_key}, but this graph is {key}: the model, its sizes, the "
@@ -73,8 +111,13 @@ def _again_of(stored: Plan) -> tuple[str, ...]:
     return stored.again
 
 
-def store_plan(plan: Plan, plan_dir: str | None) -> None:
-    path = _plan_path(plan.problem_key, plan_dir)
+def store_plan(plan: Plan, plan_dir: str | None, key: str = "") -> None:
+    """Pin a plan.
+
+    Args:
+        key: The key of the graph that asks for it, where the plan belongs to that graph with rows in slices.
+    """
+    path = _plan_path(key or plan.problem_key, plan_dir)
     if path is None:
         return
     try:

@@ -112,8 +112,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         trainable_bytes = free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
         others_bytes = config.optimizer_state.of(trainable_bytes) + (0 if held is None else held.coming_bytes)
         others_bytes += free_memory.blas_bytes(device.blas_workspace_bytes)
-        if config.gradients == "early":  # hooks may step each parameter beside the graph
-            others_bytes += config.optimizer_state.workspace_of(free_memory.largest_trainable_bytes(example_inputs))
+        others_bytes += hook_workspace_bytes(config, example_inputs)
         budget = auto_budget(config, place, others_bytes, None if agreement is None else agreement.smallest)
     settings = Settings(
         budget,
@@ -200,14 +199,25 @@ def auto_budget(
     return MemoryBudget("max") if budget_bytes is None else MemoryBudget("bytes", budget_bytes)
 
 
-def auto_budget_again(config: RematConfig, place: torch.device) -> MemoryBudget:
-    """What `auto` comes to in a later step, when the optimizer has its state: the smallest figure of all ranks."""
+def hook_workspace_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
+    """What hooks take beside the graph that step each parameter when its gradient leaves early."""
+    if config.gradients == "end":
+        return 0
+    return config.optimizer_state.workspace_of(free_memory.largest_trainable_bytes(example_inputs))
+
+
+def auto_budget_again(config: RematConfig, place: torch.device, workspace_bytes: int) -> MemoryBudget:
+    """What `auto` comes to in a later step, when the optimizer has its state: the smallest figure of all ranks.
+
+    Args:
+        workspace_bytes: See `hook_workspace_bytes`.
+    """
 
     def smallest(nbytes: int | None, setting: str) -> int | None:
         return agreed_again(nbytes, setting, config.rank_timeout)
 
     held = held_by_running()
-    return auto_budget(config, place, 0 if held is None else held.coming_bytes, smallest)
+    return auto_budget(config, place, workspace_bytes + (0 if held is None else held.coming_bytes), smallest)
 
 
 def place_of(example_inputs: Sequence[Any]) -> torch.device:

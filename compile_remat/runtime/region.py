@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from compile_remat._torch.autograd_node import (
     Backward,
@@ -122,6 +122,16 @@ class Hook:
         """A backward has ended; autograd may call another one if it keeps the graph."""
 
 
+class Publish(Protocol):
+    """Records the report of a plan that runs from now on, in place of all others of the graph or (`replaces` False) beside them."""
+
+    def __call__(self, report: Report, *, replaces: bool = True) -> None: ...
+
+
+def _publish_nothing(report: Report, *, replaces: bool = True) -> None:
+    pass
+
+
 class CompiledRegion:
     """One graph of Dynamo's as compiled code that may be replaced between its calls.
 
@@ -137,7 +147,7 @@ class CompiledRegion:
         running: The first plan.
         hooks: What happens around each call, the outermost first.
         recompile: Compiles another plan, made for these sizes, and records nothing; None where there is none.
-        publish: Records the report of a plan that runs from now on.
+        publish: Records a report; see `Publish`.
     """
 
     def __init__(
@@ -145,7 +155,7 @@ class CompiledRegion:
         running: RunningPlan,
         hooks: Sequence[Hook],
         recompile: Callable[[Request, Sizes], RunningPlan | None] = lambda request, sizes: None,
-        publish: Callable[[Report], None] = lambda report: None,
+        publish: Publish = _publish_nothing,
     ) -> None:
         self.hooks, self.publish = tuple(hooks), publish
         self._recompile = recompile

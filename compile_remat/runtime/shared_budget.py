@@ -269,7 +269,9 @@ class SharedBudget(Hook):
             count = sum(call.graph == g for call in calls)
             text = _text(count, len(regions), found, limit_bytes)
             report = region.running.report
-            region.publish(replace(report, message="; ".join(filter(None, (report.message, text)))))
+            message = "; ".join(filter(None, (report.message, text)))
+            peak_bytes = found.peak_bytes
+            region.publish(replace(report, message=message, step_peak_bytes=peak_bytes, step_budget_bytes=limit_bytes))
             region.num_changes += is_changed
             if region.num_changes >= CHANGES:
                 region.move(PlanEvent.CHANGED_OFTEN)

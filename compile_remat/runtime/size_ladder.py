@@ -165,7 +165,7 @@ class SizeLadder(Hook):
             region.forget_plans()
         rungs = [*self.rungs, self._rung(found, target)]
         self.rungs = sorted(rungs, key=lambda rung: rung.running.plan.extra_time_ns / rung.running.plan.step_time_ns)
-        region.publish(found.report)
+        region.publish(found.report, replaces=bool(found.report.offers))
         LOG.info("a plan for larger sizes:\n%s", found.report)
         return found
 

@@ -1,12 +1,13 @@
 """Joint graph -> `Problem`: sizes, readers, kernels, prices and pins of every node.
 
-Nodes are read into drafts, in the graph's order.  Then these passes run over all drafts, each of which reads what the node itself
-says and what stands in the second column, and writes what stands in the third one:
+Nodes are read into drafts, in the graph's order, with all that is so in the graphs of every plan (`read_own`): is_drawn,
+concatenates, becomes_addmm and own_expression among it.  Then these passes run over all drafts, each of which reads what the
+node itself says and what stands in the second column, and writes what stands in the third one:
 
 | pass | reads | writes |
 |---|---|---|
-| `count_reads` | kernel, sources | expressions, is_drawn, concatenates, becomes_addmm, is_materialised, |
-| | | is_written_again, is_written_if_reused, excess_ops, spared_ops |
+| `count_reads` | kernel, sources | expressions, is_materialised, is_written_again, is_written_if_reused, |
+| | | excess_ops, spared_ops |
 | `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
@@ -23,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import fx
@@ -40,8 +41,9 @@ from compile_remat.passes.graph.materialisation import (
     is_fused_scatter,
     mark_parts,
     mark_written_constants,
+    read_own,
 )
-from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, copied, described
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, copied, described, indices_of
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
 from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
@@ -90,7 +92,6 @@ PASSES = (
 )
 """What runs over the drafts, in this order; see the table above."""
 
-Indices = Mapping[Draft, int]
 Workspace = Callable[[fx.Node], int]
 """Bytes that a node's kernel takes beside its outputs while it runs."""
 OriginOf = Callable[[fx.Node], Origin]
@@ -236,11 +237,14 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 mask_factor=graph.rules_of(node).mask_traffic_factor if _is_mask(node) else 1,
                 pin=pin,
                 tag=tag,
+                may_differ=may_differ(node, op),
+                unread_bytes=_unread_bytes(node),
             )
             draft.depth = max((s.depth + (s.kernel in (EXTERN, SCATTER)) for s in draft.sources), default=0)
             is_in_epilogue = is_past_tangents and not draft.in_forward and not draft.in_backward
             draft.epilogue_step = len(graph.steps) if is_in_epilogue else -1
             graph.add(draft)
+    read_own(graph)
     return graph
 
 
@@ -259,27 +263,23 @@ def _is_mask(node: fx.Node) -> bool:
 def _problem(
     graph: DraftGraph, reference: Iterable[fx.Node], workspace: Workspace, origin: OriginOf, step_time_ns: int
 ) -> Problem:
-    index_of = {draft: i for i, draft in enumerate(graph.values)}
-    step_of = {draft: i for i, draft in enumerate(graph.steps)}
-    values = _values(graph, index_of, step_of, workspace, origin)
-    steps = _steps(graph, index_of, step_of, workspace, origin)
+    values, steps = _values(graph, workspace, origin), _steps(graph, workspace, origin)
     returned = list(graph.drafts_of(*graph.joint.bwd_outputs))
-    last = Step("output", 0, CONSTANT, _indices(returned, index_of), _indices(returned, step_of))
-    chosen = tuple(i for i in _indices(graph.drafts_of(*reference), index_of) if values[i].is_saveable)
+    last = Step("output", 0, CONSTANT, _values_among(returned), indices_of(d for d in returned if d.in_backward))
+    chosen = tuple(i for i in _values_among(graph.drafts_of(*reference)) if values[i].is_saveable)
     estimated = sorted({draft.op.target for draft in graph.by_node.values() if draft.op.estimated})
     return Problem(values, (*steps, last), step_time_ns, chosen, tuple(estimated))
 
 
-def _values(
-    graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Workspace, origin: OriginOf
-) -> tuple[Value, ...]:
-    positions, readers = _positions(graph.values, index_of), gradient_readers(graph, step_of)
+def _values(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> tuple[Value, ...]:
+    positions = _positions(graph.values)
+    readers = gradient_readers(graph, {draft: draft.index for draft in graph.steps})
     return tuple(
         Value(
             name=draft.node.name,
             nbytes=draft.nbytes,
             kernel=draft.kernel,
-            reads=_indices(draft.sources, index_of),
+            reads=draft.reads,
             time_ns=draft.time_ns,
             save_time_ns=draft.save_time_ns,
             pin=draft.pin,
@@ -289,16 +289,16 @@ def _values(
             realised=draft.is_materialised or draft.is_drawn,
             is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
-            may_differ=may_differ(draft.node, draft.op),
+            may_differ=draft.may_differ,
             position=position,
             late_step=draft.epilogue_step,
-            transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
+            transient_bytes=draft.unread_bytes + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.copied_input_bytes,
-            copies=_indices(draft.copies, index_of),
-            parts=_indices(draft.parts, index_of),
-            ordered_by=_indices(draft.ordered_by, index_of),
+            copies=_values_among(draft.copies),
+            parts=_values_among(draft.parts),
+            ordered_by=_values_among(draft.ordered_by),
             gradient_readers=readers.get(draft.node, ()) if draft.is_output else (),
             origin=origin(draft.node),
         )
@@ -306,24 +306,22 @@ def _values(
     )
 
 
-def _steps(
-    graph: DraftGraph, index_of: Indices, step_of: Indices, workspace: Workspace, origin: OriginOf
-) -> list[Step]:
+def _steps(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> list[Step]:
     return [
         Step(
             name=draft.node.name,
             nbytes=draft.nbytes,
             kernel=draft.kernel,
-            reads=_indices(draft.sources, index_of),
-            gradients=_indices(draft.sources, step_of),
+            reads=draft.reads,
+            gradients=draft.gradients,
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.is_materialised,
             is_inner=draft.is_inner,
             excess_ops=draft.excess_ops,
-            sparing=tuple(index_of[value] for value in draft.spared_ops),
+            sparing=tuple(value.index for value in draft.spared_ops),
             spared_ops=tuple(draft.spared_ops.values()),
-            transient_bytes=_unread_bytes(draft.node) + draft.copied_bytes,
+            transient_bytes=draft.unread_bytes + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.copied_input_bytes,
@@ -333,18 +331,18 @@ def _steps(
     ]
 
 
-def _indices(drafts: Iterable[Draft], table: Indices) -> tuple[int, ...]:
-    return tuple(sorted({table[draft] for draft in drafts if draft in table}))
+def _values_among(drafts: Iterable[Draft]) -> tuple[int, ...]:
+    return indices_of(draft for draft in drafts if not draft.in_backward)
 
 
-def _positions(values: Sequence[Draft], index_of: Indices) -> list[int]:
+def _positions(values: Sequence[Draft]) -> list[int]:
     """Places in which every value that only the backward needs stands right behind what it reads."""
     keys: list[tuple[int, ...]] = []
     for i, draft in enumerate(values):
         if draft.in_forward:
             keys.append((i,))
         else:
-            keys.append((*max((keys[j] for j in _indices(draft.sources, index_of)), default=(-1,)), i))
+            keys.append((*max((keys[j] for j in draft.reads), default=(-1,)), i))
     ranks = {key: rank for rank, key in enumerate(sorted(keys))}
     return [ranks[key] for key in keys]
 

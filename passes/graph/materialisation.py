@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -33,16 +33,34 @@ COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_
 """Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
 
 
+def read_own(graph: DraftGraph) -> None:
+    """Note of each pointwise node what is so in the graphs of every plan: its own operations, and what reads it."""
+    joint = graph.joint
+    addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
+    for draft in graph.by_node.values():
+        if draft.kernel != POINTWISE:
+            continue
+        rules, name, users = graph.rules_of(draft.node), _name(draft), draft.node.users
+        draft.is_drawn = name in rules.drawn_ops
+        draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
+        draft.becomes_addmm = draft.node in addmms and not (draft.is_drawn or draft.concatenates)
+        is_added = any(u in addmms for u in users)  # an operand of `addmm` is a buffer, as of any product
+        draft.is_always_written = (
+            draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in users)
+        )
+        readers = [graph.by_node[u] for u in users if u in graph.by_node]
+        draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
+        draft.own_expression = _own_expression(draft, rules)
+
+
 def count_reads(graph: DraftGraph) -> None:
     """Follow Inductor's count of the buffers and operations of each fused expression (``GraphLowering.run_node``).
 
     Inductor sees forward and backward apart: there a value has only those readers that the backward may run.
     """
-    joint = graph.joint
-    addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
-            _count_reads_of(draft, graph, addmms)
+            _count_reads_of(draft, graph)
         elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
             draft.expression = draft.backward_expression = Expression(ops=frozenset({draft.node.name}))
         else:
@@ -52,19 +70,11 @@ def count_reads(graph: DraftGraph) -> None:
                 draft.backward_expression = _load_of(draft) if graph.is_saved(draft.node) else draft.expression
 
 
-def _count_reads_of(draft: Draft, graph: DraftGraph, addmms: Collection[fx.Node]) -> None:
-    rules, name = graph.rules_of(draft.node), _name(draft)
-    draft.is_drawn = name in rules.drawn_ops
-    draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
+def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = _load_of(draft)
         return
-    draft.own_expression = _own_expression(draft, rules)
-    draft.becomes_addmm = draft.node in addmms
-    is_added = any(u in addmms for u in draft.node.users)  # an operand of `addmm` is a buffer, as of any product
-    is_always = draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in draft.node.users)
-    readers = [graph.by_node[u] for u in draft.node.users if u in graph.by_node]
-    is_read = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
+    rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
     backward = joined(draft, [s.backward_expression for s in draft.sources])
     forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources])
     num_users = most_users(draft.node, graph.run_again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -41,11 +41,17 @@ class Draft:
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
+        index: Its place among the values or among the steps.
+        reads, gradients: The places of the values, and of the steps, that it reads.
+        may_differ: Whether a second run may give other numbers.
+        unread_bytes: Bytes of those outputs of a node with several that nothing takes.
         own_expression: Of a fused node, its own operations and the graph inputs that it reads.
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
         concatenates: Whether it is a buffer that its parts are written into.
         becomes_addmm: Whether it is an addition that Inductor makes an unfused kernel of, with the product that it reads.
+        is_always_written: Whether what it becomes or is read by makes it a buffer, whatever its expression.
+        is_loaded_again: Whether an unfused kernel of the backward reads it.
         is_materialised: Whether it has a buffer though it is pointwise and no output.
         is_written_again: The same in the backward, with the readers that it has there.
         is_written_if_reused: Whether it is written there only if several read it.
@@ -73,12 +79,19 @@ class Draft:
     pin: Pin = FREE
     tag: Tag = Tag.NONE
     epilogue_step: int = -1
+    index: int = 0
+    reads: tuple[int, ...] = ()
+    gradients: tuple[int, ...] = ()
+    may_differ: bool = False
+    unread_bytes: int = 0
     own_expression: Expression = Expression()
     expression: Expression = Expression()
     backward_expression: Expression = Expression()
     is_drawn: bool = False
     concatenates: bool = False
     becomes_addmm: bool = False
+    is_always_written: bool = False
+    is_loaded_again: bool = False
     is_materialised: bool = False
     is_written_again: bool = False
     is_written_if_reused: bool = False
@@ -136,7 +149,11 @@ class DraftGraph:
         """Append a draft to its list."""
         self.by_node[draft.node] = draft
         self.roots[draft.node] = (draft.node,)
-        (self.steps if draft.in_backward else self.values).append(draft)
+        among = self.steps if draft.in_backward else self.values
+        draft.index = len(among)
+        draft.reads = indices_of(s for s in draft.sources if not s.in_backward)
+        draft.gradients = indices_of(s for s in draft.sources if s.in_backward)
+        among.append(draft)
 
     def roots_of(self, *nodes: fx.Node) -> tuple[fx.Node, ...]:
         """The nodes whose memory these stand for, graph inputs among them, each once."""
@@ -150,6 +167,11 @@ class DraftGraph:
         """Those for the device that the node's value is on."""
         value = node.meta.get("val")
         return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+
+
+def indices_of(drafts: Iterable[Draft]) -> tuple[int, ...]:
+    """The places of some values, or of some steps, each once, ascending."""
+    return tuple(sorted({draft.index for draft in drafts}))
 
 
 def copied(graph: DraftGraph, saved: frozenset[str] | None) -> DraftGraph:

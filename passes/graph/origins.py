@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -12,6 +13,9 @@ from compile_remat._torch import joint_graph, sizes
 from compile_remat.passes.problem.problem import Origin
 
 NO_REGIONS: Mapping[int | None, int] = {}
+
+TEXTS = 4096
+"""Paths and stack traces that are read once: the nodes of a layer share theirs, and so do the problems of one graph."""
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -31,11 +35,18 @@ def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> 
         shape, dtype = sizes.hint_shape(value), str(value.dtype).removeprefix("torch.")
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
-    lines = _SOURCE_LINE.findall(node.meta.get("stack_trace") or "")
-    line = f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+    line = _last_line(node.meta.get("stack_trace") or "")
     return Origin(shape, dtype, plain_path(path), line, regions.get(joint_graph.region_of(node), 0))
 
 
+@functools.lru_cache(maxsize=TEXTS)
+def _last_line(stack_trace: str) -> str:
+    """File and line of a stack trace's last entry."""
+    lines = _SOURCE_LINE.findall(stack_trace)
+    return f"{lines[-1][0]}:{lines[-1][1]}" if lines else ""
+
+
+@functools.lru_cache(maxsize=TEXTS)
 def plain_path(path: str) -> str:
     """``L['self']._modules['0'].attn._parameters['weight']`` as a user writes it: ``0.attn.weight``."""
     path = re.sub(r"^L\['(fn|self)'\]|^L__self__|^[LG](?=\[)", "", path)

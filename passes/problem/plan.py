@@ -92,6 +92,11 @@ class Plan(Viewable):
         return (self.extra_time_ns - self.bound_time_ns) / max(1, self.step_time_ns)
 
     @property
+    def slices_text(self) -> str:
+        """Which products are computed in how many slices; empty where none is."""
+        return ", ".join(f"{product.name} in {product.slices}" for product in self.sliced)
+
+    @property
     def is_feasible(self) -> bool:
         """Whether the predicted peak lies within what was asked; always, where no bytes were asked for."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
@@ -113,7 +118,7 @@ class Plan(Viewable):
             ("lower bound", f"{self.bound_time_ns / 1e6:.2f} ms, gap {100 * self.gap:.2f} % of the step"),
         ]
         if self.sliced:
-            rows.append(("slices", ", ".join(f"{s.name} in {s.slices}" for s in self.sliced)))
+            rows.append(("slices", self.slices_text))
         if self.least_peak_bytes:
             rows.append(("peak bound", f"{self.least_peak_bytes / mib:.1f} MiB: no plan needs less"))
         lines = [f"  {name:<15} {text}" for name, text in rows]
@@ -137,6 +142,7 @@ class Plan(Viewable):
             ("step", f"{format_time(self.step_time_ns)} with nothing recomputed (estimated)"),
             ("extra time", f"{format_time(self.extra_time_ns)} ({self.extra_time_ns * share:.2f} % of the step)"),
             ("lower bound", f"{format_time(self.bound_time_ns)}, gap {100 * self.gap:.2f} % of the step"),
+            *[("slices", self.slices_text)] * bool(self.sliced),
             *[("peak bound", f"{format_bytes(self.least_peak_bytes)}: no plan needs less")]
             * bool(self.least_peak_bytes),
             ("graph", self.problem_key),

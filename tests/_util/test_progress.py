@@ -1,5 +1,9 @@
 """Progress without a terminal: lines, but few of them."""
 
+import io
+import re
+import sys
+
 import pytest
 
 from compile_remat._util.progress import progress_bar
@@ -19,3 +23,23 @@ def test_a_text_replaces_the_title_and_need_not_count(capsys: pytest.CaptureFixt
     with progress_bar("measuring", None, seconds_between=0) as advance:
         advance("round 1")
     assert capsys.readouterr().err.splitlines() == ["compiling: 0 of 2", "working: 1 of 2", "round 1"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_bar_has_no_colours_under_no_color(is_set: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://no-color.org"""
+    pytest.importorskip("rich")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setenv("NO_COLOR", "1") if is_set else monkeypatch.delenv("NO_COLOR", raising=False)
+    with progress_bar("working", 2) as advance:
+        advance()
+    assert "working" in terminal.getvalue()
+    assert bool(re.search(r"\x1b\[[39]\dm", terminal.getvalue())) is not is_set

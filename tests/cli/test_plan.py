@@ -53,6 +53,35 @@ def test_plan_with_early_gradients_has_a_lower_floor_and_the_optimizers_workspac
     assert found["end"]["optimizer_workspace_bytes"] == 0 < found["early"]["optimizer_workspace_bytes"]
 
 
+WORDS = ["tests.planned_models:llama_of_many_words", "--device", "h100-sxm"]
+
+
+def test_plan_with_rows_in_slices_where_the_budget_needs_them(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for slices, budget in (("off", "min"), ("8", "min"), ("auto", "max"), ("auto", "64GiB")):
+        given = ["--json", "--no-largest-batch", "--budget", budget, "--slices", slices]
+        assert cli.main(["plan", *WORDS, *given]) == 0
+        found[slices, budget] = json.loads(capsys.readouterr().out)
+    whole, sliced = found["off", "min"], found["8", "min"]
+    assert 8 in [product["slices"] for product in sliced["plan"]["sliced"]]
+    assert sliced["plan"]["peak_bytes"] == sliced["floor_bytes"] < 0.9 * whole["floor_bytes"]
+    assert not found["auto", "max"]["plan"]["sliced"] and not found["auto", "64GiB"]["plan"]["sliced"]
+
+
+def test_a_budget_below_the_whole_graphs_floor_is_met_in_slices(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--no-largest-batch", "--budget", "7MiB"]
+    assert cli.main(["plan", *WORDS, *given]) == 2
+    assert "no plan fits memory_budget = 7MiB" in capsys.readouterr().err
+    assert cli.main(["plan", *WORDS, *given, "--slices", "auto"]) == 0
+    assert "rows in slices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("others", [["--devices", "h100-sxm,l4"], ["--device", "h100-sxm", "--mesh", "dp=8"]])
+def test_slices_are_for_one_device(others: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", WORDS[0], *others, "--slices", "auto"]) != 0
+    assert "--slices" in capsys.readouterr().err
+
+
 def test_plan_as_json_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--json", "--no-largest-batch", "--batch", "3", "--seq", "64", "--optimizer", "sgd"]
     assert cli.main(["plan", *MODEL, *given]) == 0

@@ -32,6 +32,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a new one")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--dynamo-share", type=float, default=0.2, help="part that enters through torch.compile")
+    parser.add_argument(
+        "--lowered-share", type=float, default=0.25, help="part of both with early gradients and slices"
+    )
     parser.add_argument("--inductor-share", type=float, default=0.01, help="part that Inductor compiles")
     parser.add_argument(
         "--failures", type=Path, default=Path("fuzz_failures.txt"), help="where failing trials are added"
@@ -67,19 +70,22 @@ def campaign(arguments: argparse.Namespace) -> Result:
             print(f"{ran} programs, {len(total.failures)} failures, {seconds:.0f} s", flush=True)
 
 
-def _chunks(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, int]]:
+def _chunks(arguments: argparse.Namespace) -> Iterator[tuple[str, str, int, int, bool]]:
     inductor = round(arguments.examples * arguments.inductor_share)
     dynamo = round(arguments.examples * arguments.dynamo_share)
     left = Counter({"dynamo, inductor": inductor, "dynamo, eager": dynamo})
     left["graph, eager"] = arguments.examples - inductor - dynamo
+    for name in ("dynamo, inductor", "dynamo, eager"):
+        left[f"{name}, lowered"] = round(left[name] * arguments.lowered_share)
+        left[name] -= left[f"{name}, lowered"]
     seed = arguments.seed * 100_000
     while any(left.values()):
         for name in [name for name, count in left.items() if count]:
-            size = min(CHUNK[name], left[name])
+            entry, compiler, *more = name.split(", ")
+            size = min(CHUNK[f"{entry}, {compiler}"], left[name])
             left[name] -= size
             seed += 1
-            entry, compiler = name.split(", ")
-            yield entry, compiler, size, seed
+            yield entry, compiler, size, seed, bool(more)
 
 
 def _save(path: Path, error: str, literal: str) -> None:

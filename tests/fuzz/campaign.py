@@ -65,9 +65,12 @@ class Result:
         self.plans.update(map(str, trial.budgets))
         self.plans["forced"] += len(trial.masks)
         self.plans["two losses"] += trial.losses == 2
+        self.plans["gradients early"] += trial.gradients == "early"
+        self.plans["steps in hooks"] += trial.steps_in_hooks
+        self.plans["rows in slices"] += trial.slices != "off"
 
 
-def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
+def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = False) -> Result:
     """So many trials; the same ones for the same seed.
 
     After a failure it is shrunk, and the rest is left out; Inductor's failures stay as they are, and the rest runs.
@@ -83,7 +86,7 @@ def run(entry: str, compiler: str, examples: int, seed: int) -> Result:
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
-    @hypothesis.given(trials(entry, compiler))
+    @hypothesis.given(trials(entry, compiler, is_lowered=is_lowered))
     def all_train_right(trial: Trial) -> None:
         literal = repr(trial)
         if literal in known:

@@ -9,8 +9,9 @@ give the right gradients.
 from __future__ import annotations
 
 import functools
+import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, com
 from compile_remat.runtime.process_state import clear_process_state
 from tests.correctness.harness import A_FRACTION_IS_MISSED, Case, observe
 from tests.fuzz.agreement import NumbersDiffer, assert_promise_holds, assert_same
-from tests.fuzz.compiled import Compare, Outcome, check_compiled
+from tests.fuzz.compiled import AT_THE_END, NOT_SLICED, Compare, Outcome, check_compiled
 from tests.fuzz.joint import check_graph
 from tests.fuzz.models import REFUSED
 from tests.fuzz.partitioners import Forced, Unplanned
@@ -50,7 +51,7 @@ def check(trial: Trial) -> list[Outcome]:
 
 def _torch_refuses(trial: Trial) -> bool:
     """Whether the graphs fail without us: a graph's backward reads all that it saved, eager mode's what the loss needs."""
-    case = Case("fuzz", lambda wrap: train(trial, wrap).seen, reference="compiled")
+    case = Case("fuzz", lambda wrap: train(trial.in_the_plain_way, wrap).seen, reference="compiled")
     try:
         observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
     except RuntimeError as error:
@@ -96,19 +97,21 @@ def _check_dynamo(trial: Trial) -> list[Outcome]:
             if trial.compiler == "inductor":
                 outcomes.append(check_compiled(trial, budget, compare))
             else:
-                _check_eager(case, budget, compare)
+                _check_eager(case, budget, trial.options, compare)
         for seed in trial.masks:
             actual = observe(case, functools.partial(_compiled, trial.compiler, Forced(seed)))
             compare(actual, f"forced plan {seed}")
     return outcomes
 
 
-def _check_eager(case: Case, budget: float | str, compare: Compare) -> None:
+def _check_eager(case: Case, budget: float | str, trial_options: Mapping[str, int | str], compare: Compare) -> None:
     clear_process_state()
-    options = {"memory_budget": budget, "compiler": "eager"}
+    options = {"memory_budget": budget, "compiler": "eager", **trial_options}
     with warnings.catch_warnings():
         warnings.simplefilter("error", PlannerWarning)
         warnings.filterwarnings("ignore", A_FRACTION_IS_MISSED, PlannerWarning)
+        for text in (AT_THE_END, *NOT_SLICED):
+            warnings.filterwarnings("ignore", "(?s).*" + re.escape(text), PlannerWarning)
         actual = observe(case, lambda function: torch.compile(function, backend=remat, options=options))  # type: ignore[arg-type]
     assert_promise_holds(budget)
     compare(actual, f"memory_budget {budget}")
@@ -121,13 +124,14 @@ def _comparison(trial: Trial) -> Compare:
     that writes over saved activations: torch's default partition saves two views of one tensor, and one may be overwritten before
     the other is read (torch 2.13).
     """
+    reference = trial.in_the_plain_way
     if trial.follows_eager_mode:
-        plain = replace(trial, program=trial.program.without_checkpoints())
+        plain = replace(reference, program=trial.program.without_checkpoints())
         expected = observe(
             Case("fuzz", lambda wrap: train(plain, wrap).seen, reference="compiled"), lambda function: function
         )
     else:  # with its checkpoints: what they read, Dynamo returns, and draws that nothing else reads are drawn
-        case = Case("fuzz", lambda wrap: train(trial, wrap).seen, reference="compiled")
+        case = Case("fuzz", lambda wrap: train(reference, wrap).seen, reference="compiled")
         with torch._functorch.config.patch(donated_buffer=False):
             expected = observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
     return lambda actual, where: assert_same(actual, expected, trial.tolerance, where)

@@ -35,6 +35,9 @@ LEAST_BYTES = 64 << 10
 RANDOM_STATE_BYTES = 24 << 10
 """What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
 
+NOT_SLICED = ("cannot be sliced", "rows of dynamic sizes are not computed in slices")
+"""What is said where rows were to be in slices and are not: the plan is that of the whole graph."""
+
 KEPT = ("as Inductor's code for the budget needed more", "set aside: PREFER_RECOMPUTE")
 """What is said of a budget that is kept by a plan for less, or by one that saves what a checkpoint would not."""
 
@@ -42,6 +45,9 @@ Compare = Callable[[Observed, str], None]
 """Raises an AssertionError, which begins with the text, where the numbers are not the expected ones."""
 
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
+AT_THE_END = "gradients = early: some leave the backward at its end"
+"""What is said where autograd does more than accumulate into a leaf: the plan's peak may not hold then."""
 
 MISSED = (" allows ", "Inductor's code needs ")
 """What is said under a fraction that no plan keeps."""
@@ -53,7 +59,7 @@ class Outcome:
 
     Attributes:
         budget: `kept`, `missed` (a fraction below the lowest peak, which a warning says), `refused` (bytes below what the emitted
-            code needs, which an error says) or `none`.
+            code needs, which an error says), `late` (gradients left at the end of the backward, which a warning says) or `none`.
         predicted_bytes: The plan's peak, where one graph ran alone and was measured.
         emitted_bytes: That of the emitted code, by its dry run.
         first_bytes, later_bytes: The measured peaks of the first step and the second.
@@ -86,7 +92,7 @@ def check_compiled(trial: Trial, budget: float | str, compare: Compare) -> Outco
         for caches in ("empty", "full"):
             where = f"memory_budget {budget}, {caches} caches"
             try:
-                outcome, seen = _run(trial, setting, where, is_measured=caches == "full" and trial.losses == 1)
+                outcome, seen = _run(trial, setting, where, is_measured=caches == "full" and _frees_gradients(trial))
             except Exception as error:
                 if find_error(error, BudgetError) is None:
                     raise
@@ -99,7 +105,11 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
     torch.compiler.reset()
     clear_process_state()
     torch.manual_seed(0)
-    options = {"memory_budget": setting, "oom_retry": 0}  # a second try keeps copies of what the step overwrites
+    options = {
+        "memory_budget": setting,
+        "oom_retry": 0,
+        **trial.options,
+    }  # a second try keeps copies of what the step overwrites
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("ignore")
         warnings.simplefilter("always", PlannerWarning)
@@ -108,13 +118,16 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
             lambda function: torch.compile(function, backend=remat, options=options),  # type: ignore[arg-type]
             is_measured=is_measured,
         )
-    texts = [text for text in (str(w.message) for w in said) if not any(part in text for part in KEPT)]
-    unknown = [text for text in texts if not any(part in text for part in MISSED)]
+    texts = [text for text in (str(w.message) for w in said) if not any(part in text for part in (*KEPT, *NOT_SLICED))]
+    late = [text for text in texts if AT_THE_END in text]
+    unknown = [text for text in texts if not any(part in text for part in (*MISSED, AT_THE_END))]
     assert not unknown, f"{where}: {unknown[0]}"
     assert compile_remat.reports(), f"{where}: no graph was planned"
     assert_promise_holds(setting)
     limit_bytes = _limit_bytes(setting)
     budget = "none" if limit_bytes is None else "missed" if texts else "kept"
+    if late:
+        return Outcome("late"), {**trained.seen, "random state": torch.get_rng_state()}
     outcome, spare_bytes = _outcome(budget, trained), RANDOM_STATE_BYTES + trained.copied_bytes
     if budget == "kept":
         for step, peak in enumerate(trained.peak_bytes):
@@ -125,6 +138,11 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
     seen = {**trained.seen, "random state": torch.get_rng_state()}
     torch.compiler.reset()
     return outcome, seen
+
+
+def _frees_gradients(trial: Trial) -> bool:
+    """Whether a step's peak is what the plan counts on: one backward, in which early gradients are freed by hooks."""
+    return trial.losses == 1 and (trial.gradients == "end" or trial.steps_in_hooks)
 
 
 def _outcome(budget: str, trained: Trained) -> Outcome:

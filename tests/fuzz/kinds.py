@@ -185,6 +185,11 @@ SHAPED = {
     "embedding": "F.embedding({0}, {1})",
     "embedding_bag": "F.embedding_bag({0}, {1}, mode='mean')",
     "cross_entropy": "F.cross_entropy({0}, {1})",
+    "loss_of_head": "F.cross_entropy(F.linear({0}, {1}).flatten(0, -2), {2}.flatten(), label_smoothing={a}, reduction={b!r}, "
+    "ignore_index={c})",
+    "z_loss_of_head": "torch.logsumexp({0} @ {1}, -1).square() * 0.1",
+    "mlp": "F.linear(F.gelu(F.linear({0}, {1})), {2})",
+    "gated_mlp": "F.linear(F.silu(F.linear({0}, {1})) * F.linear({0}, {2}), {3})",
     "index": "{0}[{1}]",
     "index_select": "{0}.index_select(0, {1})",
     "gather_rows": "{0}.gather(0, {1}.reshape(-1, *[1] * ({0}.dim() - 1)).expand(-1, *{0}.shape[1:]))",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from tests.fuzz.builder import LARGE, SMALL, Builder, Sizes, pointer
 from tests.fuzz.program import Program
 from tests.fuzz.regions import INSTRUCTIONS
 from tests.fuzz.trial import BYTES, Trial
+from tests.fuzz.wide import wide
 
 REFUSED = (
     "modified by an inplace operation",
@@ -30,14 +32,33 @@ BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 INDUCTOR_BUDGETS = ("min", 0.5, "min", 0.5, BYTES, BYTES, "max", 0.8, 0.3)
 """Few programs are compiled, so most of them under what changes the most."""
 
+LOWERED: tuple[tuple[str, int | str], ...] = (
+    ("early", "off"),
+    ("early", "off"),
+    ("early", "off"),
+    ("end", "auto"),
+    ("end", 2),
+    ("end", 3),
+    ("end", 64),
+    ("early", "auto"),
+    ("early", 5),
+)
+"""Values of `gradients` and `slices`."""
+
 MAX_OPS = 14
 
 
 @st.composite
 def programs(
-    draw: Callable[[st.SearchStrategy[Any]], Any], with_checkpoints: bool = True, sizes: Sizes = SMALL
+    draw: Callable[[st.SearchStrategy[Any]], Any],
+    with_checkpoints: bool = True,
+    sizes: Sizes = SMALL,
+    *,
+    is_wide: bool = False,
 ) -> Program:
     """Programs; without `with_checkpoints` none has a checkpoint, which only Dynamo can trace.
+
+    With `is_wide` many layers make rows wider.
 
     At least one output depends on a parameter or a differentiable input.
     """
@@ -50,8 +71,9 @@ def programs(
     count = draw(st.integers(1, MAX_OPS))
     if sizes is LARGE:
         count = max(count, draw(st.integers(1, MAX_OPS)))
+    instructions = (wide,) * 8 + INSTRUCTIONS if is_wide else INSTRUCTIONS
     for _ in range(count):
-        b.choose(INSTRUCTIONS)(b)
+        b.choose(instructions)(b)
     outputs = _outputs(b)
     program = Program(tuple(b.leaves), tuple(b.body), outputs)
     assume(_can_train(program))
@@ -93,8 +115,15 @@ def _outputs(b: Builder) -> tuple[str, ...]:
 
 
 @st.composite
-def trials(draw: Callable[[st.SearchStrategy[Any]], Any], entry: str, compiler: str = "eager") -> Trial:
-    """A program with the budgets and forced plans that it is run under; those through Dynamo are few, as each compiles."""
+def trials(
+    draw: Callable[[st.SearchStrategy[Any]], Any], entry: str, compiler: str = "eager", *, is_lowered: bool = False
+) -> Trial:
+    """A program with the budgets and forced plans that it is run under; those through Dynamo are few, as each compiles.
+
+    With `is_lowered` gradients leave early, rows are computed in slices, or both.
+    """
+    if is_lowered:
+        return _lowered_trial(draw, compiler)
     if compiler == "inductor":
         return _compiled_trial(draw)
     program = draw(programs(with_checkpoints=entry == "dynamo"))
@@ -111,3 +140,27 @@ def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
     masks = (draw(st.integers(0, 999)),) if draw(st.integers(0, 3)) == 3 else ()
     is_dynamic, losses = draw(st.integers(0, 4)) == 4, 1 + (draw(st.integers(0, 3)) == 3)
     return Trial(program, "dynamo", (budget,), masks, is_dynamic, "inductor", losses)
+
+
+def _lowered_trial(draw: Callable[[st.SearchStrategy[Any]], Any], compiler: str) -> Trial:
+    """One that enters through Dynamo under settings which lower the peak further than recomputation does."""
+    is_compiled = compiler == "inductor"
+    gradients, slices = draw(st.sampled_from(LOWERED))
+    sizes = LARGE if is_compiled and draw(st.integers(0, 3)) else SMALL
+    program = draw(programs(sizes=sizes, is_wide=slices != "off" or draw(st.booleans())))
+    if (
+        gradients == "early"
+    ):  # a leaf that Dynamo returns beside the graph is an error of the step: nobody sees it before
+        leaves = {leaf.name for leaf in program.leaves}
+        program = replace(program, outputs=tuple(name for name in program.outputs if name not in leaves))
+    budget = draw(st.sampled_from(INDUCTOR_BUDGETS if is_compiled else BUDGETS))
+    is_dynamic, losses = draw(st.integers(0, 9)) == 9, 1 + (draw(st.integers(0, 5)) == 5)
+    steps = gradients == "early" and losses == 1 and draw(st.booleans()) and not _returns_leaves(program)
+    return Trial(program, "dynamo", (budget,), (), is_dynamic, compiler, losses, gradients, slices, steps)
+
+
+def _returns_leaves(program: Program) -> bool:
+    """Whether an output is memory of a leaf, which a step in a hook changes before the output is looked at."""
+    leaves = program.tensors()
+    given = {pointer(leaf) for leaf in leaves}
+    return any(pointer(output) in given for output in program.function()(*leaves))

@@ -19,6 +19,8 @@ from tests.fuzz.trial import Trial
 
 STEPS = 2
 
+LEARNING_RATE = 1e-3
+
 
 @dataclass
 class Trained:
@@ -40,9 +42,9 @@ def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
     """Steps of SGD on the trial's program; with two losses each has a backward of its own, the first keeps the graph."""
     module, inputs = trial.program.module()
     gradients, call, result = _gradients(trial), wrap(module), Trained()
-    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad] or [torch.zeros(1)], lr=1e-3)
+    optimizer = _InHooks(module, inputs) if trial.steps_in_hooks else _BehindTheStep(module)
     for step in range(STEPS):
-        optimizer.zero_grad()
+        optimizer.begin()
         outputs: list[torch.Tensor] = []
 
         def run(outputs: list[torch.Tensor] = outputs) -> None:
@@ -57,19 +59,74 @@ def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
         for k, output in enumerate(outputs):
             result.seen[f"step {step} output {k}"] = _kept(output)
         for name, parameter in module.named_parameters():
-            gradient = parameter.grad
+            gradient = optimizer.gradient_of(parameter)
             if gradient is None and "graph_break" in trial.program.kinds:  # a graph has gradients of all that it reads
                 gradient = torch.zeros_like(parameter)
             result.seen[f"step {step} gradient of {name}"] = _kept(gradient)
         for k, tensor in enumerate(inputs):
             if tensor.requires_grad:
-                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                gradient = optimizer.gradient_of(tensor)
+                gradient = torch.zeros_like(tensor) if gradient is None else gradient
                 result.seen[f"step {step} gradient of input {k}"] = _kept(gradient)
                 tensor.grad = None
         optimizer.step()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         result.seen[f"final {name}"] = _kept(tensor)
     return result
+
+
+class _BehindTheStep:
+    """An optimizer as it is used mostly: gradients lie in `.grad` until it takes them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.SGD(trained or [torch.zeros(1)], lr=LEARNING_RATE)
+
+    def begin(self) -> None:
+        """Before a step."""
+        self.optimizer.zero_grad()
+
+    def gradient_of(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        """What the leaf got in this step."""
+        return leaf.grad
+
+    def step(self) -> None:
+        """After a step."""
+        self.optimizer.step()
+
+
+class _InHooks:
+    """The same in hooks, one for each leaf, that free its gradient; they copy it into tensors which are there already."""
+
+    def __init__(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        self.copies = {leaf: torch.zeros_like(leaf) for leaf in (*trained, *inputs) if leaf.requires_grad}
+        self.calls = Counter[torch.Tensor]()
+        self.trained = set(trained)
+        for leaf in self.copies:
+            leaf.register_post_accumulate_grad_hook(self._take)
+
+    def _take(self, leaf: torch.Tensor) -> None:
+        if leaf.grad is None:  # nothing depends on it; compiled code tells autograd so
+            return
+        self.calls[leaf] += 1
+        assert self.calls[leaf] == 1, "the hooks of a leaf run twice in a step"
+        with torch.no_grad():
+            self.copies[leaf].copy_(leaf.grad)
+            if leaf in self.trained:
+                leaf.add_(leaf.grad, alpha=-LEARNING_RATE)
+        leaf.grad = None
+
+    def begin(self) -> None:
+        """Before a step."""
+        self.calls.clear()
+
+    def gradient_of(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        """What the leaf's hook got in this step."""
+        return self.copies[leaf] if self.calls[leaf] else None
+
+    def step(self) -> None:
+        """Done already."""
 
 
 def _backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], losses: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.fuzz.program import Program
 
@@ -24,6 +24,9 @@ class Trial:
         dynamic: Whether sizes are symbols.
         compiler: `eager`, or with `dynamo` also `inductor`.
         losses: 2 where the first output and the others have a backward each.
+        gradients: `end` or `early`, as the setting.
+        slices: `off`, `auto` or a number, as the setting.
+        steps_in_hooks: Whether hooks of the leaves step each parameter and free its gradient, as early gradients are meant for.
     """
 
     program: Program
@@ -33,6 +36,20 @@ class Trial:
     dynamic: bool = False
     compiler: str = "eager"
     losses: int = 1
+    gradients: str = "end"
+    slices: int | str = "off"
+    steps_in_hooks: bool = False
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        """Settings of the backend that lower the peak below what recomputation reaches."""
+        early = {} if self.gradients == "end" else {"gradients": self.gradients}
+        return early if self.slices == "off" else {**early, "slices": self.slices}
+
+    @property
+    def in_the_plain_way(self) -> Trial:
+        """The same with gradients that an optimizer takes after the step: what the numbers are compared with."""
+        return replace(self, gradients="end", slices="off", steps_in_hooks=False)
 
     @property
     def tolerance(self) -> float:

@@ -40,6 +40,19 @@ def trained_within(rank: int, wrapper: str, options: dict[str, Any], free_bytes:
         return trained(rank, wrapper, options)
 
 
+def order_of_gradients(rank: int, compiler: str) -> list[int]:
+    """The numbers of the parameters in the order in which their gradients leave the backward, on data of the rank's own."""
+    torch.manual_seed(0)
+    model = Stack()
+    order: list[int] = []
+    for k, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, k=k: order.append(k))
+    torch.manual_seed(rank)
+    options = {"memory_budget": "min", "gradients": "early", "compiler": compiler}
+    torch.compile(model, backend="remat", options=options)(torch.randn(ROWS, WIDTH)).backward()
+    return order
+
+
 def error_of(rank: int, options: list[dict[str, Any]], rows: list[int]) -> tuple[str, str, tuple[int, ...]]:
     """The error of a first step under options and sizes of each rank's own: its type, its text, and the ranks it names."""
     torch.manual_seed(0)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.ranks import jobs
-from tests.ranks.models import ROWS, WRAPPERS, Block, Seen, trained, width_of
+from tests.ranks.models import ROWS, WRAPPERS, Block, Seen, Stack, trained, width_of
 from tests.ranks.processes import JobError, Ranks, ranks_of
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks_of(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks_of(4) as ranks:
-        yield ranks
 
 
 @pytest.fixture(params=[2, 4])
@@ -55,13 +43,20 @@ def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, 
     assert_like_eager(two(trained, wrapper, {"memory_budget": "min"}), eager(two, wrapper))
 
 
+@pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
+def test_gradients_leave_early_in_the_same_order_on_all_ranks(two: Ranks, compiler: str) -> None:
+    """Hooks may hold collectives of their own."""
+    first, second = two(jobs.order_of_gradients, compiler)
+    assert first == second and len(first) == len(set(first)) > 1
+
+
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp blocks, reshard", "tp"])
 def test_so_have_four_ranks(four: Ranks, wrapper: str) -> None:
     options = {"memory_budget": "min", "compiler": "eager"}
     assert_like_eager(four(trained, wrapper, options), eager(four, wrapper))
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp blocks, keep", "fsdp blocks, reshard", "tp"])
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp whole, reshard", "fsdp blocks, keep", "fsdp blocks, reshard", "tp"])
 def test_auto_is_the_least_that_is_free_on_any_rank_and_the_whole_step_keeps_it(two: Ranks, wrapper: str) -> None:
     """What the wrapper holds is in the sum: parameters that are gathered, buckets, and gradients on their way."""
     free = [4 * MIB, 5 * MIB // 2 if wrapper == "tp" else 7 * MIB // 2]
@@ -70,8 +65,9 @@ def test_auto_is_the_least_that_is_free_on_any_rank_and_the_whole_step_keeps_it(
     assert_like_eager(seen, eager(two, wrapper))
     budgets = [budget for own in seen for *_, budget in own.plans if budget is not None]
     assert budgets and max(budgets) <= min(free)
-    gathered_bytes = sum(p.nbytes for p in Block().parameters()) if "blocks" in wrapper else 0
-    there_bytes = 2 * gathered_bytes  # by the time that `auto` asks: the first block, gathered and flat
+    gathered = Block() if "blocks" in wrapper else Stack() if "whole" in wrapper else torch.nn.Identity()
+    gathered_bytes = sum(p.nbytes for p in gathered.parameters())
+    there_bytes = 2 * gathered_bytes  # by the time that `auto` asks: the first group, gathered and flat
     late_bytes = gathered_bytes  # that a thread of gloo still holds; see `docs/ranks.md`
     assert max(own.peak_bytes for own in seen) <= min(free) + there_bytes + late_bytes
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -11,13 +9,7 @@ from torch import nn
 from compile_remat._torch.ranks.wrappers import FsdpGroup
 from compile_remat.ranks.wrappers import fsdp_moments, held_by, held_by_running
 from tests.ranks import jobs
-from tests.ranks.processes import Ranks, ranks_of
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks_of(2) as ranks:
-        yield ranks
+from tests.ranks.processes import Ranks
 
 
 def group(nbytes: int, *, stays: bool = False, is_outer: bool = False) -> FsdpGroup:

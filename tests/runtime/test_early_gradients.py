@@ -14,10 +14,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.two_tensor import TwoTensor
 
 import compile_remat
 from compile_remat import PlannerWarning
+from compile_remat.device import free_memory
 from compile_remat.errors import GradientError
+from compile_remat.runtime.process_state import clear_process_state
+from compile_remat.runtime.shared_budget import SharedBudget
 
 EAGER = {"compiler": "eager", "memory_budget": "min", "gradients": "early"}
 INDUCTOR = {"memory_budget": "min", "gradients": "early"}
@@ -27,7 +32,7 @@ COMPILERS = [pytest.param(EAGER, id="eager"), pytest.param(INDUCTOR, id="inducto
 class Net(nn.Module):
     """Linear layers, a norm with weight and bias, a residual, and a parameter whose gradient is the incoming one."""
 
-    def __init__(self, width: int = 16, depth: int = 3) -> None:
+    def __init__(self, width: int = 16, depth: int = 2) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
@@ -145,7 +150,7 @@ def test_nothing_writes_over_a_gradient_with_reuse_and_in_place_kernels_on() -> 
 
     class Deep(Net):
         def __init__(self) -> None:
-            super().__init__(depth=8)
+            super().__init__(depth=4)
 
     model = made(Deep)
     step = compiled(model, INDUCTOR, memory_budget="max", allow_buffer_reuse=True, inplace_buffers=True)
@@ -225,7 +230,7 @@ def test_arguments_that_are_no_leaves_pass_their_gradients_on() -> None:
     torch.testing.assert_close(x.grad, reference.grad)
 
 
-@pytest.mark.parametrize("options", COMPILERS)
+@pytest.mark.parametrize("options", [EAGER, pytest.param(INDUCTOR, marks=pytest.mark.full)], ids=["eager", "inductor"])
 def test_dynamic_shapes(options: dict[str, Any]) -> None:
     class Any16(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -289,6 +294,7 @@ print(order, utils.counters["inductor"]["fxgraph_cache_hit"])
 """
 
 
+@pytest.mark.full  # a process of one's own, twice; two instances in one process share cached code in the test above
 def test_a_second_process_delivers_by_code_from_the_cache(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(SECOND_PROCESS)
@@ -335,7 +341,9 @@ def in_backward(model: nn.Module, make: Callable[[Tensor], torch.optim.Optimizer
         p.register_post_accumulate_grad_hook(step)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["sgd", "adamw_fused", *(pytest.param(n, marks=pytest.mark.full) for n in ("momentum", "adamw"))]
+)
 def test_an_optimizer_per_parameter_trains_as_in_eager_mode(name: str) -> None:
     """In float64: AdamW's first steps go by the sign of a gradient, and rounding decides on the sign of one near 0."""
     model, reference, make = made().double(), made().double(), OPTIMIZERS[name]
@@ -540,6 +548,26 @@ def test_a_graph_that_runs_twice_in_a_step_waits_for_both() -> None:
     assert_same(seen.gradients, gradients(reference))
 
 
+@pytest.mark.parametrize("show", [lambda p: p.t(), lambda p: p.chunk(2)[1]], ids=["view", "part"])
+def test_a_parameter_that_an_output_shows_waits_for_what_is_made_of_that(show: Callable[[Tensor], Tensor]) -> None:
+    """Autograd takes such an output past the graph: what is computed of it outside contributes to the gradient as well."""
+
+    class Returning(Net):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), show(self.shift)
+
+    def train(step: Callable[..., Any]) -> None:
+        loss, shown = step(batch())
+        (loss + shown.square().sum()).backward()
+
+    model, reference = made(Returning), made(Returning)
+    seen = Seen(model)
+    train(compiled(model))
+    train(reference)
+    assert sorted(seen.order) == sorted(dict(model.named_parameters())) and seen.order[-1] == "shift"
+    assert_same(seen.gradients, gradients(reference))
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_another_contribution_from_eager_code_is_an_error_in_that_step(is_first: bool) -> None:
     model = made()
@@ -564,7 +592,7 @@ def test_the_step_after_such_an_error_is_right() -> None:
 # -- beside the step --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", COMPILERS)
+@pytest.mark.parametrize("options", [EAGER, pytest.param(INDUCTOR, marks=pytest.mark.full)], ids=["eager", "inductor"])
 def test_check_delivers_nowhere(options: dict[str, Any]) -> None:
     model = made()
     seen = Seen(model)
@@ -624,7 +652,74 @@ def test_ddp_reduces_gradients_as_ever(tmp_path: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("options", [{"mode": "reduce-overhead"}, {"cpp_wrapper": True}])
+def test_fsdp2_reduces_gradients_as_ever(tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = made()
+        fully_shard(model)
+        with pytest.warns(
+            PlannerWarning, match="gradients = early is off for this graph: the model is under DDP or FSDP2"
+        ):
+            compiled(model)(batch()).backward()
+        found = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+        assert_same(found, expected_gradients())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_tensor_subclasses_turn_the_setting_off() -> None:
+    def doubled() -> nn.Module:
+        layer = nn.Linear(16, 16, bias=False)
+        layer.weight = nn.Parameter(TwoTensor(layer.weight.detach().clone(), 2 * layer.weight.detach()))
+        return layer
+
+    model, reference = made(doubled), made(doubled)
+    with pytest.warns(PlannerWarning, match="gradients = early is off for this graph: it takes tensor subclasses"):
+        compiled(model)(batch()).sum().backward()
+    reference(batch()).sum().backward()
+    found, expected = model.weight.grad, reference.weight.grad
+    assert isinstance(found, TwoTensor) and isinstance(expected, TwoTensor)
+    torch.testing.assert_close((found.a, found.b), (expected.a, expected.b))
+
+
+def test_tokens_of_effects_turn_the_setting_off() -> None:
+    """A token is an argument and an output of the graph: positions of gradients among its outputs are not those of parameters."""
+
+    class Printing(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            torch.ops.aten._print("hello")
+            return super().forward(x)
+
+    model = made(Printing)
+    seen = Seen(model)
+    with pytest.warns(PlannerWarning, match="gradients = early is off for this graph: .*tokens of effects"):
+        compiled(model)(batch()).backward()
+    assert sorted(seen.order) == sorted(dict(model.named_parameters()))
+    assert_same(gradients(model), expected_gradients())
+    assert compile_remat.reports()[-1].num_early == 0
+
+
+@pytest.mark.parametrize("leave", ["end", "early"])
+def test_auto_leaves_room_for_the_optimizers_workspace_in_later_steps_too(
+    leave: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is free is read again when the second step begins; an optimizer in a hook still takes its two copies then."""
+    monkeypatch.setattr(free_memory, "resident_bytes", lambda: 24 << 20)
+    monkeypatch.setattr(free_memory, "host_free_bytes", lambda: 1 << 40)
+    clear_process_state()
+    reread: list[Any] = []
+    noting = property(lambda _: None, lambda _, given: reread.append(given))
+    monkeypatch.setattr(SharedBudget, "reread", noting, raising=False)
+    options = {"compiler": "eager", "capacity": "64MiB", "reserve": 0, "gradients": leave, "optimizer_state": "adamw"}
+    wide = nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 4))
+    compiled(wide, options, memory_budget="auto")(batch(2, 1024)).sum().backward()
+    workspace_bytes = 2 * 1024 * 1024 * 4 if leave == "early" else 0
+    assert reread[-1]().value == (40 << 20) - workspace_bytes
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "reduce-overhead"}, pytest.param({"cpp_wrapper": True}, marks=pytest.mark.full)]
+)
 def test_what_would_skip_the_hooks_turns_the_setting_off(options: dict[str, Any], empty_kernels: None) -> None:
     model = made()
     with pytest.warns(PlannerWarning, match="gradients = early is off"):
@@ -647,6 +742,18 @@ def test_the_setting_is_part_of_the_cache_key() -> None:
 
     settings = settings_for(compile_remat.RematConfig(), [])
     assert len({RematPartitioner(settings, early=early).uuid() for early in ((), (0,), (0, 1))}) == 3
+
+
+def test_the_report_counts_the_gradients_that_leave_early() -> None:
+    """That of another leaf, too; that of a frozen parameter never."""
+    model, x = made(), batch().requires_grad_()
+    model.layers[1].weight.requires_grad_(False)  # type: ignore[union-attr]
+    leaves = [p for p in (*model.parameters(), x) if p.requires_grad]
+    report = compile_remat.explain(model, x, **EAGER)
+    assert (report.num_early, report.early_bytes) == (len(leaves), sum(p.nbytes for p in leaves))
+    assert f"gradients leave early {len(leaves)}, " in str(report)
+    at_the_end = compile_remat.explain(model, x, memory_budget="min")
+    assert (at_the_end.num_early, at_the_end.early_bytes) == (0, 0) and "leave early" not in str(at_the_end)
 
 
 def test_a_region_remembers_no_call_that_is_over() -> None:

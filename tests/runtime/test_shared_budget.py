@@ -188,6 +188,24 @@ def test_min_and_a_fraction(case: str, fraction: float) -> None:
     assert peaks["min"] < peaks[fraction] <= fraction * default_bytes * 1.03
 
 
+def test_reports_tell_which_plans_run_now_and_what_the_step_takes() -> None:
+    budget_bytes = 9 << 19
+    steps = Steps("one graph break", budget_bytes, compiler="eager")
+    for _ in range(3):
+        steps.step()
+    reports = compile_remat.reports()
+    running = [report for report in reports if report.runs_now]
+    assert len(running) == len({report.region for report in running}) == len({report.region for report in reports}) == 2
+    assert running == reports[-2:]
+    assert len(reports) > 2
+    for report in running:
+        assert report.step_budget_bytes == budget_bytes
+        assert report.step_peak_bytes is not None
+        assert max(r.predicted_peak_bytes or 0 for r in running) < report.step_peak_bytes <= budget_bytes
+    assert all(report.step_peak_bytes is None for report in reports if not report.runs_now)
+    assert "replaced        by a later plan" in str(reports[0])
+
+
 @pytest.mark.usefixtures("empty_kernels")
 def test_below_what_the_step_needs_is_an_error() -> None:
     with pytest.raises(SharedBudgetError) as caught:

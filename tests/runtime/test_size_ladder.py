@@ -285,7 +285,12 @@ def ladder(compiler: Compiler, *first: int) -> tuple[CompiledRegion, list[Report
     published: list[Report] = []
     start = running(first, carried=(CARRIED,) * len(first))
     names = [(f"s{k}", k) for k in range(len(first))]
-    return CompiledRegion(start, [SizeLadder(names, start)], compiler, published.append), published
+
+    def publish(report: Report, *, replaces: bool = True) -> None:
+        assert not replaces  # plans for smaller sizes go on running
+        published.append(report)
+
+    return CompiledRegion(start, [SizeLadder(names, start)], compiler, publish), published
 
 
 def served(region: CompiledRegion, *sizes: int) -> tuple[int, ...]:

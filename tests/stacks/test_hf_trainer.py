@@ -63,6 +63,27 @@ def test_install(bf16: bool) -> None:
     assert planned()
 
 
+def test_rows_of_the_logits_are_in_slices_where_the_graph_returns_the_loss_alone() -> None:
+    """Two batches in a step, and an evaluation that asks for logits."""
+    arguments: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1}
+    expected = losses(None, **arguments)
+    assert len(expected) == 2
+    assert_same(losses("min", slices="8", **arguments), expected)
+    (report,) = planned()
+    assert report.plan is not None and ("mm", 8) in {
+        (p.name.rstrip("_0123456789"), p.slices) for p in report.plan.sliced
+    }
+    assert "logits are an output" not in report.message
+
+
+def test_logits_that_the_model_returns_are_named_as_what_is_in_the_way() -> None:
+    model = hf_trainer.llama()
+    run = hf_trainer.trainer(model, "min", max_steps=1)
+    model.compile(backend="remat", options={"memory_budget": "min", "slices": "auto", "compiler": "eager"})
+    run.train()
+    assert "logits are an output: 512.0 KiB cannot be sliced; return the loss alone" in planned()[0].message
+
+
 def test_lora() -> None:
     pytest.importorskip("peft", reason="peft is not installed: make test-stacks")
     found = []

@@ -14,23 +14,20 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch.sizes import symbols_of
-from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
-from compile_remat.errors import BudgetError
+from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
 from compile_remat.planning.joint_planning import Planned, plan_joint
-from compile_remat.planning.plan_store import store_plan
-from compile_remat.planning.request import Fit, FitBelow, Request, Resume, interrupted_by
+from compile_remat.planning.plan_store import PinnedInSlices, store_plan
+from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
+from compile_remat.planning.slices.choice import NUMBERS, Candidate, best_of, is_slower, reasons_of
 from compile_remat.report import joined
 
+SHARED = "rows are not computed in slices: the graph shares its budget with others of the step"
+"""What is said of a graph that stays whole."""
+
 OFF, AUTO = SLICES["off"], SLICES["auto"]
-
-NUMBERS = (2, 4, 8, 16, 32, 64)
-"""The numbers of slices that `auto` tries."""
-
-SAME_PEAK = 0.99
-"""More slices have to lower a minimum peak by more than this to be taken."""
 
 
 def plan_with_slices(
@@ -54,16 +51,24 @@ def plan_with_slices(
         "static_lifetime_input_indices": static_lifetime_input_indices,
     }
     given = outputs | keywords
-    is_for_slices = isinstance(interrupted_by(request), Fit | FitBelow) and not keywords.get("is_inner")
-    if settings.slices == OFF or not is_for_slices:
-        return plan_joint(joint_module, settings, request, **given)
+    request_now = interrupted_by(request)
+    if settings.slices == OFF or keywords.get("is_inner") or not isinstance(request_now, Fit | FitBelow):
+        planned = plan_joint(joint_module, settings, request, **given)
+        is_asked = settings.slices != OFF and isinstance(request_now, SharedOption)
+        return _saying(planned, SHARED) if is_asked and planned is not None else planned
     search = _Search(_copied(joint_module), settings, request, outputs, given)
     if isinstance(request, Resume):
         return search.resumed(request)
-    planned = search.run(joint_module)
-    if planned is not None and planned.resume is None and planned.plan.status is not Status.REPLAYED:
-        store_plan(planned.plan, settings.plan_dir)
-    return planned
+    try:
+        return search.run(joint_module)
+    except PinnedInSlices as found:
+        return search.replayed(found)
+
+
+def _saying(planned: Planned, text: str) -> Planned:
+    """The same plan, with a warning and a message."""
+    warn(text)
+    return replace(planned, report=replace(planned.report, message=joined(planned.report.message, text)))
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:
@@ -92,13 +97,43 @@ class _Search:
         graph = slice_products(_copied(self.module), request.incumbent.plan.sliced, **self.outputs)
         return plan_joint(graph.module, self.settings, request, **self.keywords)
 
+    def replayed(self, found: PinnedInSlices) -> Planned:
+        """The plan of a file, in the graph with rows in slices that it was made for.
+
+        Raises:
+            PlanMismatchError: The graph cannot have these rows in slices, or is another one.
+        """
+        pinned = found.pinned
+        graph = slice_products(_copied(self.module), pinned.plan.sliced, **self.outputs)
+        if graph.products != pinned.plan.sliced:
+            raise PlanMismatchError(
+                f"{pinned.path} has rows in slices ({pinned.plan.slices_text}) that this graph cannot have so. "
+                "Delete it to have a new plan written."
+            )
+        settings = self.settings
+        if settings.budget.kind == "fraction" and found.budget_bytes:
+            settings = replace(settings, budget=MemoryBudget("bytes", found.budget_bytes), from_auto=True)
+        planned = plan_joint(
+            graph.module,
+            settings,
+            self.request,
+            **self.keywords | {"with_plain": False},
+            is_stored=False,
+            pinned=pinned,
+        )
+        assert planned is not None
+        planned = _with_products(planned, graph)
+        return replace(planned, report=replace(planned.report, budget=str(self.settings.budget), plain=found.plain))
+
     def run(self, joint_module: fx.GraphModule) -> Planned | None:
         """The plan without slices where that is within the budget; else the fastest that is, or the lowest one."""
         with warnings.catch_warnings(record=True) as noted:
             whole = self._attempt(joint_module, self.settings, self.keywords)
         is_max = not isinstance(whole, BudgetError | None) and whole.report.budget == str(MemoryBudget("max"))
         is_met = self.settings.slices == AUTO and self._is_met(whole)
-        if whole is None or is_max or is_met:
+        is_pinned = isinstance(whole, Planned) and whole.plan.status is Status.REPLAYED
+        if whole is None or is_max or is_met or is_pinned:
+            self._store(whole, whole)
             _warn_again(noted)
             return _checked(whole)
         found: list[tuple[int, Planned | BudgetError]] = [(1, whole)] if self.settings.slices == AUTO else []
@@ -108,9 +143,19 @@ class _Search:
             if not graph.products:
                 break
             found.append((number, self._sliced(graph, whole)))
-            if self._is_slower(found):
+            if is_slower([self._candidate(planned) for _, planned in found]):
                 break
-        return self._concluded(found or [(1, whole)], left, noted)
+        planned = self._concluded(found or [(1, whole)], left, noted)
+        self._store(planned, whole)
+        return planned
+
+    def _store(self, planned: Planned | BudgetError | None, whole: Planned | BudgetError | None) -> None:
+        """Pin a plan under the key of the whole graph, by which it is looked for."""
+        if not isinstance(planned, Planned) or planned.resume is not None or planned.plan.status is Status.REPLAYED:
+            return
+        assert whole is not None
+        key = whole.plan.problem_key if isinstance(whole, Planned) else whole.graph_key
+        store_plan(planned.plan, self.settings.plan_dir, key)
 
     def _graphs(self) -> Iterator[tuple[int, SlicedGraph]]:
         for number in NUMBERS if self.settings.slices == AUTO else (self.settings.slices,):
@@ -127,16 +172,10 @@ class _Search:
         if not isinstance(planned, Planned):
             assert planned is not None
             return planned
-        text = "rows in slices: " + ", ".join(f"{p.name} in {p.slices}" for p in graph.products)
-        plan = replace(planned.plan, sliced=graph.products)
-        report = replace(planned.report, plan=plan, message=joined(planned.report.message, text))
-        if isinstance(whole, Planned):
-            report = replace(report, budget=whole.report.budget, plain=whole.report.plain)
-        resume = planned.resume
-        if resume is not None:
-            incumbent = replace(resume.incumbent, plan=replace(resume.incumbent.plan, sliced=graph.products))
-            resume = replace(resume, incumbent=incumbent)
-        return replace(planned, plan=plan, report=report, resume=resume)
+        planned = _with_products(planned, graph)
+        if not isinstance(whole, Planned):
+            return planned
+        return replace(planned, report=replace(planned.report, budget=whole.report.budget, plain=whole.report.plain))
 
     def _attempt(
         self, module: fx.GraphModule, settings: Settings, keywords: dict[str, Any]
@@ -154,10 +193,11 @@ class _Search:
         limit = request.target_bytes if isinstance(request, FitBelow) else planned.plan.budget_bytes
         return limit is not None and planned.plan.peak_bytes <= limit
 
-    def _is_slower(self, found: Sequence[tuple[int, Planned | BudgetError]]) -> bool:
-        """Whether the last number of slices is within the budget, as fewer were in less time."""
-        times = [_time_ns(planned) for _, planned in found if self._is_met(planned)]
-        return len(times) > 1 and times[-1] >= times[-2]
+    def _candidate(self, planned: Planned | BudgetError) -> Candidate:
+        if isinstance(planned, BudgetError):
+            return Candidate(planned.floor_bytes, 0, False)
+        plan = planned.plan
+        return Candidate(plan.peak_bytes, plan.step_time_ns + plan.extra_time_ns, self._is_met(planned))
 
     def _concluded(
         self,
@@ -165,44 +205,35 @@ class _Search:
         left: Sequence[NotSliced],
         noted: Sequence[warnings.WarningMessage],
     ) -> Planned:
-        kept = [planned for _, planned in found if isinstance(planned, Planned) and self._is_met(planned)]
-        if kept:
-            return min(kept, key=_time_ns)
-        best = found[0][1]
-        for _, planned in found:
-            if _peak_bytes(planned) < SAME_PEAK * _peak_bytes(best):
-                best = planned
-        is_whole = all(number == 1 for number, _ in found)
-        told = [_text(refusal) for refusal in left if refusal.is_output or is_whole]
+        candidates = [self._candidate(planned) for _, planned in found]
+        position = best_of(candidates)
+        best = found[position][1]
+        if candidates[position].is_met:
+            assert isinstance(best, Planned)
+            return best
+        text = reasons_of(left, is_whole=all(number == 1 for number, _ in found))
         if symbols_of(self.module.graph):
-            told = ["rows of dynamic sizes are not computed in slices"]
-        text = "; ".join(told)
+            text = "rows of dynamic sizes are not computed in slices"
         if isinstance(best, BudgetError):
             raise best.with_hint(text) if text else best
         if best is found[0][1]:
             _warn_again(noted)
-        return replace(best, report=replace(best.report, message=joined(best.report.message, text)))
+        return _saying(best, text) if text else best
+
+
+def _with_products(planned: Planned, graph: SlicedGraph) -> Planned:
+    """A plan that says what its graph has in slices."""
+    plan, resume = replace(planned.plan, sliced=graph.products), planned.resume
+    if resume is not None:
+        incumbent = replace(resume.incumbent, plan=replace(resume.incumbent.plan, sliced=graph.products))
+        resume = replace(resume, incumbent=incumbent)
+    return replace(planned, plan=plan, report=replace(planned.report, plan=plan), resume=resume)
 
 
 def _checked(planned: Planned | BudgetError | None) -> Planned | None:
     if isinstance(planned, BudgetError):
         raise planned
     return planned
-
-
-def _time_ns(planned: Planned | BudgetError) -> int:
-    assert isinstance(planned, Planned)
-    return planned.plan.step_time_ns + planned.plan.extra_time_ns
-
-
-def _peak_bytes(planned: Planned | BudgetError) -> int:
-    return planned.floor_bytes if isinstance(planned, BudgetError) else planned.plan.peak_bytes
-
-
-def _text(refusal: NotSliced) -> str:
-    if refusal.is_output:
-        return f"logits are an output: {format_bytes(refusal.nbytes)} cannot be sliced; return the loss alone"
-    return f"{refusal.name}: {format_bytes(refusal.nbytes)} cannot be sliced: {refusal.reason}"
 
 
 def _warn_again(noted: Sequence[warnings.WarningMessage]) -> None:

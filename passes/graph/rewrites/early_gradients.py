@@ -5,6 +5,9 @@ that reads its parameter, stands a `GRADIENT_READY` that takes the gradient's pl
 gradient die there.  `deliver_marked` works on the backward of a plan: it puts a `DELIVER` in the place of each mark, further down
 where the backward recomputes something of the parameter later, and the backward returns None for the gradient.
 
+An argument that is an output too, or a view of it, keeps its gradient to the end: autograd takes such an output past the graph, and
+what is computed of it contributes later.
+
 A gradient whose memory is not its own is copied when it leaves: one that two parameters share, a part of a larger tensor, an input
 of the graph.
 """
@@ -29,6 +32,10 @@ INDEX = "compile_remat_gradient"
 """Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
 
 
+NO_LEAF = "no argument that is a leaf and no output gets a gradient"
+"""Why nothing is marked where there is nothing to gain."""
+
+
 def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tuple[joint_graph.Joint, str]:
     """Mark the gradients of some arguments, in place; returns the graph, and why nothing was marked, empty where something was.
 
@@ -43,14 +50,16 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
     if len(primals) != len(gradients) or any(_is_part_of_subclass(p) for p in primals):
         return joint, "its arguments are tensor subclasses, or it has tokens of effects or states of generators"
     owners = Counter(_owner(n) for n in outputs if isinstance(n, fx.Node))
+    returned_past = {_memory_of(n) for n in joint.fwd_outputs}
     marks: dict[int, fx.Node] = {}
     for index, (primal, gradient) in enumerate(zip(primals, gradients, strict=True)):
         is_leaf = getattr(primal.meta.get("desc"), "idx", None) in arguments
+        is_leaf = is_leaf and primal not in returned_past
         if is_leaf and isinstance(gradient, fx.Node) and gradient in joint.info.tangents_closure:
             marks[index] = mark = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
             mark.meta[INDEX] = index
     if not marks:
-        return joint, "no argument is a leaf that gets a gradient"
+        return joint, NO_LEAF
     for index, mark in marks.items():
         outputs[joint.num_fwd_outputs + index] = mark
     output.args = (outputs, *output.args[1:])
@@ -89,6 +98,12 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
     return len(marks)
 
 
+def marked_bytes(joint: joint_graph.Joint) -> tuple[int, ...]:
+    """Bytes of each gradient that is marked, in the graph's order."""
+    marks = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
+    return tuple(sizes.storage_nbytes(mark.all_input_nodes[0].meta["val"]) for mark in marks)
+
+
 def copied_bytes(node: fx.Node) -> int:
     """Bytes of the copy that is made of a gradient when it leaves; 0 for any other node."""
     if node.target is not GRADIENT_READY or not node.args[1]:
@@ -125,6 +140,12 @@ def _owner(node: fx.Node) -> fx.Node:
     if root.op == "call_function" and (_is_part(root) or _may_alias(root)):
         return _owner(root.all_input_nodes[0])
     return root
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """The node that a node is a view of, or one of several."""
+    root = root_of(node)
+    return _memory_of(root.all_input_nodes[0]) if root.op == "call_function" and _is_part(root) else root
 
 
 def _is_part(node: fx.Node) -> bool:

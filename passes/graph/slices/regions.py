@@ -112,7 +112,9 @@ class _Growth:
             place = passes_on(user, node, rows)
             if place is None:
                 self._sum(user, node)
-            elif self.region.is_large(user):
+            elif self.region.is_large(user) or _is_several(
+                user
+            ):  # the parts of several tensors are at the edge, not all as one
                 self._add(user, place)
             else:
                 self._check(user, place)
@@ -195,11 +197,18 @@ def _narrow(product: fx.Node) -> fx.Node:
     return operand
 
 
+def _is_several(node: fx.Node) -> bool:
+    """Whether a node gives several tensors, which others take apart."""
+    return isinstance(node.meta.get("val"), list | tuple)
+
+
 def _elements(node: fx.Node) -> int:
+    """Elements of a node's tensor, of the largest of several; 0 where they are not known."""
     try:
-        return math.prod(shape_of(node))
+        elements = math.prod(shape_of(node))
     except NotByRows:
         return 0
+    return max(value.numel() for value in node.meta["val"]) if _is_several(node) else elements
 
 
 def nbytes_of(node: fx.Node) -> int:

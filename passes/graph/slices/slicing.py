@@ -125,6 +125,10 @@ def _is_view_of(node: fx.Node, place: Rows | None) -> bool:
     """Whether a node only shows another tensor: what is handed over is that, so that no second one has to lie in memory."""
     if node.op != "call_function" or not is_view(node) or len(node.all_input_nodes) != 1:
         return False
+    if not isinstance(
+        node.all_input_nodes[0].meta.get("val"), torch.Tensor
+    ):  # one of several views is handed over itself
+        return False
     try:
         return place is None or needs(node, place)[node.all_input_nodes[0]] is not None
     except NotByRows:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from compile_remat.budget import MemoryBudget
@@ -14,19 +12,7 @@ from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from tests.forecast.mesh import jobs
 from tests.forecast.mesh.models import stack
-from tests.ranks.processes import Ranks, ranks_of
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with ranks_of(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[Ranks]:
-    with ranks_of(4) as ranks:
-        yield ranks
+from tests.ranks.processes import Ranks
 
 
 def within_3_percent(expected: int) -> object:
@@ -41,11 +27,11 @@ def forecast_of(dp: int, tp: int, shard: str, budget: str = "max") -> RankForeca
 MESHES = [
     (2, 1, "ddp"),
     (2, 1, "fsdp2"),
-    (2, 1, "fsdp2-whole"),
     (1, 2, "ddp"),
-    (4, 1, "fsdp2"),
     (2, 2, "fsdp2"),
-    (2, 2, "fsdp2-whole"),
+    pytest.param(2, 1, "fsdp2-whole", marks=pytest.mark.full),
+    pytest.param(4, 1, "fsdp2", marks=pytest.mark.full),
+    pytest.param(2, 2, "fsdp2-whole", marks=pytest.mark.full),
 ]
 
 
@@ -62,8 +48,8 @@ def test_what_a_rank_holds(two: Ranks, four: Ranks, dp: int, tp: int, shard: str
 @pytest.mark.parametrize(
     ("dp", "tp", "shard", "budget"),
     [
-        (2, 1, "fsdp2", "max"),
         (1, 2, "fsdp2", "max"),
+        pytest.param(2, 1, "fsdp2", "max", marks=pytest.mark.full),
         pytest.param(2, 2, "fsdp2", "max", marks=pytest.mark.full),
         pytest.param(2, 1, "ddp", "max", marks=pytest.mark.full),
         pytest.param(2, 1, "fsdp2-whole", "max", marks=pytest.mark.full),

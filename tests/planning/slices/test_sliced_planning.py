@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from compile_remat import BudgetError, Plan, explain, measured_step, reports, reset_reports
+from compile_remat import (
+    BudgetError,
+    Plan,
+    PlanMismatchError,
+    PlannerWarning,
+    explain,
+    measured_step,
+    reports,
+    reset_reports,
+)
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
+from compile_remat.passes import Status
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings
+from compile_remat.runtime.process_state import clear_process_state
 
 ROWS, WIDTH, WORDS = 256, 16, 1024
 LOGITS_BYTES = 4 * ROWS * WORDS  # 1 MiB
@@ -57,7 +69,8 @@ def test_the_lowest_plan_is_in_as_many_slices_as_lower_it() -> None:
     whole, sliced = plan_of("min", "off"), plan_of("min", "auto")
     assert whole.peak_bytes > LOGITS_BYTES > 2 * sliced.peak_bytes
     assert [product.name for product in sliced.sliced] == ["mm"]
-    assert explain(Head(), *inputs(), memory_budget="min", slices="auto").message.startswith("rows in slices: mm in ")
+    told = explain(Head(), *inputs(), memory_budget="min", slices="auto")
+    assert f"slices          mm in {sliced.sliced[0].slices}" in str(told) and not told.message
 
 
 def test_no_more_slices_than_a_budget_needs() -> None:
@@ -88,16 +101,37 @@ def test_logits_that_are_returned_are_said_to_be_in_the_way() -> None:
     )
     with pytest.raises(BudgetError, match=text):
         step(*inputs())
-    assert re.search(text, explain(Head(True), *inputs(), memory_budget="min", slices="auto").message)
+    with pytest.warns(PlannerWarning, match=text):
+        found = explain(Head(True), *inputs(), memory_budget="min", slices="auto")
+    assert re.search(text, found.message)
 
 
 def test_dynamic_sizes_are_said_to_be_in_the_way() -> None:
     x, labels = inputs()
     torch._dynamo.mark_dynamic(x, 0)
     torch._dynamo.mark_dynamic(labels, 0)
-    found = explain(Head(), x, labels, memory_budget="min", slices="auto")
+    with pytest.warns(PlannerWarning, match="rows of dynamic sizes are not computed in slices"):
+        found = explain(Head(), x, labels, memory_budget="min", slices="auto")
     assert found.plan is not None and not found.plan.sliced
     assert "rows of dynamic sizes" in found.message
+
+
+def test_graphs_that_share_a_budget_stay_whole_and_say_so() -> None:
+    class Broken(Head):
+        def forward(self, x: Tensor, labels: Tensor) -> Any:
+            x = torch.relu(self.layer(x))
+            torch._dynamo.graph_break()
+            return F.cross_entropy(self.head(x), labels)
+
+    torch.compiler.reset()
+    clear_process_state()
+    options = {"memory_budget": "16MiB", "slices": 4, "compiler": "eager"}
+    step = torch.compile(Broken(), backend="remat", options=options)
+    with pytest.warns(PlannerWarning, match="rows are not computed in slices: the graph shares its budget"):
+        step(*inputs()).backward()
+    found = reports()
+    assert len(found) == 2 and not any(report.plan and report.plan.sliced for report in found)
+    assert "rows are not computed in slices" in found[0].message
 
 
 def test_a_pinned_plan_is_replayed(tmp_path: Path) -> None:
@@ -107,6 +141,67 @@ def test_a_pinned_plan_is_replayed(tmp_path: Path) -> None:
     again = plan_of("min", "auto", plan_dir=str(tmp_path))
     assert (again.sliced, again.saved, again.peak_bytes) == (plan.sliced, plan.saved, plan.peak_bytes)
     assert again.status.name == "REPLAYED"
+
+
+def test_a_pinned_plan_holds_whatever_a_search_would_find(tmp_path: Path) -> None:
+    """Under the key of the whole graph, by which it is looked for: `auto` would take more slices, or none."""
+    pinned = plan_of("min", 4, plan_dir=str(tmp_path))
+    for budget in ("min", "64MiB", 0.9):
+        again = plan_of(budget, "auto", plan_dir=str(tmp_path))
+        assert (again.status, again.sliced, again.saved) == (Status.REPLAYED, pinned.sliced, pinned.saved)
+    assert len(list(tmp_path.glob("*.plan.json"))) == 1
+
+
+def test_a_pinned_plan_without_slices_is_obeyed_too(tmp_path: Path) -> None:
+    plan_of("min", "off", plan_dir=str(tmp_path))
+    found = plan_of("min", "auto", plan_dir=str(tmp_path))
+    assert found.status is Status.REPLAYED and not found.sliced
+
+
+def test_pinned_slices_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+    plan_of("min", 4, plan_dir=str(tmp_path))
+    with pytest.raises(PlanMismatchError, match=r"rows in slices \(mm in 4\), but slices = off"):
+        plan_of("min", "off", plan_dir=str(tmp_path))
+    (file,) = tmp_path.glob("*.plan.json")
+    text = file.read_text()
+    file.write_text(text.replace('"name": "mm"', '"name": "mm_99"'))
+    with pytest.raises(PlanMismatchError, match=r"\(mm_99 in 4\) that this graph cannot have"):
+        plan_of("min", 4, plan_dir=str(tmp_path))
+    file.write_text(text.replace('"slices": 4', '"slices": 8'))
+    with pytest.raises(PlanMismatchError, match="holds the plan of graph"):
+        plan_of("min", 4, plan_dir=str(tmp_path))
+
+
+def test_gradients_that_leave_early_are_another_graph_to_plan_for(tmp_path: Path) -> None:
+    """Its plan has a file of its own, and does not pass for that of the other."""
+    found = {}
+    for gradients in ("end", "early", "early"):
+        found[gradients] = plan_of("min", 4, plan_dir=str(tmp_path), gradients=gradients)
+    files = sorted(tmp_path.glob("*.plan.json"))
+    assert len(files) == 2 and found["early"].status is Status.REPLAYED
+    first, second = (file.read_text() for file in files)
+    files[0].write_text(second)
+    files[1].write_text(first)
+    with pytest.raises(PlanMismatchError, match="holds the plan of graph"):
+        plan_of("min", 4, plan_dir=str(tmp_path), gradients="early")
+
+
+@pytest.mark.parametrize("returns_logits", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_a_second_process_says_the_same(returns_logits: bool, own_caches: Path) -> None:
+    """What is in slices is no warning; that nothing is, is one, also where the code comes from the cache."""
+    for _ in range(2):
+        torch.compiler.reset()
+        clear_process_state()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", PlannerWarning)
+            options = {"memory_budget": "min", "slices": "4"}
+            step = torch.compile(Head(returns_logits), backend="remat", options=options)
+            made = step(*inputs())
+            (made[0] if returns_logits else made).backward()
+        texts = [str(w.message) for w in said if w.category is PlannerWarning]
+        assert len(texts) == returns_logits and all("logits are an output" in text for text in texts)
+        (report,) = reports()
+    assert report.from_cache
 
 
 def test_slices_are_in_the_key_of_what_is_compiled() -> None:

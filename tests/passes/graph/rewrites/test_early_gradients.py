@@ -188,4 +188,16 @@ def test_frozen_arguments_and_those_not_asked_for_have_no_mark() -> None:
 
 def test_what_cannot_be_marked_says_why() -> None:
     joint = prepared(joint_of(two_layers, grad(4, 8), grad(8, 8), grad(8, 8)))
-    assert mark_gradients(joint, ()) == (joint, "no argument is a leaf that gets a gradient")
+    assert mark_gradients(joint, ()) == (joint, "no argument that is a leaf and no output gets a gradient")
+
+
+def test_an_argument_that_an_output_shows_has_no_mark() -> None:
+    """What the caller computes of that output contributes to its gradient, too."""
+
+    def shown(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return two_layers(x, a, b), a.t(), (b * 2).t()
+
+    joint = prepared(joint_of(shown, torch.randn(4, 8), grad(8, 8), grad(8, 8)))
+    joint, _ = mark_gradients(joint, (1, 2))
+    (mark,) = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
+    assert mark.meta["compile_remat_gradient"] == 2

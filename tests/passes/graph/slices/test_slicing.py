@@ -12,6 +12,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models.operators.ops import is_view
@@ -239,6 +240,28 @@ def test_rows_that_meet_are_not_in_slices(mixing: Callable[[Tensor], Tensor]) ->
     assert not any(map(is_sliced, graph.module.graph.nodes))
 
 
+def test_a_tensor_that_must_be_saved_is_not_in_slices() -> None:
+    given = traced(loss, *tokens())
+    logits = next(node for node in given.module.graph.nodes if node.name == "mm")
+    logits.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    graph = slice_largest(given.module, 4, num_fwd_outputs=1)
+    assert not graph.products and graph.left[0].reason == "mm is tagged MUST_SAVE"
+
+
+def test_an_input_that_the_forward_overwrites_is_not_read_by_slices() -> None:
+    """The backward's slices would read what is there afterwards."""
+
+    def function(hidden: Tensor, head: Tensor, labels: Tensor, shift: Tensor) -> Tensor:
+        made = F.cross_entropy(hidden @ head.t() + shift, labels)
+        shift.add_(1)
+        return made
+
+    given = traced(function, *tokens(), torch.ones(WORDS))
+    graph = slice_largest(given.module, 4, num_fwd_outputs=given.num_fwd_outputs)
+    assert not graph.products
+    assert graph.left[0].reason == "the forward overwrites an input that the slices read"
+
+
 def gelu(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (x + F.gelu(F.layer_norm(x, x.shape[-1:]) @ up) @ down).square().mean()
 
@@ -263,3 +286,27 @@ def test_layers_have_the_same_gradients(function: Callable[..., Any], slices: in
         traced(function, *(torch.randn(*s, generator=generator).requires_grad_() for s in sizes)), slicing(slices)
     )
     assert done.result.products and sum(map(is_sliced, done.module.graph.nodes)) == 2
+
+
+def heads(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Three narrow parts of one product, which attention reads, forward and backward."""
+    q, k, v = (x @ up[:, : 3 * WIDTH]).chunk(3, -1)
+    return (x + torch.softmax(q @ k.transpose(-1, -2), -1) @ v).square().mean()
+
+
+def uneven_parts(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """A narrow part and a wide one, and moments of rows that nothing wide reads."""
+    wide = x @ up
+    narrow, rest = wide.split([WIDTH, 15 * WIDTH], -1)
+    return (x + narrow + torch.relu(rest) @ down[WIDTH:]).square().mean() + torch.var_mean(rest, -1)[0].sum()
+
+
+@pytest.mark.parametrize("slices", [2, 5], ids=["even", "uneven"])
+@pytest.mark.parametrize("function", [heads, uneven_parts], ids=lambda f: f.__name__)
+def test_parts_of_a_wide_tensor_are_handed_over_one_by_one(function: Callable[..., Any], slices: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(2, 6, WIDTH), (WIDTH, 16 * WIDTH), (16 * WIDTH, WIDTH)]
+    done = check_rewrite(
+        traced(function, *(torch.randn(*s, generator=generator).requires_grad_() for s in sizes)), slicing(slices)
+    )
+    assert done.result.products and any(map(is_sliced, done.module.graph.nodes))
