@@ -21,8 +21,10 @@ from compile_remat.passes import (
     as_in_torch,
     build_problem,
     changeable_outputs,
+    keep_narrow,
     left_alone,
     mark_gradients,
+    narrow_values,
     pictured,
     plain_option,
     rewritten,
@@ -32,6 +34,7 @@ from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effe
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
+from compile_remat.planning.narrowing.narrow_plans import without_narrow
 from compile_remat.planning.plan_store import store_plan, stored_plan
 from compile_remat.planning.request import (
     ChosenPlan,
@@ -58,6 +61,7 @@ class Planned:
 
     Attributes:
         resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
+        time_ns: Estimated time of a step: other graphs of the same program compare with it.
     """
 
     joint: joint_graph.Joint
@@ -66,6 +70,7 @@ class Planned:
     plan: Plan
     report: Report
     resume: Resume | None = None
+    time_ns: int = 0
 
 
 def plan_joint(
@@ -81,6 +86,7 @@ def plan_joint(
     for_budgets: bool = False,
     is_stored: bool = True,
     early: tuple[int, ...] = (),
+    narrows: bool = False,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -91,6 +97,7 @@ def plan_joint(
         early: Positions of the arguments whose gradients leave the backward when they are made.
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
         is_stored: Whether the plan is written to `plan_dir`.
+        narrows: Whether values have a narrow form that the plan may save in their place.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -128,6 +135,7 @@ def plan_joint(
         plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
+    joint, forms = narrow_values(joint) if narrows else (joint, ())
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = mark_gradients(joint, early) if early else (joint, "")
     cost = settings.cost(joint.module.graph)
@@ -139,12 +147,21 @@ def plan_joint(
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
+    found, key = chosen, planner.problem.key()
+    if narrows:
+        joint, forms, dropped = keep_narrow(joint, forms, chosen.plan.saved)
+        builder = ProblemBuilder(joint, cost, settings.workspace)
+        problem = builder.build(reference)
+        planner = planner.on(problem)
+        chosen = without_narrow(chosen, planner, dropped, budget_bytes)
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
-    resume = Resume(request_now, planner.problem.key(), chosen) if CLOCK in planner.ends else None
+    narrowed = tuple(form.value.name for form in forms if form.narrow.name in chosen.plan.saved)
+    incumbent = replace(found, plan=replace(found.plan, narrowed=narrowed)) if narrows else chosen
+    resume = Resume(request_now, key, incumbent) if CLOCK in planner.ends else None
     plan = pictured(
-        replace(chosen.plan, budget_bytes=budget_bytes),
+        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed),
         problem,
         plain_problem,
         in_groups=settings.is_for_cpu,
@@ -163,7 +180,8 @@ def plan_joint(
         log_unbounded_sizes(joint)
     varying = Varying(joint, problem, cost, None if problem is planner.problem else frozenset(plan.saved))
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
-    return Planned(joint, cost, problem, plan, report, resume)
+    time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
+    return Planned(joint, cost, problem, plan, report, resume, time_ns)
 
 
 def priced_problem(

@@ -5,7 +5,6 @@ Each number of slices makes another joint graph of the one that torch gave, whic
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,8 @@ from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
-from compile_remat.planning.joint_planning import Planned, plan_joint
+from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.narrowing.narrowed_planning import copied, plan_with_narrowing
 from compile_remat.planning.plan_store import store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
@@ -42,7 +42,7 @@ def plan_with_slices(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **keywords: Any,
 ) -> Planned | None:
-    """`plan_joint`, in a graph with rows in slices where the settings ask for them.
+    """`plan_with_narrowing`, in a graph with rows in slices where the settings ask for them.
 
     Under `max`, and in a graph that shares its budget with others, there are none.
 
@@ -56,19 +56,14 @@ def plan_with_slices(
     given = outputs | keywords
     is_for_slices = isinstance(interrupted_by(request), Fit | FitBelow) and not keywords.get("is_inner")
     if settings.slices == OFF or not is_for_slices:
-        return plan_joint(joint_module, settings, request, **given)
-    search = _Search(_copied(joint_module), settings, request, outputs, given)
+        return plan_with_narrowing(joint_module, settings, request, **given)
+    search = _Search(copied(joint_module), settings, request, outputs, given)
     if isinstance(request, Resume):
         return search.resumed(request)
     planned = search.run(joint_module)
     if planned is not None and planned.resume is None and planned.plan.status is not Status.REPLAYED:
         store_plan(planned.plan, settings.plan_dir)
     return planned
-
-
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own with the same nodes, fake values and attributes: planning rewrites graphs."""
-    return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
 @dataclass(frozen=True)
@@ -89,8 +84,8 @@ class _Search:
 
     def resumed(self, request: Resume) -> Planned | None:
         """The incumbent of a search that a deadline has ended, in its own graph."""
-        graph = slice_products(_copied(self.module), request.incumbent.plan.sliced, **self.outputs)
-        return plan_joint(graph.module, self.settings, request, **self.keywords)
+        graph = slice_products(copied(self.module), request.incumbent.plan.sliced, **self.outputs)
+        return plan_with_narrowing(graph.module, self.settings, request, **self.keywords)
 
     def run(self, joint_module: fx.GraphModule) -> Planned | None:
         """The plan without slices where that is within the budget; else the fastest that is, or the lowest one."""
@@ -114,7 +109,7 @@ class _Search:
 
     def _graphs(self) -> Iterator[tuple[int, SlicedGraph]]:
         for number in NUMBERS if self.settings.slices == AUTO else (self.settings.slices,):
-            yield number, slice_largest(_copied(self.module), number, **self.outputs)
+            yield number, slice_largest(copied(self.module), number, **self.outputs)
 
     def _sliced(self, graph: SlicedGraph, whole: Planned | BudgetError) -> Planned | BudgetError:
         """The plan of a graph in slices, under the bytes that the whole graph had to keep."""
@@ -142,7 +137,7 @@ class _Search:
         self, module: fx.GraphModule, settings: Settings, keywords: dict[str, Any]
     ) -> Planned | BudgetError | None:
         try:
-            return plan_joint(module, settings, self.request, **keywords, is_stored=False)
+            return plan_with_narrowing(module, settings, self.request, **keywords, is_stored=False)
         except BudgetError as error:
             return error
 
