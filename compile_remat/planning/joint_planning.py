@@ -21,7 +21,6 @@ from compile_remat.passes import (
     as_in_torch,
     build_problem,
     changeable_outputs,
-    keep_narrow,
     left_alone,
     mark_gradients,
     narrow_values,
@@ -32,9 +31,9 @@ from compile_remat.passes import (
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
+from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
-from compile_remat.planning.narrowing.narrow_plans import without_narrow
 from compile_remat.planning.plan_store import store_plan, stored_plan
 from compile_remat.planning.request import (
     ChosenPlan,
@@ -135,7 +134,7 @@ def plan_joint(
         plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
-    joint, forms = narrow_values(joint) if narrows else (joint, ())
+    joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = mark_gradients(joint, early) if early else (joint, "")
     cost = settings.cost(joint.module.graph)
@@ -148,18 +147,20 @@ def plan_joint(
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain)
     found, key = chosen, planner.problem.key()
-    if narrows:
-        joint, forms, dropped = keep_narrow(joint, forms, chosen.plan.saved)
-        builder = ProblemBuilder(joint, cost, settings.workspace)
-        problem = builder.build(reference)
-        planner = planner.on(problem)
-        chosen = without_narrow(chosen, planner, dropped, budget_bytes)
+    kept = with_saved_forms(
+        SearchedGraph(joint, forms, builder, planner, chosen),
+        lambda graph: ProblemBuilder(graph, cost, settings.workspace),
+        lambda other: _chosen(other, request, effective, settings, budget_bytes, plain),
+        request,
+        budget_bytes,
+    )
+    joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
+    problem = planner.problem
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
-    narrowed = tuple(form.value.name for form in forms if form.narrow.name in chosen.plan.saved)
-    incumbent = replace(found, plan=replace(found.plan, narrowed=narrowed)) if narrows else chosen
-    resume = Resume(request_now, key, incumbent) if CLOCK in planner.ends else None
+    narrowed = kept.narrowed_by(chosen.plan)
+    resume = Resume(request_now, key, kept.incumbent(found, chosen)) if CLOCK in planner.ends else None
     plan = pictured(
         replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed),
         problem,

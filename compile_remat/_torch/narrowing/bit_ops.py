@@ -1,7 +1,7 @@
 """Two operators: one packs a bool tensor into bits, the other gives the bool tensor back.
 
-In a joint graph that is planned, each is one node.  In the forward and the backward that are made of a plan, `expand_bit_ops` writes
-them in operators that every backend fuses: Inductor never sees these two.
+In a joint graph that is planned, each is one node.  In the forward and the backward that are made of a plan, `expand_bit_ops`
+writes them in operators that every backend fuses: Inductor never sees these two.
 
 The bits of a byte do not come from neighbours.  With m bytes, bit k of byte j is element ``k * m + j`` of the tensor, in the order
 of its memory.  So both directions go over contiguous bytes with one shift for each eighth of the tensor, which C++ vectorises and

@@ -1,8 +1,8 @@
 """A plan with narrow forms of what it saves (`narrow="auto"`), where that is faster, or lower, than one without.
 
-The graph is planned as it is.  Where that plan recomputes something, and narrow forms could spare a part of the budget that counts, the
-graph is planned once more with a narrow form of every value that can have one (`passes/graph/rewrites/narrowing.py`), and the better plan
-is taken.  Under `max` nothing is narrowed.
+The graph is planned as it is.  Where that plan recomputes something, and narrow forms could spare a part of the peak that counts,
+the graph is planned once more with a narrow form of every value that can have one (`passes/graph/rewrites/narrowing.py`), and the
+better plan is taken.  Under `max` nothing is narrowed.
 """
 
 from __future__ import annotations
@@ -119,9 +119,11 @@ def _is_better(narrowed: Planned, whole: Planned | BudgetError | None, request: 
     if narrowed.plan.status is Status.REPLAYED or not isinstance(whole, Planned):
         return True
     limit = request.target_bytes if isinstance(request, FitBelow) else whole.plan.budget_bytes
-    if limit is None or whole.plan.peak_bytes > limit:
-        return narrowed.plan.peak_bytes < LOWER * whole.plan.peak_bytes
-    if narrowed.plan.peak_bytes > limit:
+    peak_bytes, whole_bytes = narrowed.plan.peak_bytes, whole.plan.peak_bytes
+    is_missed = limit is None or whole_bytes > limit
+    if is_missed and peak_bytes < LOWER * whole_bytes:
+        return True
+    if peak_bytes > (whole_bytes if is_missed else limit):
         return False
     return whole.time_ns - narrowed.time_ns > (1 - FASTER) * whole.plan.extra_time_ns
 

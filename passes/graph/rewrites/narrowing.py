@@ -7,14 +7,14 @@
                                        gt_wide = unpack_bits(gt_narrow)
                                        y = mul(gt_wide, x)
 
-So the planner has three states of a value without knowing of any: it saves the value (or the wide form, which is the same), it saves the
-narrow form, or it computes the value again.  The form's kernel is priced as what saving it costs, the way back as what computing a
-pointwise value costs, which Inductor does in the kernels of the readers.  `keep_narrow` takes the forms back that a plan does not save:
-what is left is the graph that was there before.  In a graph where the form stays, the forward reads the value back as well: the value
+So a value has three states, and the planner needs to know of none: it saves the value (or the wide form, which is the same), it
+saves the narrow form, or it computes the value again.  The form's kernel is priced as what saving it costs, the way back as a
+pointwise value, which Inductor computes in the kernels of the readers.  `keep_narrow` takes the forms back that a plan does not
+save: what is left is the graph that was there before.  Where a form stays, the forward reads the value back as well: the value
 itself dies where the form is made.
 
-Where nothing depends on a tensor, where sizes are dynamic, for outputs, and where a user's tag speaks of the value, there is no narrow
-form.
+Random numbers are values like others: a mask of dropout is computed from a seed, and has a narrow form.  Constants, outputs, values
+of dynamic sizes, and values that a user's tag speaks of have none.
 """
 
 from __future__ import annotations
@@ -62,10 +62,14 @@ class NarrowForm:
 
 
 def narrow_values(
-    joint: joint_graph.Joint, rules: RulesOf = inductor_rules
+    joint: joint_graph.Joint, rules: RulesOf = inductor_rules, *, are_wanted: bool = True
 ) -> tuple[joint_graph.Joint, tuple[NarrowForm, ...]]:
-    """Give every value a narrow form that can have one, in place; returns the graph as it is classified now, and the forms."""
-    forms = [_narrowed(joint, node, dtype, rules) for node, dtype in _narrowable(joint)]
+    """Give every value a narrow form that can have one, in place; returns the graph as it is classified now, and the forms.
+
+    Args:
+        are_wanted: Else there are none.
+    """
+    forms = [_narrowed(joint, node, dtype, rules) for node, dtype in _narrowable(joint)] if are_wanted else []
     if not forms:
         return joint, ()
     joint.module.recompile()
@@ -107,9 +111,10 @@ def narrowable_bytes(joint: joint_graph.Joint) -> int:
 def _narrowable(joint: joint_graph.Joint) -> list[tuple[fx.Node, torch.dtype]]:
     """Values with a narrow form, and its type: uint8 stands for bits where the value is a bool."""
     read_in_backward, outputs = _read_in_backward(joint), {root_of(node) for node in joint.fwd_outputs}
+    candidates = read_in_backward & _computed_from_inputs(joint)
     found: list[tuple[fx.Node, torch.dtype]] = []
     for node in joint.module.graph.nodes:
-        if node in read_in_backward and node not in outputs and _may_be_replaced(joint, node):
+        if node in candidates and node not in outputs and _may_be_replaced(joint, node):
             dtype = _narrow_dtype(node)
             if dtype is not None:
                 found.append((node, dtype))
@@ -122,6 +127,15 @@ def _read_in_backward(joint: joint_graph.Joint) -> set[fx.Node]:
     for node in reversed(joint.module.graph.nodes):
         if node in found or node in closure:
             found.update(n for n in node.all_input_nodes if n not in closure)
+    return found
+
+
+def _computed_from_inputs(joint: joint_graph.Joint) -> set[fx.Node]:
+    """What is computed from inputs of the graph, and not from constants alone, which cost nothing."""
+    found = set[fx.Node]()
+    for node in joint.module.graph.nodes:
+        if node.op in ("placeholder", "get_attr") or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
     return found
 
 
