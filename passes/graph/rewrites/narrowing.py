@@ -131,10 +131,12 @@ def _read_in_backward(joint: joint_graph.Joint) -> set[fx.Node]:
 
 
 def _computed_from_inputs(joint: joint_graph.Joint) -> set[fx.Node]:
-    """What is computed from inputs of the graph, and not from constants alone, which cost nothing."""
+    """What is computed from inputs of the graph or from random seeds, and not from constants alone, which cost nothing."""
     found = set[fx.Node]()
     for node in joint.module.graph.nodes:
-        if node.op in ("placeholder", "get_attr") or not found.isdisjoint(node.all_input_nodes):
+        if not found.isdisjoint(node.all_input_nodes) or (
+            not node.all_input_nodes and op_kind(node) != OpKind.CONSTANT
+        ):
             found.add(node)
     return found
 
