@@ -123,7 +123,7 @@ def _is_better(narrowed: Planned, whole: Planned | BudgetError | None, request: 
     is_missed = limit is None or whole_bytes > limit
     if is_missed and peak_bytes < LOWER * whole_bytes:
         return True
-    if peak_bytes > (whole_bytes if is_missed else limit):
+    if peak_bytes > (whole_bytes if limit is None or is_missed else limit):
         return False
     return whole.time_ns - narrowed.time_ns > (1 - FASTER) * whole.plan.extra_time_ns
 

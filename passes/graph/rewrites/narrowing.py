@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -179,9 +179,9 @@ def _narrowed(joint: joint_graph.Joint, node: fx.Node, dtype: torch.dtype, rules
             wide = graph.create_node("call_function", CAST, (narrow, torch.int64), {}, node.name + WIDE)
     node.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not narrow)
     for made in (narrow, wide):
-        given = [a.meta["val"] if isinstance(a, fx.Node) else a for a in made.args]
+        given, target = [a.meta["val"] if isinstance(a, fx.Node) else a for a in made.args], cast("Any", made.target)
         with fake_mode_of(value):
-            made.meta = {**node.meta, "val": made.target(*given)}
+            made.meta = {**node.meta, "val": target(*given)}
     return NarrowForm(node, narrow, wide, _nbytes(node), _narrow_bytes(node, dtype))
 
 
@@ -190,7 +190,8 @@ def _memory_order(graph: fx.Graph, value: torch.Tensor, rules: RulesOf) -> list[
     has_convolutions = bool(graph.find_nodes(op="call_function", target=CONVOLUTION))
     if value.dim() == 4 and has_convolutions and rules(value.device.type).has_channels_last:
         return list(CHANNELS_LAST)
-    return sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+    strides = value.stride()
+    return sorted(range(value.dim()), key=lambda d: (-strides[d], d))
 
 
 def _nbytes(node: fx.Node) -> int:
