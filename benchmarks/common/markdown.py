@@ -495,7 +495,7 @@ was busy with other things.""",
     Section(
         "Saved values in fewer bits",
         "narrowing_cpu.json",
-        "python -m benchmarks.narrowing --case bert --case gpt --case attention --rounds 10",
+        "python -m benchmarks.narrowing --case bert --rounds 10",
         """\
 Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with `off`. `bert` and `gpt`: six blocks of width 256
 with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096. `attention`: four layers that write their

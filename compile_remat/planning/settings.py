@@ -72,7 +72,7 @@ class Settings:
     plain_bytes: int = 0
     is_here: bool = True
     slices: int = 1
-    narrows: bool = True
+    narrows: bool = False
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""

@@ -63,7 +63,7 @@ def test_masks_are_saved_as_bits_where_that_is_faster() -> None:
     assert {f"{name}_narrow" for name in narrow.narrowed} <= set(narrow.saved)
     assert narrow.peak_bytes <= (narrow.budget_bytes or 0)
     assert narrow.extra_time_ns < whole.extra_time_ns
-    assert "saved narrow: " in explain(Dropouts(), batch(), memory_budget=0.6).message
+    assert "saved narrow: " in explain(Dropouts(), batch(), memory_budget=0.6, narrow="auto").message
     assert "narrowed" in str(narrow)
 
 
@@ -118,7 +118,7 @@ def test_inductor_gives_the_same_bits_within_the_predicted_peak(model: type[nn.M
 def test_dynamic_sizes_have_no_narrow_form() -> None:
     x = batch()
     torch._dynamo.mark_dynamic(x, 0)
-    found = explain(Dropouts(), x, memory_budget="min")
+    found = explain(Dropouts(), x, memory_budget="min", narrow="auto")
     assert found.plan is not None and not found.plan.narrowed
 
 
