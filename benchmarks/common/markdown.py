@@ -498,7 +498,8 @@ was busy with other things.""",
         "python -m benchmarks.narrowing --case bert --rounds 10",
         """\
 Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with `off`. `bert`: six blocks of width 256
-with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096. CPU time of one thread, interleaved, on a machine that was busy with other things;
+with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096.
+CPU time of one thread, interleaved, on a machine that was busy with other things;
 "estimated" is the same ratio of the plans' extra times.""",
         _narrowing,
     ),
