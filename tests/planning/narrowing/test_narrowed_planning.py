@@ -97,7 +97,7 @@ def test_gradients_have_the_same_bits(width: int, rows: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(found["off"], found["auto"], strict=True))
 
 
-@pytest.mark.parametrize("model", [Dropouts, Maxima])
+@pytest.mark.parametrize("model", [Dropouts, pytest.param(Maxima, marks=pytest.mark.full)])
 def test_inductor_gives_the_same_bits_within_the_predicted_peak(model: type[nn.Module]) -> None:
     budget = 0.5 if model is Maxima else 0.6
     found = {}
