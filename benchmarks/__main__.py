@@ -20,6 +20,7 @@ NAMES = (
     "max_speed",
     "step_time",
     "slices",
+    "narrowing",
     "against_torch",
     "predicted_time",
     "gap",

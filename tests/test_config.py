@@ -178,6 +178,7 @@ def test_defaults() -> None:
         "gradients": "end",
         "oom_retry": "1",
         "slices": "off",
+        "narrow": "off",
         "rank_timeout": "60",
         "report_dir": "None",
         "plan_dir": "None",

@@ -20,6 +20,7 @@ from benchmarks import (
     gap,
     guard,
     max_speed,
+    narrowing,
     plain,
     planning_time,
     predicted_time,
@@ -206,6 +207,10 @@ def _guard(rows: Rows) -> list[Table]:
 
 def _slices(rows: Rows) -> list[Table]:
     return [slices.table([slices.SliceRow(**_timed(fields)) for fields in rows])]
+
+
+def _narrowing(rows: Rows) -> list[Table]:
+    return [narrowing.table([narrowing.NarrowingRow(**fields) for fields in rows])]
 
 
 def _max_speed(rows: Rows) -> list[Table]:
@@ -497,6 +502,17 @@ loss. `gpt`: two blocks of width 256, 4,096 tokens, 32,768 words, bfloat16, logi
 against that `min`, interleaved; and the C++ sources of both graphs at `min`, whole and in 64 slices. One thread, on a machine that
 was busy with other things.""",
         _slices,
+    ),
+    Section(
+        "Saved values in fewer bits",
+        "narrowing_cpu.json",
+        "python -m benchmarks.narrowing --case bert --rounds 10",
+        """\
+Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with `off`. `bert`: six blocks of width 256
+with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096.
+CPU time of one thread, interleaved, on a machine that was busy with other things;
+"estimated" is the same ratio of the plans' extra times.""",
+        _narrowing,
     ),
     Section(
         "Inductor kept to the plan",

@@ -21,7 +21,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -135,6 +135,13 @@ def prepare(
         {n: tag.name.lower() for n, tag in asked.items() if n.meta["recompute"] == tag and tag in USER_TAGS},
         handed_on,
     )
+
+
+def classified_again(joint: Joint) -> Joint:
+    """The same graph, after nodes were added to it or taken from it."""
+    info = P.classify_nodes(joint.module, [], joint.num_fwd_outputs)
+    info.static_lifetime_input_nodes = joint.info.static_lifetime_input_nodes
+    return replace(joint, info=info)
 
 
 def number_nodes(graph: fx.Graph) -> None:

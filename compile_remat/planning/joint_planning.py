@@ -27,6 +27,7 @@ from compile_remat.passes import (
     left_alone,
     mark_gradients,
     marked_bytes,
+    narrow_values,
     pictured,
     plain_option,
     rewritten,
@@ -34,6 +35,7 @@ from compile_remat.passes import (
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
+from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
 from compile_remat.planning.plan_store import PinnedInSlices, PinnedPlan, fitted, store_plan, stored_plan
@@ -62,6 +64,7 @@ class Planned:
 
     Attributes:
         resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
+        time_ns: Estimated time of a step: other graphs of the same program compare with it.
     """
 
     joint: joint_graph.Joint
@@ -70,6 +73,7 @@ class Planned:
     plan: Plan
     report: Report
     resume: Resume | None = None
+    time_ns: int = 0
 
 
 def plan_joint(
@@ -86,6 +90,7 @@ def plan_joint(
     is_stored: bool = True,
     pinned: PinnedPlan | None = None,
     early: tuple[int, ...] = (),
+    narrows: bool = False,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -97,6 +102,7 @@ def plan_joint(
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
         is_stored: Whether the plan is written to `plan_dir`.
         pinned: The plan that a file has for this graph; None where `plan_dir` is still to be looked at.
+        narrows: Whether values have a narrow form that the plan may save in their place.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -135,6 +141,7 @@ def plan_joint(
         plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
+    joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
     cost = settings.cost(joint.module.graph)
@@ -146,12 +153,23 @@ def plan_joint(
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain, pinned)
+    found, key = chosen, planner.problem.key()
+    kept = with_saved_forms(
+        SearchedGraph(joint, forms, builder, planner, chosen),
+        lambda graph: ProblemBuilder(graph, cost, settings.workspace),
+        lambda other: _chosen(other, request, effective, settings, budget_bytes, plain, pinned),
+        request,
+        budget_bytes,
+    )
+    joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
+    problem = planner.problem
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
-    resume = Resume(request_now, planner.problem.key(), chosen) if CLOCK in planner.ends else None
+    narrowed = kept.narrowed_by(chosen.plan)
+    resume = Resume(request_now, key, kept.incumbent(found, chosen)) if CLOCK in planner.ends else None
     plan = pictured(
-        replace(chosen.plan, budget_bytes=budget_bytes),
+        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed),
         problem,
         plain_problem,
         in_groups=settings.is_for_cpu,
@@ -173,7 +191,8 @@ def plan_joint(
         log_unbounded_sizes(joint)
     varying = Varying(joint, problem, cost, None if problem is planner.problem else frozenset(plan.saved))
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
-    return Planned(joint, cost, problem, plan, report, resume)
+    time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
+    return Planned(joint, cost, problem, plan, report, resume, time_ns)
 
 
 def _with_marks(joint: joint_graph.Joint, early: tuple[int, ...]) -> tuple[joint_graph.Joint, str]:

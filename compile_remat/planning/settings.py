@@ -55,6 +55,7 @@ class Settings:
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
         is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
         slices: In how many slices the rows of the largest temporaries are computed; 1: none, 0: as many as the budget needs.
+        narrows: Whether values may be saved in fewer bits than they have.
         plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
     """
 
@@ -71,6 +72,7 @@ class Settings:
     plain_bytes: int = 0
     is_here: bool = True
     slices: int = 1
+    narrows: bool = False
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
@@ -125,6 +127,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         time_limit=config.time_limit,
         is_here=config.device == "detect" or device.name == detect(place).name,
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
+        narrows=config.narrow == "auto",
     )
     return with_plain_bytes(settings)
 

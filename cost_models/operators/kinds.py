@@ -104,14 +104,19 @@ _POINTWISE = (
         erf erfc asin acos atan atan2 asinh acosh atanh sqrt rsqrt neg eq ne lt le gt ge ceil floor round where
         pow fmod remainder bitwise_and bitwise_or bitwise_xor lgamma ndtri zeta bessel_j0 bessel_j1 frexp minimum
     """)
+    | {"compile_remat.unpack_bits"}
 )
-_REDUCTION = _aten("""
+_REDUCTION = (
+    _aten("""
         sum nansum mean amax amin aminmax var var_mean std std_mean prod any all argmax argmin logsumexp norm
         linalg_vector_norm count_nonzero cumsum cumprod cummax cummin logcumsumexp softmax log_softmax _softmax
         trace _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax nll_loss_forward
         nll_loss_backward native_layer_norm native_layer_norm_backward native_group_norm
         native_group_norm_backward
-    """) | _prims("sum var xor_sum prod amax amin argmax argmin prepare_softmax_online")
+    """)
+    | _prims("sum var xor_sum prod amax amin argmax argmin prepare_softmax_online")
+    | {"compile_remat.pack_bits"}
+)
 # Tagged pointwise by torch, but kernels of their own in Inductor (lowering.py, make_fallback).
 _FALLBACK = _aten("""
         angle digamma gcd igamma igammac polygamma special_zeta special_log_ndtr special_ndtri special_i0e

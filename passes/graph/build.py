@@ -31,6 +31,7 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
 from compile_remat.cost_models import CostModel, OpKind, op_kind
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
@@ -39,6 +40,7 @@ from compile_remat.passes.graph.materialisation import (
     count_reads,
     drop_inner_buffers,
     is_fused_scatter,
+    loaded_by,
     mark_parts,
     mark_written_constants,
     read_own,
@@ -294,7 +296,7 @@ def _values(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> tuple[
             may_differ=draft.may_differ,
             position=position,
             late_step=draft.epilogue_step,
-            transient_bytes=draft.unread_bytes + draft.copied_bytes,
+            transient_bytes=draft.unread_bytes + draft.copied_bytes + _drawn_bytes(draft),
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.copied_input_bytes,
@@ -335,6 +337,11 @@ def _steps(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> list[St
 
 def _values_among(drafts: Iterable[Draft]) -> tuple[int, ...]:
     return indices_of(draft for draft in drafts if not draft.in_backward)
+
+
+def _drawn_bytes(draft: Draft) -> int:
+    """Bytes of random numbers that a kernel for bits reads: they are drawn in another kernel, since its loops go over bytes."""
+    return sum(read.nbytes for read in loaded_by(draft) if read.is_drawn) if draft.node.target is PACK_BITS else 0
 
 
 def _positions(values: Sequence[Draft]) -> list[int]:

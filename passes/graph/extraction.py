@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.narrowing.bit_ops import expand_bit_ops
 from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.kept_values import write_kept_values
 from compile_remat.passes.graph.saved_symints import symints_to_save
@@ -43,9 +44,12 @@ def extract(
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
-    return joint_graph.extract_modules(
+    modules = joint_graph.extract_modules(
         joint, handed, functools.partial(_rewrite, joint=joint, names=frozenset(plan.again))
     )
+    for module in modules:
+        expand_bit_ops(module)
+    return modules
 
 
 def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:

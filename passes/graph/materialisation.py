@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
+from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import computed_dtype, numbers_of, promoted_inputs, reduced_dims, tree_leaves
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
@@ -229,6 +230,20 @@ def _with_load_of(part: Draft | None, draft: Draft) -> Expression:
     return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))
 
 
+def loaded_by(draft: Draft) -> list[Draft]:
+    """What a node's kernel reads from memory in the forward, through what is computed in its expression."""
+    found, stack = dict[Draft, None](), [*draft.sources]
+    while stack:
+        source = stack.pop()
+        if source in found:
+            continue
+        if source.kernel == POINTWISE and not (source.is_drawn or source.is_materialised or source.is_output):
+            stack += source.sources
+        else:
+            found[source] = None
+    return list(found)
+
+
 def mark_written_constants(graph: DraftGraph) -> None:
     """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
     for draft in graph.by_node.values():
@@ -355,7 +370,7 @@ def _reading_kernels(of: Mapping[Draft, int]) -> dict[Draft, set[_Kernel]]:
     for draft in reversed(kernels):
         found = kernels[draft]
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
-        if draft.kernel == EXTERN or draft.becomes_addmm:
+        if draft.kernel == EXTERN or draft.becomes_addmm or draft.node.target is PACK_BITS:
             here = {_Kernel(NEVER_FUSED, draft.in_backward, 0)}
         elif is_in_registers and found and all(kernel.depth != NEVER_FUSED for kernel in found):
             here = found

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat.cost_models import CostModel
+from compile_remat.passes.graph.materialisation import loaded_by
 from compile_remat.passes.graph.node_drafts import Draft
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, SCATTER
 
@@ -29,10 +31,13 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
         has_buffer = draft in (forward_buffers if draft.in_forward else backward_buffers)
         draft.time_ns = _time(draft, work, has_buffer, cost)
         once_more[draft] = _time(draft, work, draft in backward_buffers, cost)
-    step_time_ns = sum(d.time_ns for d in (*values, *steps))
+    packed = {d: _packing_time(d, cost) for d in values if d.node.target is PACK_BITS}
+    step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in packed)
     for draft in values:
         draft.time_ns = once_more[draft]  # what is a buffer in the forward may stay in registers in the backward
         draft.save_time_ns = _save_time(draft, forward_buffers, backward_buffers, cost)
+        if draft in packed:  # it runs where the bits are saved, and else not at all
+            draft.time_ns = draft.save_time_ns = packed[draft]
     return step_time_ns
 
 
@@ -108,6 +113,12 @@ def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
         return 0
     traffic_ns = cost.traffic_time_ns(work.read_bytes + (draft.nbytes if has_buffer else 0), work.cached_bytes)
     return (cost.launch_time_ns if has_buffer else 0) + max(work.arithmetic_ns, traffic_ns)
+
+
+def _packing_time(draft: Draft, cost: CostModel) -> int:
+    """A kernel for bits: it reads what the bool tensor is computed from, and writes a byte for eight elements."""
+    read_bytes = sum(source.nbytes for source in loaded_by(draft)) + draft.nbytes
+    return cost.launch_time_ns + max(cost.arithmetic_time_ns(draft.op), cost.traffic_time_ns(read_bytes))
 
 
 def _save_time(draft: Draft, forward_buffers: set[Draft], backward_buffers: set[Draft], cost: CostModel) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch import fx
@@ -13,6 +14,11 @@ from compile_remat.cost_models import OpKind, is_view, op_kind
 
 CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
 """Operators that give the numbers of a tensor in another type."""
+
+
+def fake_mode_of(value: Any) -> Any:
+    """The mode that a fake tensor was made in; in it, operators give fake tensors."""
+    return value.fake_mode
 
 
 def root_of(node: fx.Node) -> fx.Node:

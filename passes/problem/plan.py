@@ -58,6 +58,7 @@ class Plan(Viewable):
         least_peak_bytes: Proven: no plan has a lower peak, whatever it recomputes and how often.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
         sliced: What is computed in slices of rows; the other names are those of the graph that has it so.
+        narrowed: Names of the values that it saves in a narrow form: those in `saved` that are one end in ``_narrow``.
         pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
     """
 
@@ -79,6 +80,7 @@ class Plan(Viewable):
     again: tuple[str, ...] = ()
     least_peak_bytes: int = 0
     sliced: tuple[SlicedProduct, ...] = ()
+    narrowed: tuple[str, ...] = ()
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -119,6 +121,8 @@ class Plan(Viewable):
         ]
         if self.sliced:
             rows.append(("slices", self.slices_text))
+        if self.narrowed:
+            rows.append(("narrowed", f"{len(self.narrowed)} saved tensors: bools as bits, indices in fewer bytes"))
         if self.least_peak_bytes:
             rows.append(("peak bound", f"{self.least_peak_bytes / mib:.1f} MiB: no plan needs less"))
         lines = [f"  {name:<15} {text}" for name, text in rows]

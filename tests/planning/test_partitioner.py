@@ -70,6 +70,7 @@ EXAMPLES: dict[str, object] = {
 OTHER_SETTINGS: dict[str, object] = {
     "is_here": False,
     "slices": 8,
+    "narrows": True,
     "budget": MemoryBudget("bytes", 1 << 20),
     "device": load_device("h200"),
     "cost_model": "unit",

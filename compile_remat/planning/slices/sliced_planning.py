@@ -5,7 +5,6 @@ Each number of slices makes another joint graph of the one that torch gave, whic
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,8 @@ from compile_remat._torch.sizes import symbols_of
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
-from compile_remat.planning.joint_planning import Planned, plan_joint
+from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.narrowing.narrowed_planning import copied, plan_with_narrowing
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
@@ -39,7 +39,7 @@ def plan_with_slices(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **keywords: Any,
 ) -> Planned | None:
-    """`plan_joint`, in a graph with rows in slices where the settings ask for them.
+    """`plan_with_narrowing`, in a graph with rows in slices where the settings ask for them.
 
     Under `max`, and in a graph that shares its budget with others, there are none.
 
@@ -53,10 +53,10 @@ def plan_with_slices(
     given = outputs | keywords
     request_now = interrupted_by(request)
     if settings.slices == OFF or keywords.get("is_inner") or not isinstance(request_now, Fit | FitBelow):
-        planned = plan_joint(joint_module, settings, request, **given)
+        planned = plan_with_narrowing(joint_module, settings, request, **given)
         is_asked = settings.slices != OFF and isinstance(request_now, SharedOption)
         return _saying(planned, SHARED) if is_asked and planned is not None else planned
-    search = _Search(_copied(joint_module), settings, request, outputs, given)
+    search = _Search(copied(joint_module), settings, request, outputs, given)
     if isinstance(request, Resume):
         return search.resumed(request)
     try:
@@ -69,11 +69,6 @@ def _saying(planned: Planned, text: str) -> Planned:
     """The same plan, with a warning and a message."""
     warn(text)
     return replace(planned, report=replace(planned.report, message=joined(planned.report.message, text)))
-
-
-def _copied(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own with the same nodes, fake values and attributes: planning rewrites graphs."""
-    return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
 @dataclass(frozen=True)
@@ -94,8 +89,8 @@ class _Search:
 
     def resumed(self, request: Resume) -> Planned | None:
         """The incumbent of a search that a deadline has ended, in its own graph."""
-        graph = slice_products(_copied(self.module), request.incumbent.plan.sliced, **self.outputs)
-        return plan_joint(graph.module, self.settings, request, **self.keywords)
+        graph = slice_products(copied(self.module), request.incumbent.plan.sliced, **self.outputs)
+        return plan_with_narrowing(graph.module, self.settings, request, **self.keywords)
 
     def replayed(self, found: PinnedInSlices) -> Planned:
         """The plan of a file, in the graph with rows in slices that it was made for.
@@ -104,7 +99,7 @@ class _Search:
             PlanMismatchError: The graph cannot have these rows in slices, or is another one.
         """
         pinned = found.pinned
-        graph = slice_products(_copied(self.module), pinned.plan.sliced, **self.outputs)
+        graph = slice_products(copied(self.module), pinned.plan.sliced, **self.outputs)
         if graph.products != pinned.plan.sliced:
             raise PlanMismatchError(
                 f"{pinned.path} has rows in slices ({pinned.plan.slices_text}) that this graph cannot have so. "
@@ -113,7 +108,7 @@ class _Search:
         settings = self.settings
         if settings.budget.kind == "fraction" and found.budget_bytes:
             settings = replace(settings, budget=MemoryBudget("bytes", found.budget_bytes), from_auto=True)
-        planned = plan_joint(
+        planned = plan_with_narrowing(
             graph.module,
             settings,
             self.request,
@@ -159,7 +154,7 @@ class _Search:
 
     def _graphs(self) -> Iterator[tuple[int, SlicedGraph]]:
         for number in NUMBERS if self.settings.slices == AUTO else (self.settings.slices,):
-            yield number, slice_largest(_copied(self.module), number, **self.outputs)
+            yield number, slice_largest(copied(self.module), number, **self.outputs)
 
     def _sliced(self, graph: SlicedGraph, whole: Planned | BudgetError) -> Planned | BudgetError:
         """The plan of a graph in slices, under the bytes that the whole graph had to keep."""
@@ -181,7 +176,7 @@ class _Search:
         self, module: fx.GraphModule, settings: Settings, keywords: dict[str, Any]
     ) -> Planned | BudgetError | None:
         try:
-            return plan_joint(module, settings, self.request, **keywords, is_stored=False)
+            return plan_with_narrowing(module, settings, self.request, **keywords, is_stored=False)
         except BudgetError as error:
             return error
 

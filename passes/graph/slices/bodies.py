@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from compile_remat.passes.graph.slices.row_rules import Rows, is_reshape, packet_of, reduced_dims, shape_of
+from compile_remat.passes.graph.views import fake_mode_of
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -53,11 +54,6 @@ def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
         sums = [_added(graph, into, copies[node]) for into, node in zip(accumulators, loop.sums, strict=True)]
     graph.output((*(copies[node] for node in loop.joined), *sums))
     return fx.GraphModule({}, graph)
-
-
-def fake_mode_of(value: Any) -> Any:
-    """The mode that a fake tensor was made in; in it, operators give fake tensors."""
-    return value.fake_mode
 
 
 def sum_dtype(node: fx.Node) -> torch.dtype:

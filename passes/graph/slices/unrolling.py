@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from compile_remat.cost_models import is_view
-from compile_remat.passes.graph.slices.bodies import call, fake_mode_of
+from compile_remat.passes.graph.slices.bodies import call
 from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
+from compile_remat.passes.graph.views import fake_mode_of
 
 LAID_OUT = torch.ops.prims.inductor_force_stride_order.default
 """An operator that gives its operand as it lies in memory."""

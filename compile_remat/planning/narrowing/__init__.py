@@ -1,0 +1,1 @@
+"""Plans that save values in fewer bits than they have."""

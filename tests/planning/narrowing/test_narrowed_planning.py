@@ -1,0 +1,139 @@
+"""Narrow forms as a part of the plan: when there are any, what is said of them, the same bits with and without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from compile_remat import Plan, explain, measured_step, reports, reset_reports
+from compile_remat.budget import MemoryBudget
+from compile_remat.cost_models import load_device
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.settings import Settings
+
+ROWS, WIDTH = 256, 96
+
+
+class Dropouts(nn.Module):
+    """Layers whose masks are all that a budget cannot do without."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.dropout(F.gelu(layer(x)), 0.1, self.training)
+        return x.square().mean()
+
+
+class Maxima(nn.Module):
+    """Layers that take the maximum over time, and leave its indices to the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).view(-1, 2, WIDTH).max(1).values.repeat(2, 1)
+        return x.square().mean()
+
+
+def batch(width: int = WIDTH, rows: int = ROWS) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+
+
+def plan_of(memory_budget: Any, narrow: str = "auto", model: nn.Module | None = None, **settings: Any) -> Plan:
+    plan = explain(model or Dropouts(), batch(), memory_budget=memory_budget, narrow=narrow, **settings).plan
+    assert plan is not None
+    return plan
+
+
+def test_masks_are_saved_as_bits_where_that_is_faster() -> None:
+    whole, narrow = plan_of(0.6, "off"), plan_of(0.6)
+    assert narrow.narrowed and not whole.narrowed
+    assert {f"{name}_narrow" for name in narrow.narrowed} <= set(narrow.saved)
+    assert narrow.peak_bytes <= (narrow.budget_bytes or 0)
+    assert narrow.extra_time_ns < whole.extra_time_ns
+    assert "saved narrow: " in explain(Dropouts(), batch(), memory_budget=0.6, narrow="auto").message
+    assert "narrowed" in str(narrow)
+
+
+def test_masks_are_saved_as_bits_where_that_is_lower() -> None:
+    assert plan_of("min").peak_bytes < plan_of("min", "off").peak_bytes
+
+
+@pytest.mark.parametrize("budget", ["max", "64MiB"])
+def test_where_nothing_is_recomputed_nothing_changes(budget: str) -> None:
+    whole, asked = plan_of(budget, "off"), plan_of(budget)
+    assert asked == whole and not asked.narrowed
+
+
+def gradients(model: nn.Module, x: Tensor, **options: Any) -> list[Tensor]:
+    torch.compiler.reset()
+    reset_reports()
+    step = torch.compile(model, backend="remat", options=options)
+    torch.manual_seed(1)
+    step(x).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize(("width", "rows"), [(WIDTH, ROWS), (37, 301)])
+def test_gradients_have_the_same_bits(width: int, rows: int) -> None:
+    found = {}
+    for narrow in ("off", "auto"):
+        options = {"memory_budget": 0.6, "compiler": "eager", "narrow": narrow}
+        found[narrow] = gradients(Dropouts(width), batch(width, rows), **options)
+    plan = reports()[-1].plan
+    assert plan is not None and plan.narrowed
+    assert all(torch.equal(a, b) for a, b in zip(found["off"], found["auto"], strict=True))
+
+
+@pytest.mark.parametrize("model", [Dropouts, pytest.param(Maxima, marks=pytest.mark.full)])
+def test_inductor_gives_the_same_bits_within_the_predicted_peak(model: type[nn.Module]) -> None:
+    budget = 0.5 if model is Maxima else 0.6
+    found = {}
+    for narrow in ("off", "auto"):
+        found[narrow] = gradients(model(), batch(), memory_budget=budget, narrow=narrow)
+    made, x = model(), batch()
+    step = torch.compile(made, backend="remat", options={"memory_budget": budget, "narrow": "auto"})
+    step(x).backward()
+    made.zero_grad(set_to_none=True)
+    with measured_step():
+        step(x).backward()
+    report = reports()[-1]
+    assert report.plan is not None and report.plan.narrowed and report.measured_peak_bytes is not None
+    assert report.measured_peak_bytes <= 1.01 * report.plan.peak_bytes
+    assert all(torch.equal(a, b) for a, b in zip(found["off"], found["auto"], strict=True))
+
+
+def test_dynamic_sizes_have_no_narrow_form() -> None:
+    x = batch()
+    torch._dynamo.mark_dynamic(x, 0)
+    found = explain(Dropouts(), x, memory_budget="min", narrow="auto")
+    assert found.plan is not None and not found.plan.narrowed
+
+
+def test_a_pinned_plan_is_replayed(tmp_path: Path) -> None:
+    plan = plan_of(0.6, plan_dir=str(tmp_path))
+    (file,) = tmp_path.glob("*.plan.json")
+    assert Plan.from_json(file.read_text()).narrowed == plan.narrowed
+    again = plan_of(0.6, plan_dir=str(tmp_path))
+    assert (again.narrowed, again.saved, again.peak_bytes) == (plan.narrowed, plan.saved, plan.peak_bytes)
+    assert again.status.name == "REPLAYED"
+
+
+def test_the_setting_is_in_the_key_of_what_is_compiled() -> None:
+    keys = {
+        RematPartitioner(Settings(MemoryBudget("min"), load_device("cpu"), narrows=narrows)).uuid()
+        for narrows in (True, False)
+    }
+    assert len(keys) == 2
