@@ -11,7 +11,7 @@ node itself says and what stands in the second column, and writes what stands in
 | `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
-| `mark_written_constants` | kernel, sources | kernel, sources |
+| `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
 | `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner |
 | | is_written_again | |
@@ -44,6 +44,7 @@ from compile_remat.passes.graph.materialisation import (
     mark_parts,
     mark_written_constants,
     read_own,
+    without_start,
 )
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, copied, described, indices_of
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
@@ -242,6 +243,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 may_differ=may_differ(node, op),
                 unread_bytes=_unread_bytes(node),
             )
+            draft.sources = without_start(draft)
             draft.depth = max((s.depth + (s.kernel in (EXTERN, SCATTER)) for s in draft.sources), default=0)
             is_in_epilogue = is_past_tangents and not draft.in_forward and not draft.in_backward
             draft.epilogue_step = len(graph.steps) if is_in_epilogue else -1

@@ -245,17 +245,18 @@ def loaded_by(draft: Draft) -> list[Draft]:
 
 
 def mark_written_constants(graph: DraftGraph) -> None:
-    """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that.
-
-    The zeros that a scatter starts from are no source of it: Inductor computes them where it scatters into.
-    """
+    """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
     for draft in graph.by_node.values():
         if draft.kernel == EXTERN:
-            copied = _copied(draft)
-            draft.sources = tuple(s for s in draft.sources if s.kernel != CONSTANT or s.node is not copied)
             for source in draft.sources:
                 if source.kernel == CONSTANT:
                     source.kernel = POINTWISE
+
+
+def without_start(draft: Draft) -> tuple[Draft, ...]:
+    """The sources of a node, without the zeros that a called scatter starts from: Inductor computes them where it scatters."""
+    copied = _copied(draft) if draft.kernel == EXTERN else None
+    return tuple(s for s in draft.sources if s.kernel != CONSTANT or s.node is not copied)
 
 
 def _copied(draft: Draft) -> fx.Node | None:
