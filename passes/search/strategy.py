@@ -142,20 +142,21 @@ class Search:
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
         """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it.
 
-        Plans for other budgets are starts only where the bound's programme suggests none.
+        Where the bound's programme suggests starts, plans for other budgets are starts only if much stays open.
         """
         options = self.options
+        gap = options.wide_gap if self.uses_moments else None
         if self.uses_moments:
             if self.is_open(mask, budget_bytes):
                 mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
-        elif self.is_open(mask, budget_bytes) and options.uses_continuation:
+        if options.uses_continuation and self.is_open(mask, budget_bytes, gap):
             start = self.warm_starts.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
         if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
             for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.searcher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
-        if not self.uses_moments and options.uses_lower_target and self.is_open(mask, budget_bytes):
+        if options.uses_lower_target and self.is_open(mask, budget_bytes, gap):
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
             mask = self.faster(mask, lower, budget_bytes)
         return self.shaken(mask, budget_bytes)
