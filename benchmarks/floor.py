@@ -4,7 +4,8 @@
 
 Every parameter has a hook of ``register_post_accumulate_grad_hook`` that frees its gradient, in all columns: torch's recipe for an
 optimizer in the backward, without the optimizer.  `eager` and `torch.compile` are torch's own, `end` and `early` are ours at
-`memory_budget="min"`.  `error` is the largest difference of a gradient from eager mode's, as a part of the largest number in it.
+`memory_budget="min"`.  `error` is the largest difference of a gradient from eager mode's or plain torch.compile's, whichever is
+nearer, as a part of the largest number in it: through the norms of a ResNet these two differ by 1 % themselves.
 `asked` is the peak that `early` was to reach.  The exit status is 1 if a peak is above it, above what the plan says by more
 than 1 %, or an error above `TOLERANCE`.
 """
@@ -101,9 +102,9 @@ def row_of(name: str, arguments: argparse.Namespace) -> FloorRow:
         peaks[setting] = harness.second_step_peak(run, "cpu").peak_bytes
     predicted_bytes = compile_remat.reports()[-1].predicted_peak_bytes or 0
     fresh_state("remat")
-    expected = _gradients(_ways()["eager"](_case(name, arguments)))
     found = _gradients(_ways()["early"](_case(name, arguments)))
-    error = max(_error(found[key], gradient) for key, gradient in expected.items())
+    expected = [_gradients(_ways()[way](_case(name, arguments))) for way in ("eager", "plain")]
+    error = max(min(_error(found[key], each[key]) for each in expected) for key in found)
     asked = None if arguments.toy else ASKED.get(name)
     return FloorRow(name, peaks["eager"], peaks["plain"], peaks["end"], peaks["early"], predicted_bytes, asked, error)
 

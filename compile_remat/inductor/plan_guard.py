@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
+from compile_remat._torch.delivery.inductor_lowering import drop_waiting_from_users
 from compile_remat._torch.version import private_module, private_name
 from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
 from compile_remat.inductor.fusion_guard import GuardedChoices
@@ -106,6 +107,7 @@ class PlannedKernels(PassBehind):
         """The nodes, moved up."""
         if nodes:
             replace_backends(nodes[0].scheduler)
+        drop_waiting_from_users(nodes)
         return move_kernels(nodes)
 
 

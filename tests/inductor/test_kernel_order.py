@@ -300,6 +300,7 @@ def test_the_users_pass_sees_the_kernels_first(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(plan_guard, "move_kernels", note)
     monkeypatch.setattr(plan_guard, "replace_backends", lambda own: seen.append("apart"))
+    monkeypatch.setattr(plan_guard, "drop_waiting_from_users", lambda given: None)
     assert PlannedKernels()(list(nodes)) == nodes
     assert (seen, scheduler.numbered) == (["apart", "abc"], [])
     turned = PlannedKernels(lambda given: given[::-1])(list(nodes))

@@ -789,3 +789,28 @@ def test_gradients_that_are_summed_over_slices_leave_early_too() -> None:
     assert sorted(seen.order) == sorted(name for name, _ in model.named_parameters())
     torch.testing.assert_close(seen.gradients, gradients(expected))
     torch.testing.assert_close(gradients(model), gradients(expected))
+
+
+class Gated(nn.Module):
+    """Blocks of a gated MLP, whose gradients are written over what the backward computes again."""
+
+    def __init__(self, width: int = 32, depth: int = 3) -> None:
+        super().__init__()
+        self.gates, self.ups = (nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth)) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for gate, up, down in zip(self.gates, self.ups, self.downs, strict=True):
+            x = x + down(F.silu(gate(x)) * up(x))
+        return x.square().mean()
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_kernels_write_over_the_results_of_kernels_that_read_a_parameter() -> None:
+    """A delivery waits for these, but does not read them: a Llama's code at `min` needed 17 % more than its plan."""
+    model = made(Gated)
+    Seen(model, frees=True)
+    compiled(model, INDUCTOR)(batch(256, 32)).backward()
+    (report,) = compile_remat.reports()
+    assert report.num_early == len(list(model.parameters()))
+    assert report.scheduled_peak_bytes == pytest.approx(report.predicted_peak_bytes, rel=0.01)

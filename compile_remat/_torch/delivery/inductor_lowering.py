@@ -75,6 +75,23 @@ def _is_last_reader(delivery: fx.Node, given: Iterable[fx.Node]) -> bool:
     return True
 
 
+def drop_waiting_from_users(nodes: Iterable[Any]) -> None:
+    """Take a scheduler's deliveries off the users of what they only wait for.
+
+    A delivery counts as writing into its parameter.  So Inductor has it wait for each kernel that reads the parameter, and lists it
+    among the users of that kernel's result (weak ones, ``Scheduler.compute_dependencies``).  With a user left,
+    ``decide_inplace_update`` lets nobody write over the result.  The delivery goes on waiting by its own dependencies.
+    """
+    for node in nodes:
+        for buffer in node.get_outputs():
+            read = [user for user in buffer.users if not (user.is_weak and _is_delivery(user))]
+            buffer.users = read or buffer.users
+
+
+def _is_delivery(user: Any) -> bool:
+    return isinstance(getattr(user.node, "node", None), DeliveryKernel)
+
+
 def register() -> None:
     """Teach Inductor the operator; once is enough."""
     register_lowering(DELIVER, type_promotion_kind=None)(_lower)
