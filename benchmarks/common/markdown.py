@@ -407,7 +407,8 @@ calls run, as in training; the kernels that Inductor emits, which allocate nothi
 Peaks of steps in which a hook frees each gradient, under eager mode, plain `torch.compile`, and at `min` with gradients that leave
 at the end of the backward and when they are made ([`gradients="early"`](early-gradients.md)). "predicted" is the plan's figure for
 the last of them, "asked" what it was to reach. "error" is the largest difference of a gradient from eager mode's or plain
-torch.compile's, whichever is nearer, as a part of the largest number in it (through the norms of a ResNet these two differ by 1 %).""",
+torch.compile's, whichever is nearer, as a part of the largest number in it: through the norms of a ResNet these two differ
+by 1 %.""",
         _floor,
     ),
     Section(
