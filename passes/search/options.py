@@ -12,8 +12,8 @@ class SearchOptions:
     "A target" is a part of a budget, or of a known peak, that the search aims at.
 
     Attributes:
-        uses_continuation: Whether a plan for a budget also starts from that of a slightly larger budget.  Only where the problem
-            is too large for moments, which give starts of their own.
+        uses_continuation: Whether a plan for a budget also starts from that of a slightly larger budget.  Where moments give
+            starts of their own, only if more than `wide_gap` stays open behind these.
         uses_window_exchange: Whether windows of a plan are replaced by the same windows of the cuts' saved sets.
         uses_lower_target: The same for a plan for a lower budget, where the gap stays open.
         uses_perturbation: Whether the plan of lowest peak is searched from random neighbours, too.
@@ -36,7 +36,8 @@ class SearchOptions:
         rounding_levels: The parts that a value is saved by in the programme's answer, above which it is saved in a start.
         max_levels: Cuts of the hull whose saved sets are starts of the search.
         close_gap: A plan this close to its lower bound, as a part of the step, is good enough: the search for it ends.
-        wide_gap: Where more than this part of the step stays open, faster plans are sought among a plan's random neighbours.
+        wide_gap: Where more than this part of the step stays open, faster plans are sought among a plan's random neighbours, and
+            with moments from plans for other budgets, too.
         excess_weight: A peak of twice the budget scores like this many forward passes.
         strict_factor: Factor on that weight where a plan is still above the budget, or its peak is to be lowered.
         rms_weight: Weight of the root mean square of the excess over all points of the backward, against that of the peak.

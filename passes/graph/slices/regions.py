@@ -112,9 +112,7 @@ class _Growth:
             place = passes_on(user, node, rows)
             if place is None:
                 self._sum(user, node)
-            elif self.region.is_large(user) or _is_several(
-                user
-            ):  # the parts of several tensors are at the edge, not all as one
+            elif self.region.is_large(user) or _is_several(user):  # parts stand at the edge, not all of them as one
                 self._add(user, place)
             else:
                 self._check(user, place)

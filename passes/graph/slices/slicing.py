@@ -127,7 +127,7 @@ def _is_view_of(node: fx.Node, place: Rows | None) -> bool:
         return False
     if not isinstance(
         node.all_input_nodes[0].meta.get("val"), torch.Tensor
-    ):  # one of several views is handed over itself
+    ):  # of several views each is handed over itself
         return False
     try:
         return place is None or needs(node, place)[node.all_input_nodes[0]] is not None
