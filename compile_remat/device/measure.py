@@ -5,7 +5,8 @@
 Counted are the bytes that `fn` allocates, above the level at its start. A tensor allocated before `fn` and freed inside lowers
 the level on CUDA (the allocator only reports levels there) and is ignored on CPU (the free belongs to no allocation of `fn`):
 set gradients to None *before* the call, and both read the same. Not seen on CPU: scratch inside oneDNN and MKL, numpy, Python
-objects. On CUDA the allocator rounds each block up to 512 bytes; `requested_bytes` is the peak of what was asked for.
+objects, and frees by threads that the profiler does not watch, as those of gloo are: such a block counts until its address is
+allocated again. On CUDA the allocator rounds each block up to 512 bytes; `requested_bytes` is the peak of what was asked for.
 """
 
 import gc
@@ -66,13 +67,17 @@ def _recorded_on_cpu() -> Iterator[list[Peak]]:
 
 
 def replay(events: Sequence[AllocationEvent]) -> Peak:
-    """The peak of a run of allocator events; a free of an address that was not allocated among them is ignored."""
+    """The peak of a run of allocator events.
+
+    A free of an address that was not allocated among them is ignored.  An address that is allocated twice has been freed between,
+    by a thread that the profiler did not watch.
+    """
     live: dict[int, int] = {}
     level = peak = allocations = 0
     for event in events:
         if event.nbytes > 0:
+            level += event.nbytes - live.pop(event.address, 0)
             live[event.address] = event.nbytes
-            level += event.nbytes
             allocations += 1
         else:
             level -= live.pop(event.address, 0)

@@ -53,6 +53,11 @@ def test_replay_reuses_addresses() -> None:
     assert replay([AllocationEvent(*each) for each in sizes]) == Peak(15, 12, 3, 15)
 
 
+def test_what_another_thread_frees_counts_until_its_address_is_allocated_again() -> None:
+    """No event tells of such a free."""
+    assert replay([AllocationEvent(*each) for each in [(0, 10, 1), (1, 5, 2), (2, 8, 1)]]) == Peak(15, 13, 3, 15)
+
+
 def test_what_a_block_allocates_is_recorded() -> None:
     with recorded("cpu") as peaks:
         held = torch.empty(MIB, dtype=torch.uint8)

@@ -20,11 +20,12 @@ from compile_remat._torch.ranks.groups import communicates
 from compile_remat.device import free_memory
 from compile_remat.device.measure import recorded
 from compile_remat.errors import BudgetError, RankError
-from compile_remat.planning import partitioner
+from compile_remat.planning import partitioner, settings
 from compile_remat.planning.joint_split import split
 from compile_remat.ranks import board as board_module
 from compile_remat.ranks.wrappers import Held, held_by, held_by_running
 from compile_remat.runtime.oom_recovery import OomRecovery
+from tests.ranks.gloo import waiting_for_threads
 from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained, wrapped
 
 MIB = 1 << 20
@@ -32,12 +33,19 @@ CAPACITY_BYTES = 64 * MIB
 """So that `auto` is rounded down to whole MiB."""
 
 
-def trained_within(rank: int, wrapper: str, options: dict[str, Any], free_bytes: list[int]) -> Seen:
-    """The same as `trained` where so many bytes of `CAPACITY_BYTES` are free on each rank when `auto` asks."""
+def trained_within(rank: int, wrapper: str, options: dict[str, Any], free_bytes: list[int]) -> tuple[Seen, list[Held]]:
+    """The same as `trained` where so many bytes of `CAPACITY_BYTES` are free on each rank, and what `auto` knows of the wrapper."""
+    known: list[Held] = []
+
+    def noting() -> Held | None:
+        held = held_by_running()
+        known.extend([] if held is None else [held])
+        return held
+
     resident = mock.patch.object(free_memory, "resident_bytes", lambda: CAPACITY_BYTES - free_bytes[rank])
     host = mock.patch.object(free_memory, "host_free_bytes", lambda: 1 << 40)
-    with resident, host:
-        return trained(rank, wrapper, options)
+    with resident, host, mock.patch.object(settings, "held_by_running", noting):
+        return trained(rank, wrapper, options), known
 
 
 def order_of_gradients(rank: int, compiler: str) -> list[int]:
@@ -192,7 +200,7 @@ class Measured:
 
     Attributes:
         predicted: By the formula, without what graphs hold but their gradients.
-        least: The least of the measured peaks of some steps: threads of gloo let go of a buffer when they come to it.
+        least: The least of the measured peaks of some steps: under DDP, threads of gloo let go of a bucket when they come to it.
         coming: What the formula says is still to be allocated in the first forward.
     """
 
@@ -227,8 +235,8 @@ def measured_wrapper(rank: int, wrapper: str, stays: bool | None, dtype: torch.d
     module = model.module if wrapper == "ddp" else model
     module.blocks[-1].register_forward_hook(note)
     measured = []
-    for _ in range(20):  # gloo lets go of a bucket late on a busy machine
-        with recorded("cpu") as peaks:
+    for _ in range(20 if wrapper == "ddp" else 3):  # gloo lets go of a bucket of DDP late on a busy machine
+        with waiting_for_threads(), recorded("cpu") as peaks:
             model(torch.randn(1, 2 * WIDTH)).backward()
         measured.append(base + peaks[0].peak_bytes)
         for parameter in model.parameters():

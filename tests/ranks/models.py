@@ -13,7 +13,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import compile_remat
-from compile_remat.device.measure import recorded
+from compile_remat.device.measure import peak_bytes, recorded
+from tests.ranks.gloo import waiting_for_threads
 
 WIDTH, ROWS, BLOCKS = 64, 512, 3
 STEPS = 3
@@ -104,7 +105,7 @@ def trained(rank: int, wrapper: str, options: dict[str, Any] | None, rows: int =
         x = torch.randn(rows, width_of(wrapper), generator=generator)
         optimizer.zero_grad()
         if step == STEPS - 1:
-            with recorded("cpu") as peaks:
+            with waiting_for_threads(), recorded("cpu") as peaks:
                 losses.append(_step(model, x))
             peak_bytes = peaks[0].peak_bytes
         else:
@@ -113,6 +114,12 @@ def trained(rank: int, wrapper: str, options: dict[str, Any] | None, rows: int =
     found = [report for report in compile_remat.reports() if report.plan is not None]
     plans = [(report.plan.saved, report.plan.peak_bytes, report.budget_bytes) for report in found if report.plan]
     return Seen(losses, peak_bytes, plans)
+
+
+def eager_loss_bytes(wrapper: str) -> int:
+    """The most that the loss and its backward hold where only the blocks are compiled, and torch runs the loss by itself."""
+    x = torch.randn(ROWS, width_of(wrapper), requires_grad=True)
+    return peak_bytes(lambda: Stack(0)(x).backward(), "cpu").peak_bytes if "blocks" in wrapper else 0
 
 
 def _step(model: nn.Module, x: torch.Tensor) -> float:
