@@ -1,6 +1,6 @@
 """Operators that draw from a generator run in the graph's order: whichever runs first gets the first numbers.
 
-Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes, which 2.11 has none of.  Inductor
+Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes.  Inductor
 orders kernels by the tensors that they read.  Two draws read nothing of each other: a kernel that is joined with another moves to
 its place, and the draw that it reads goes with it.  Where that happens depends on what is saved.
 """

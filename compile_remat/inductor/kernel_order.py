@@ -1,6 +1,6 @@
 """Inductor's kernels in the plan's order: in a backward, a kernel that Inductor puts off goes back to where it frees memory.
 
-Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes, which 2.11 has none of.
+Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes.
 Inductor writes a pointwise value where something first needs it written.  A convolution's backward needs its incoming gradient
 and its input, which the plan recomputes just before it: the gradient's kernel came behind the recomputed segment,
 and what it reads stayed alive beside that: a fifth more at the peak, at least (``pytest tests/inductor/test_kernel_order.py``).

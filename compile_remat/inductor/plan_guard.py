@@ -25,8 +25,9 @@ V = private_name("torch._inductor.virtualized", "V")
 GraphLowering = private_name("torch._inductor.graph", "GraphLowering")
 if TYPE_CHECKING:
     CustomSchedulerPass = object
-else:  # 2.11 has none, and keeps no graph in its cache that such a pass was run on
-    CustomSchedulerPass = getattr(private_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object)
+else:  # before 2.13 there is one class for all passes, and torch's cache of graphs knows a scheduler's pass by that
+    _passes = private_module("torch._inductor.custom_graph_pass")
+    CustomSchedulerPass = getattr(_passes, "CustomSchedulerPass", None) or _passes.CustomGraphPass
 
 
 def guarded(compiler: GraphCompiler) -> GraphCompiler:

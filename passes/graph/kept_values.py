@@ -13,8 +13,8 @@ from torch import fx
 from compile_remat._torch.codegen_rules import write_where_it_stands
 from compile_remat.passes.graph.materialisation import KEPT, is_written, joined
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
-from compile_remat.passes.graph.views import most_users
-from compile_remat.passes.problem.problem import POINTWISE
+from compile_remat.passes.graph.views import most_users, readers_of
+from compile_remat.passes.problem.problem import EXTERN, POINTWISE
 
 
 def mark_kept_values(graph: DraftGraph) -> None:
@@ -34,12 +34,20 @@ def mark_kept_values(graph: DraftGraph) -> None:
         whole = joined(draft, [inlined[source] for source in draft.sources])
         if draft.is_written_if_reused and not draft.in_backward:
             inlined[draft], by_name[draft.node.name] = whole, draft
+        elif _is_read_by_unfused(draft, graph):
+            inlined[draft] = Expression(reads=frozenset({draft.node.name}))
         elif draft.node.name not in own.reads:  # computed in its readers' expressions
             if is_written(whole, most_users(draft.node, graph.run_again) > 1, rules):
                 for name in own.reads & by_name.keys():
                     by_name[name].node.meta[KEPT] = True
             else:
                 inlined[draft] = whole
+
+
+def _is_read_by_unfused(draft: Draft, graph: DraftGraph) -> bool:
+    """Whether a kernel that is not fused reads it, through views too: it is in memory then, whatever its expression."""
+    drafts = graph.by_node
+    return any(drafts[r].kernel == EXTERN for r in readers_of(draft.node) if r in drafts)
 
 
 def write_kept_values(backward: fx.GraphModule) -> None:

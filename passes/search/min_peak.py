@@ -47,10 +47,7 @@ class MinimumPeak:
             if options.uses_floor_search and not search.work.is_spent:
                 minimum_peak.append(self._searched(best, options.floor_search_target))
                 best = min(minimum_peak, key=search.peak)
-                while not search.work.is_spent:
-                    lower = self._searched(best, options.descent_target)
-                    if search.peak(lower) >= search.peak(best):
-                        break
+                while (lower := self._descended(best)) is not None:
                     minimum_peak.append(lower)
                     best = lower
         near = search.peak(best) / options.same_peak
@@ -89,6 +86,17 @@ class MinimumPeak:
         """The plan of lowest peak from the whole search for a budget that is this share of a plan's peak."""
         search = self.search
         return min(search.candidates(int(share * search.peak(mask))), key=search.peak)
+
+    def _descended(self, mask: Bools) -> Bools | None:
+        """A plan of lower peak, from the whole search for budgets just below this plan's; None where there is none."""
+        search = self.search
+        for share in search.options.descent_targets:
+            if search.work.is_spent:
+                break
+            lower = self._searched(mask, share)
+            if search.peak(lower) < search.peak(mask):
+                return lower
+        return None
 
     def _press(self, mask: Bools, share: float) -> Bools:
         """Aim below the plan's peak; the plan itself where that does not lower it."""

@@ -71,7 +71,8 @@ class SearchOptions:
         min_peak_targets: Targets, as parts of the last peak, of the local search that lowers it further.
         min_peak_rounds: Rounds of local search at each of them.
         uses_floor_search: Whether the whole search for a budget is run at `floor_search_target` of the lowest peak so far, and then
-            at `descent_target` of it for as long as that lowers it.
+            at the `descent_targets` of it, one after the other, for as long as one of them lowers it.  With 0.95 alone, a
+            WaveNet's lowest plan was 4.5 % above its plan for a budget.
         same_peak: Of plans whose peaks differ by less than this factor the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_perturbations, perturbation_work: Most perturbations, and most perturbations times values to choose from.
@@ -157,7 +158,7 @@ class SearchOptions:
     min_peak_rounds: int = 6
     uses_floor_search: bool = True
     floor_search_target: float = 0.3
-    descent_target: float = 0.95
+    descent_targets: tuple[float, ...] = (0.95, 0.98)
     same_peak: float = 0.998
     perturbation_flips: int = 4
     max_perturbations: int = 16

@@ -40,13 +40,15 @@ CASES = [
 ]
 
 
-def reports_of(function: Callable[..., Any], inputs: Sequence[Any], budget: str | float) -> list[compile_remat.Report]:
+def reports_of(
+    function: Callable[..., Any], inputs: Sequence[Any], budget: str | float, **more: str
+) -> list[compile_remat.Report]:
     """The reports of one forward; code is generated and not compiled."""
     torch.compiler.reset()
     compile_remat.reset_reports()
 
     def backend(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        remat(module, inputs, options={"memory_budget": budget})
+        remat(module, inputs, options={"memory_budget": budget, **more})
         return module.forward
 
     with without_compiler():
@@ -62,6 +64,16 @@ def test_the_predicted_peak_is_that_of_the_code(name: str, budget: str | float) 
     for report in reports:
         assert report.scheduled_peak_bytes and report.predicted_peak_bytes
         assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
+@pytest.mark.full
+def test_what_is_computed_for_a_product_alone_is_not_written_before() -> None:
+    """A Llama's SiLU was written to memory since a product's operand, which is in memory itself, would read too much without it.
+    That operand was then written over it and not over the gradient: 17.6 % above the plan with gradients that leave early."""
+    case = models.build("llama", scale=models.TOY_SCALE)
+    (report,) = reports_of(case.module, case.inputs, "min", gradients="early")
+    assert report.num_early
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.full), "vit"])
