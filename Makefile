@@ -51,7 +51,7 @@ test-browser: $(VENV)/.installed  ## run the tests of pages in a headless chromi
 test-stacks: $(VENV)/.installed  ## train with transformers, accelerate, peft, lightning, timm, diffusers in .venv-stacks (downloads 50 MB)
 	@$(MAKE) --no-print-directory $(STACKS)/.installed || echo "$(STACKS) cannot be made; tests of what is not there are skipped"
 	@test -e $(STACKS)/.installed && py=$(STACKS)/bin/python || py=$(PY); \
-	$$py -m pytest -rs --full --timeout=1200 tests/stacks $(PYTEST_ARGS)
+	$$py -m pytest -rs --full --timeout=1200 tests/stacks tests/forecast/mesh/test_tensor_parallel.py $(PYTEST_ARGS)
 
 durations: $(VENV)/.installed  ## run the tests and write how long each takes to tests/durations.txt
 	$(PYTEST) --write-durations $(PYTEST_ARGS)

@@ -20,9 +20,9 @@ TIMEOUT_S = 60.0
 def waiting_for_threads() -> Iterator[None]:
     """A collective of FSDP2 returns only when the thread that ran it has let go of its tensors.
 
-    Gloo runs a collective in one of two threads, wakes the caller, and drops its own references to input and output afterwards, on a
-    busy machine much later.  Where the caller's references go first, that thread frees the memory, and the profiler watches only the
-    thread that started it: the buffer would count as held.
+    Gloo runs a collective in one of two threads, wakes the caller, and drops its references to input and output afterwards, on a
+    busy machine much later.  If the caller has dropped its own by then, that thread frees the memory.  The profiler does not watch
+    it: the buffer would count as held.
     """
     with ExitStack() as stack:
         for name in COLLECTIVES:

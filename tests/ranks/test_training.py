@@ -71,7 +71,8 @@ def test_auto_is_the_least_that_is_free_on_any_rank_and_the_whole_step_keeps_it(
     first = [known[0] if known else NOTHING_HELD for _, known in found]
     assert any(held.beside_bytes for held in first) == (wrapper != "tp")
     assert budgets and max(budgets) <= min(free) - max(held.coming_bytes for held in first)
-    present_bytes = max(held.present_bytes for held in first)  # by the time that `auto` asks: a group, gathered and flat
+    # By the time that `auto` asks: the first group, gathered and flat.
+    present_bytes = max(held.present_bytes for held in first)
     assert max(own.peak_bytes for own in seen) <= min(free) + present_bytes + eager_loss_bytes(wrapper)
 
 

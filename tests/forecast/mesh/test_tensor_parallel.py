@@ -20,6 +20,7 @@ from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from compile_remat.forecast.zoo.tensor_parallel import spread_over
+from tests.stacks.torchvision_operators import declare_missing_operators
 
 HEADS, WIDTH, WORDS = 4, 32, 96
 
@@ -94,6 +95,7 @@ def test_heads_that_cannot_be_shared_out_are_said() -> None:
     ("name", "part"), [("bert-large", 0.547), ("llama-2-7b", 0.5), ("vit-large", 0.503), ("t5-large", 0.523)]
 )
 def test_the_named_ones_are_halved_but_for_what_shares_a_matrix(name: str, part: float) -> None:
+    declare_missing_operators()
     local, whole = [], []
     for size, found in ((1, whole), (2, local)):
         with fake_mesh({"dp": 1, "tp": size}) as made, fake_tensors(torch.bfloat16), NumbersAreZero():
