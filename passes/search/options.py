@@ -72,7 +72,7 @@ class SearchOptions:
         min_peak_rounds: Rounds of local search at each of them.
         uses_floor_search: Whether the whole search for a budget is run at `floor_search_target` of the lowest peak so far, and then
             at the `descent_targets` of it, one after the other, for as long as one of them lowers it.  With 0.95 alone, a
-            WaveNet's lowest plan was 4.5 % above its plan for a budget.
+            WaveNet's lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
         same_peak: Of plans whose peaks differ by less than this factor the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_perturbations, perturbation_work: Most perturbations, and most perturbations times values to choose from.
