@@ -35,7 +35,11 @@ LEAST_BYTES = 64 << 10
 RANDOM_STATE_BYTES = 24 << 10
 """What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
 
-NOT_SLICED = ("cannot be sliced", "rows of dynamic sizes are not computed in slices")
+NOT_SLICED = (
+    "cannot be sliced",
+    "rows of dynamic sizes are not computed in slices",
+    "rows are not computed in slices: the graph shares its budget",
+)
 """What is said where rows were to be in slices and are not: the plan is that of the whole graph."""
 
 KEPT = ("as Inductor's code for the budget needed more", "set aside: PREFER_RECOMPUTE")
