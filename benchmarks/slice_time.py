@@ -38,7 +38,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, list[int]]:
     sliced = harness.remat(
         slices.build("head", harness.scale_of(arguments), arguments.seed), "min", slices=str(arguments.slices)
     )
-    hidden, head = case.inputs[0], case.module.head.weight.detach()
+    hidden, head = case.inputs[0], dict(case.module.named_parameters())["head.weight"].detach()
     logits = torch.empty(len(hidden), len(head))
     runs = {
         "step, whole": whole.clear_and_step,

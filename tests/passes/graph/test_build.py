@@ -529,4 +529,4 @@ def test_what_the_forward_writes_the_backward_may_compute_in_an_expression_and_t
     assert all(value.realised_again is None for value in whole.values())
     again = {name: value.realised_again for name, value in own.items() if value.realised_again is not None}
     assert again == {"add_3": False, "mul_1": True}
-    assert own["add_3"].realised and not own["mul_1"].realised and not own["mul_1"].is_inner
+    assert own["add_3"].realised and not own["mul_1"].realised and own["mul_1"].is_inner
