@@ -64,6 +64,7 @@ class Report(Viewable):
             the budget holds inside them.
         num_early: The number of gradients that leave the backward when they are made (`gradients="early"`).
         early_bytes: Bytes of these gradients, each counted once.
+        spared_bytes: How much less the values of `Plan.narrowed` take than they would as they are.
         size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
         region: The number of the compiled graph in this process: plans of one graph have the same.
         runs_now: Whether the plan may run in the next step; False once another one has taken its place.
@@ -91,6 +92,7 @@ class Report(Viewable):
     plain: PlanOption | None = None
     num_early: int = 0
     early_bytes: int = 0
+    spared_bytes: int = 0
     size_range: SizeRange | None = None
     region: int = 0
     runs_now: bool = True
@@ -113,8 +115,12 @@ class Report(Viewable):
         return self._error_of(self.scheduled_peak_bytes)
 
     @property
-    def _early_text(self) -> str:
-        return f"{self.num_early}, {format_bytes(self.early_bytes)}"
+    def _lowered(self) -> Iterator[tuple[str, str]]:
+        """What settings have done to lower the peak further than recomputation does, by name."""
+        if self.num_early:
+            yield "gradients leave early", f"{self.num_early}, {format_bytes(self.early_bytes)}"
+        if self.plan is not None and self.plan.narrowed:
+            yield "saved narrow", f"{len(self.plan.narrowed)} tensors, {format_bytes(self.spared_bytes)} less"
 
     def _error_of(self, peak_bytes: int | None) -> float | None:
         measured_bytes = self.measured_peak_bytes
@@ -178,8 +184,7 @@ class Report(Viewable):
         facts = [("memory_budget", self.budget), *base.facts, ("planned in", seconds)]
         if self.size_range is not None:
             facts.append(("keeps the budget for", str(self.size_range)))
-        if self.num_early:
-            facts.append(("gradients leave early", self._early_text))
+        facts.extend(self._lowered)
         if self.check:
             facts.append(("check", self.check))
         return replace(
@@ -211,8 +216,7 @@ class Report(Viewable):
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.size_range is not None:
             lines.append(f"  keeps the budget for {self.size_range}")
-        if self.num_early:
-            lines.append(f"  gradients leave early {self._early_text}")
+        lines.extend(f"  {name:<15} {text}" for name, text in self._lowered)
         if self.estimated_ops:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
         if not self.runs_now:

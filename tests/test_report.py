@@ -92,6 +92,7 @@ def test_json_holds_everything() -> None:
         "plain": None,
         "num_early": 0,
         "early_bytes": 0,
+        "spared_bytes": 0,
         "size_range": None,
         "region": 0,
         "runs_now": True,

@@ -13,8 +13,8 @@ node itself says and what stands in the second column, and writes what stands in
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
-| `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner |
-| | is_written_again | |
+| `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner, |
+| | is_written_again | is_materialised_again |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
@@ -291,6 +291,7 @@ def _values(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> tuple[
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.is_materialised or draft.is_drawn,
+            realised_again=draft.is_materialised_again,
             is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
             may_differ=draft.may_differ,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -282,14 +282,14 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
     """
     depths = _depths(graph)
     reading = _reading_kernels(depths)
+    if graph.saved is not None:
+        _mark_otherwise_again(graph, reading)
     for draft, depth in depths.items():
         if draft.concatenates or draft.becomes_addmm:
             draft.is_materialised = True
         elif draft.is_materialised:
             kernels = reading[draft]
-            is_for_one = len({k.depth for k in kernels}) == 1 and all(
-                k.in_backward and k.depth != NEVER_FUSED for k in kernels
-            )
+            is_for_one = _are_one(kernels) and all(k.in_backward for k in kernels)
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
             if (
                 is_own
@@ -299,8 +299,34 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             ):
                 is_own = False
             draft.is_materialised = not is_own
-            is_alike = all(k.depth != NEVER_FUSED and k.num_elements == _num_elements(draft) for k in kernels)
-            draft.is_inner = draft.is_written_again if is_own else is_alike and not draft.in_backward
+            is_alike = _are_alike(draft, kernels) and not draft.in_backward and draft.is_materialised_again is None
+            draft.is_inner = draft.is_written_again if is_own else is_alike
+
+
+def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[_Kernel]]) -> None:
+    """Find the values that one of the two graphs of a plan writes to memory, and the other computes in their readers' kernels.
+
+    A sum of four products is one expression in the backward that has the first of them from the forward; what is computed of the
+    sum then reads five buffers.  In the forward, where the sum is of more and was written, it reads two.
+    """
+    for draft in graph.values:
+        if draft.kernel != POINTWISE or draft.concatenates or draft.becomes_addmm or draft.is_drawn:
+            continue
+        if draft.is_materialised == draft.is_written_again or draft.node not in graph.run_again:
+            continue
+        kernels = reading[draft]
+        draft.is_materialised_again = draft.is_written_again and not _are_one(kernels)
+        draft.is_inner = draft.is_written_again and (_are_one(kernels) or _are_alike(draft, kernels))
+
+
+def _are_one(kernels: Collection[_Kernel]) -> bool:
+    """Whether readers may be one fused kernel."""
+    return len({k.depth for k in kernels}) == 1 and all(k.depth != NEVER_FUSED for k in kernels)
+
+
+def _are_alike(draft: Draft, kernels: Collection[_Kernel]) -> bool:
+    """Whether readers are fused kernels that go over as many elements as a pointwise value has."""
+    return all(k.depth != NEVER_FUSED and k.num_elements == _num_elements(draft) for k in kernels)
 
 
 def _keeps_its_loops(draft: Draft) -> bool:

@@ -55,6 +55,7 @@ class Draft:
         is_materialised: Whether it has a buffer though it is pointwise and no output.
         is_written_again: The same in the backward, with the readers that it has there.
         is_written_if_reused: Whether it is written there only if several read it.
+        is_materialised_again: Whether it has a buffer where the backward computes it, if that is otherwise than in the forward.
         is_inner: Whether it would have one if its readers were not all in its own fused kernel.
         excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
         spared_ops: For values in its expression, how many operations it has less where that one is saved.
@@ -95,6 +96,7 @@ class Draft:
     is_materialised: bool = False
     is_written_again: bool = False
     is_written_if_reused: bool = False
+    is_materialised_again: bool | None = None
     is_inner: bool = False
     excess_ops: int = 0
     spared_ops: dict[Draft, int] = field(default_factory=dict)

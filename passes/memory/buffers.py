@@ -29,6 +29,11 @@ def is_always_stored(node: Value | Step) -> bool:
     return node.nbytes > 0 and (node.kernel in (EXTERN, REDUCTION, SCATTER, ITEM) or node.realised)
 
 
+def is_always_stored_again(value: Value) -> bool:
+    """The same where the value is computed again."""
+    return value.nbytes > 0 and ((value.kernel != POINTWISE and is_always_stored(value)) or value.is_realised_again)
+
+
 def overwrites(node: Value | Step) -> bool:
     return node.kernel == POINTWISE and node.nbytes > 0
 

@@ -17,6 +17,7 @@ from compile_remat.passes.memory.buffers import (
     Bools,
     effective_ends,
     is_always_stored,
+    is_always_stored_again,
     may_be_written_over,
     overwrites,
     register_path,
@@ -106,12 +107,12 @@ class LifetimeModel:
 
     def _find_stored(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
         self.last_step = np.full(len(values), -1, dtype=np.int32)
-        self.always_stored = np.array([is_always_stored(v) for v in values], dtype=bool)
+        self.always_stored = np.array([is_always_stored_again(v) for v in values], dtype=bool)
         returned = set(steps[-1].reads) if steps else set()
         is_drawn = np.array([v.is_drawn and k not in returned for k, v in enumerate(values)], dtype=bool)
-        is_inner = [v.realised and v.is_inner and k not in returned for k, v in enumerate(values)]
+        is_inner = [v.is_realised_again and v.is_inner and k not in returned for k, v in enumerate(values)]
         self.drawn, self.may_stay_inside = np.flatnonzero(is_drawn), is_drawn | np.array(is_inner, dtype=bool)
-        self.forward_stored = self.always_stored | np.array([v.is_output for v in values], dtype=bool)
+        self.forward_stored = np.array([is_always_stored(v) or v.is_output for v in values], dtype=bool)
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
         self.reading_steps: list[list[int]] = [[] for _ in values]

@@ -136,7 +136,8 @@ def _value_buffers(simulator: Simulator, saved: Bools, others: Ints) -> dict[int
     for v in np.flatnonzero(lifetimes.alive[:, 0] & (simulator.nbytes > 0)).tolist():
         is_given, value = not lifetimes.buffers[v, 0], values[v]
         others[0 if is_given else lifetimes.begins[v, 0] : lifetimes.ends[v, 0] + 1] -= value.nbytes
-        found[v] = Buffer(value, value.nbytes, is_given, may_stay_inside=not is_given and _is_realised(value))
+        may_stay_inside = not is_given and value.kernel == POINTWISE and value.is_realised_again
+        found[v] = Buffer(value, value.nbytes, is_given, may_stay_inside=may_stay_inside)
     for v in np.flatnonzero(recomputed).tolist():
         if v not in found and values[v].is_inner:
             found[v] = Buffer(values[v], values[v].nbytes, may_stay_inside=True)
@@ -155,15 +156,11 @@ def _step_buffers(simulator: Simulator, step_slots: Sequence[int], others: Ints)
             is_returned = last >= len(steps)
             stop = None if is_returned else step_slots[last] + 1 - int(model.step_in_place[b])
             others[step_slots[simulator.step_item_of[b]] : stop] -= nbytes
-            may_stay_inside = not is_returned and _is_realised(step)
+            may_stay_inside = not is_returned and step.kernel == POINTWISE and step.realised
             found[b] = Buffer(step, nbytes, is_returned=is_returned, may_stay_inside=may_stay_inside)
         elif step.is_inner:
             found[b] = Buffer(step, step.nbytes, may_stay_inside=True)
     return found
-
-
-def _is_realised(node: Node) -> bool:
-    return node.kernel == POINTWISE and node.realised
 
 
 def _maker(v: int, value: Value) -> int:

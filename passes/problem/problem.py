@@ -73,6 +73,7 @@ KERNELS_OWN = frozenset(
         "may_differ",
         "gradient_readers",
         "is_inner",
+        "realised_again",
         "excess_ops",
         "sparing",
         "spared_ops",
@@ -119,6 +120,8 @@ class Value:
         in_forward: Whether the forward computes it even if the backward does not need it.
         is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
+        realised_again: The same where it is computed again; None where that is no different.  The backward reads fewer or more
+            buffers for it than the forward: what is saved is loaded, and what the forward wrote for its readers may be computed.
         is_inner: Whether Inductor computes it by a node of its own although it has no buffer, as all that reads it runs in the same
             fused kernel.  That kernel writes over what the node reads only where each of the two has the bytes of the other.  One
             that is `realised`, too, has a buffer in the forward; computed again, if an unfused kernel runs before its last reader.
@@ -155,6 +158,7 @@ class Value:
     in_forward: bool = True
     is_output: bool = False
     realised: bool = False
+    realised_again: bool | None = None
     is_inner: bool = False
     is_drawn: bool = False
     position: int = 0
@@ -169,6 +173,11 @@ class Value:
     may_differ: bool = False
     gradient_readers: tuple[int, ...] = ()
     origin: Origin = field(default_factory=Origin)
+
+    @property
+    def is_realised_again(self) -> bool:
+        """Whether Inductor gives it a buffer where it is computed again, although it is pointwise."""
+        return self.realised if self.realised_again is None else self.realised_again
 
     @property
     def is_saveable(self) -> bool:

@@ -35,7 +35,11 @@ LEAST_BYTES = 64 << 10
 RANDOM_STATE_BYTES = 24 << 10
 """What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
 
-NOT_SLICED = ("cannot be sliced", "rows of dynamic sizes are not computed in slices")
+NOT_SLICED = (
+    "cannot be sliced",
+    "rows of dynamic sizes are not computed in slices",
+    "rows are not computed in slices: the graph shares its budget",
+)
 """What is said where rows were to be in slices and are not: the plan is that of the whole graph."""
 
 KEPT = ("as Inductor's code for the budget needed more", "set aside: PREFER_RECOMPUTE")
@@ -63,6 +67,7 @@ class Outcome:
         predicted_bytes: The plan's peak, where one graph ran alone and was measured.
         emitted_bytes: That of the emitted code, by its dry run.
         first_bytes, later_bytes: The measured peaks of the first step and the second.
+        num_narrowed: Values that plans save in fewer bits.
     """
 
     budget: str
@@ -70,6 +75,7 @@ class Outcome:
     emitted_bytes: int | None = None
     first_bytes: int | None = None
     later_bytes: int | None = None
+    num_narrowed: int = 0
 
     @property
     def error(self) -> float | None:
@@ -127,7 +133,7 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
     limit_bytes = _limit_bytes(setting)
     budget = "none" if limit_bytes is None else "missed" if texts else "kept"
     if late:
-        return Outcome("late"), {**trained.seen, "random state": torch.get_rng_state()}
+        return Outcome("late", num_narrowed=_num_narrowed()), {**trained.seen, "random state": torch.get_rng_state()}
     outcome, spare_bytes = _outcome(budget, trained), RANDOM_STATE_BYTES + trained.copied_bytes
     if budget == "kept":
         for step, peak in enumerate(trained.peak_bytes):
@@ -148,8 +154,19 @@ def _frees_gradients(trial: Trial) -> bool:
 def _outcome(budget: str, trained: Trained) -> Outcome:
     planned = [report for report in compile_remat.reports() if report.plan is not None]
     if len(planned) != 1 or not trained.peak_bytes:
-        return Outcome(budget)
-    return Outcome(budget, planned[0].predicted_peak_bytes, planned[0].scheduled_peak_bytes, *trained.peak_bytes)
+        return Outcome(budget, num_narrowed=_num_narrowed())
+    (report,) = planned
+    return Outcome(
+        budget,
+        report.predicted_peak_bytes,
+        report.scheduled_peak_bytes,
+        *trained.peak_bytes,
+        num_narrowed=_num_narrowed(),
+    )
+
+
+def _num_narrowed() -> int:
+    return sum(len(report.plan.narrowed) for report in compile_remat.reports() if report.plan is not None)
 
 
 def _limit_bytes(setting: float | str) -> int | None:

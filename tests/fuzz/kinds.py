@@ -134,6 +134,26 @@ ALONG = {
     "argmax_gather": "{0}.gather({a}, {0}.argmax({a}, keepdim=True))",
 }
 
+ALONG_INDICES = {
+    "max_along": "{0}.max({a}, keepdim=True).values * {0}",
+    "min_along": "{0}.min({a}).values",
+    "median_along": "{0}.median({a}, keepdim=True).values + {0}",
+    "kth_along": "{0}.kthvalue(1, {a}).values",
+    "cummax_along": "{0}.cummax({a}).values",
+    "sort_along": "{0}.sort(stable=True, dim={a}).values",
+    "topk_along": "{0}.topk(({0}.shape[{a}] + 1) // 2, {a}).values",
+    "argmin_gather": "{0}.gather({a}, {0}.argmin({a}, keepdim=True)) * {0}",
+}
+"""The backward reads indices along a dimension."""
+
+POOLING = {
+    "adaptive_max_pool": "F.adaptive_max_pool2d({0}, ({0}.shape[-2] - 1, {0}.shape[-1] // 2))",
+    "max_pool3d": "F.max_pool3d({0}.unsqueeze(0), (1, 2, 2)).squeeze(0)",
+    "overlapping_max_pool": "F.max_pool2d({0}, 2, stride=1)",
+    "max_unpool": "F.max_unpool2d(*F.max_pool2d({0}, 2, return_indices=True), 2)",
+}
+"""The backward reads indices into windows, or offsets."""
+
 RANDOM_KINDS = {
     "dropout": "F.dropout({0}, 0.3)",
     "dropout_": "F.dropout({0} * 1.5, 0.5, inplace=True)",
@@ -245,9 +265,9 @@ GROUPS = {
     "in place": {**IN_PLACE, **IN_PLACE_BINARY},
     "binary": BINARY,
     "reduction": REDUCTIONS,
-    "along a dimension": ALONG,
+    "along a dimension": {**ALONG, **ALONG_INDICES},
     "random": RANDOM_KINDS,
-    "layer": SHAPED,
+    "layer": {**SHAPED, **POOLING},
     "view": VIEWS,
 }
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
 from compile_remat.passes import NARROW, Status, as_in_torch, may_narrow, narrowable_bytes
@@ -22,7 +21,6 @@ from compile_remat.planning.joint_planning import Planned, plan_joint
 from compile_remat.planning.plan_store import store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, interrupted_by
 from compile_remat.planning.settings import Settings
-from compile_remat.report import joined
 
 OUTPUTS = ("num_fwd_outputs", "static_lifetime_input_indices")
 """Of `plan_joint`'s arguments, those that tell outputs from gradients."""
@@ -108,8 +106,7 @@ def _narrowed(
         return None
     values = {value.name: value.nbytes for value in planned.problem.values}
     spared = sum(values[name] - values[name + NARROW] for name in planned.plan.narrowed)
-    text = f"saved narrow: {len(planned.plan.narrowed)} tensors, {format_bytes(spared)} less"
-    report = replace(planned.report, message=joined(planned.report.message, text))
+    report = replace(planned.report, spared_bytes=spared)
     if isinstance(whole, Planned):
         report = replace(report, budget=whole.report.budget, plain=whole.report.plain)
     return replace(planned, report=report)

@@ -24,7 +24,7 @@ from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
 from compile_remat.passes.graph.materialisation import count_reads
 from compile_remat.passes.graph.node_drafts import DraftGraph
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, SAVE, SCATTER
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, SAVE, SCATTER, Value
 
 MIB = 1 << 20
 
@@ -500,3 +500,33 @@ def test_a_builder_gives_each_plan_the_problem_that_is_built_for_it_alone() -> N
     assert together == alone
     assert together[0] != together[1] != together[2]
     assert together[0] == together[3]
+
+
+def test_what_the_forward_writes_the_backward_may_compute_in_an_expression_and_the_other_way_round() -> None:
+    """A sum of five products is written for its readers; with the first two of them saved as one sum, it reads four buffers.
+
+    What is computed of it for two readers is written in its place then.
+    """
+    found: list[dict[str, Value]] = []
+
+    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
+        builder = build.ProblemBuilder(prepare(joint, num_fwd_outputs=num_fwd_outputs), UnitCost())
+        for saved in (None, frozenset({"add"})):
+            found.append({value.name: value for value in builder.build(saved=saved).values})
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
+
+    def layer(x: Tensor, first: Tensor, *others: Tensor) -> Tensor:
+        *products, scale, up, down = others
+        total = x @ first + x @ first.t()
+        for weight in products:
+            total = total + x @ weight
+        scaled = total * (total * total).mean(-1, keepdim=True).rsqrt()
+        return total + ((scaled * scale) @ up).tanh() @ down
+
+    aot_function(layer, nop, nop, partition_fn=spy)(*weights(8, 32))
+    whole, own = found
+    assert {name for name, value in whole.items() if value.realised} == {"add_3", "tanh"}
+    assert all(value.realised_again is None for value in whole.values())
+    again = {name: value.realised_again for name, value in own.items() if value.realised_again is not None}
+    assert again == {"add_3": False, "mul_1": True}
+    assert own["add_3"].realised and not own["mul_1"].realised and own["mul_1"].is_inner

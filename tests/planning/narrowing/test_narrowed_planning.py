@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from compile_remat import Plan, explain, measured_step, reports, reset_reports
 from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import load_device
+from compile_remat.errors import PlannerWarning
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings
-
-ROWS, WIDTH = 256, 96
-
-
-class Dropouts(nn.Module):
-    """Layers whose masks are all that a budget cannot do without."""
-
-    def __init__(self, width: int = WIDTH) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = F.dropout(F.gelu(layer(x)), 0.1, self.training)
-        return x.square().mean()
-
-
-class Maxima(nn.Module):
-    """Layers that take the maximum over time, and leave its indices to the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x).view(-1, 2, WIDTH).max(1).values.repeat(2, 1)
-        return x.square().mean()
-
-
-def batch(width: int = WIDTH, rows: int = ROWS) -> Tensor:
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+from compile_remat.runtime.process_state import clear_process_state
+from tests.narrowable_models import ROWS, WIDTH, Dropouts, Maxima, batch
 
 
 def plan_of(memory_budget: Any, narrow: str = "auto", model: nn.Module | None = None, **settings: Any) -> Plan:
@@ -63,7 +32,9 @@ def test_masks_are_saved_as_bits_where_that_is_faster() -> None:
     assert {f"{name}_narrow" for name in narrow.narrowed} <= set(narrow.saved)
     assert narrow.peak_bytes <= (narrow.budget_bytes or 0)
     assert narrow.extra_time_ns < whole.extra_time_ns
-    assert "saved narrow: " in explain(Dropouts(), batch(), memory_budget=0.6, narrow="auto").message
+    report = explain(Dropouts(), batch(), memory_budget=0.6, narrow="auto")
+    assert f"saved narrow    {len(narrow.narrowed)} tensors, " in str(report) and report.spared_bytes > 0
+    assert dict(report.figures().facts)["saved narrow"].startswith(f"{len(narrow.narrowed)} tensors, ")
     assert "narrowed" in str(narrow)
 
 
@@ -129,6 +100,19 @@ def test_a_pinned_plan_is_replayed(tmp_path: Path) -> None:
     again = plan_of(0.6, plan_dir=str(tmp_path))
     assert (again.narrowed, again.saved, again.peak_bytes) == (plan.narrowed, plan.saved, plan.peak_bytes)
     assert again.status.name == "REPLAYED"
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_what_comes_out_of_the_cache_says_no_more_than_the_compilation_did() -> None:
+    for is_cached in (False, True):
+        torch.compiler.reset()
+        clear_process_state()
+        step = torch.compile(Dropouts(), backend="remat", options={"memory_budget": "min", "narrow": "auto"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PlannerWarning)
+            step(batch()).backward()
+        (report,) = reports()
+        assert report.from_cache == is_cached and report.spared_bytes > 0 and not report.message
 
 
 def test_the_setting_is_in_the_key_of_what_is_compiled() -> None:
