@@ -13,8 +13,8 @@ collection, a quarter to two fifths of its time, depends on what the process did
 `frontier` is the time of that many plans together (`compile_remat.pareto`), as a multiple of one search at half of the fastest
 plan's peak on the same problem.
 
-`--phases` adds what ours at 0.5 takes in each of its phases, in another turn of which the fastest counts.  Three of them are
-functions of torch's own partitioner that both call.
+`--phases` adds what ours at 0.5 takes in each of its phases, the least of further turns.  Three of them are functions of torch's
+own partitioner that both call.
 """
 
 import argparse
@@ -174,14 +174,14 @@ def _timed(
 
 
 def _phases_s(joint: fx.GraphModule, make: Callable[[fx.GraphModule], Any], repeats: int) -> dict[str, float]:
-    """The phases of the fastest of some turns."""
+    """The least of each phase over some turns: a machine with other work adds seconds to one phase here, to another there."""
     turns: list[dict[str, float]] = []
     for _ in range(repeats):
         given = copy.deepcopy(joint)
         with collector_paused(), phases_timed(PHASES) as spent:
             make(given)
         turns.append(dict(spent))
-    return min(turns, key=lambda turn: sum(turn.values()))
+    return {phase: min(turn[phase] for turn in turns) for phase in turns[0]}
 
 
 def _search(problem: Problem) -> None:
