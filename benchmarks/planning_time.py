@@ -1,6 +1,6 @@
 """CPU time of planning, between the joint graph and two modules, beside torch's own partitioner on the same graph.
 
-    python -m benchmarks.planning_time [--model gpt] [--repeats 5] [--points 20] [--toy] [--json OUT]
+    python -m benchmarks.planning_time [--model gpt] [--repeats 5] [--points 20] [--phases] [--toy] [--json OUT]
 
 Each model is traced once.  On copies of its joint graph torch's partitioner (`activation_memory_budget` 0.5), ours at 0.5 and ours
 at `min` take turns; the figures are the lowest CPU seconds of each over the repeats.  Ours
@@ -12,6 +12,9 @@ collection, a quarter to two fifths of its time, depends on what the process did
 
 `frontier` is the time of that many plans together (`compile_remat.pareto`), as a multiple of one search at half of the fastest
 plan's peak on the same problem.
+
+`--phases` adds what ours at 0.5 takes in each of its phases, the least of further turns.  Three of them are functions of torch's
+own partitioner that both call.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,6 +31,7 @@ from torch import fx
 
 from benchmarks import models
 from benchmarks.common import harness
+from benchmarks.common.phases import phases_timed
 from benchmarks.common.timing import cpu_seconds
 from benchmarks.common.torch_budget import torch_activation_budget
 from compile_remat._torch import joint_graph
@@ -35,7 +39,9 @@ from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._util.collector import collector_paused
 from compile_remat.config import RematConfig
 from compile_remat.inductor.peek import look_at_joint_graph
-from compile_remat.passes import Planner, Problem, frontier
+from compile_remat.passes import Planner, Problem, ProblemBuilder, frontier
+from compile_remat.passes.graph import build
+from compile_remat.planning import joint_planning, joint_split
 from compile_remat.planning.joint_planning import plan_joint
 from compile_remat.planning.joint_split import split
 from compile_remat.planning.plain_peaks import forget_plain_peaks
@@ -44,6 +50,20 @@ from compile_remat.planning.settings import settings_for
 
 TORCH_BUDGET = 0.5
 SETTINGS = (0.5, "min")
+PREPARING, CHOOSING, EXTRACTING = "torch's steps before", "torch's choice", "extraction"
+TORCHS_OWN = (PREPARING, CHOOSING, EXTRACTING)
+"""Phases that consist of functions of torch's partitioner."""
+PHASES: dict[str, tuple[Any, str]] = {
+    PREPARING: (joint_planning, "as_in_torch"),
+    CHOOSING: (joint_graph, "plain_choice"),
+    "plain's peak": (joint_planning, "plain_option"),
+    "rewrites": (joint_planning, "rewritten"),
+    "reading nodes": (build, "_read"),
+    "building problems": (ProblemBuilder, "build"),
+    "search": (joint_planning, "_chosen"),
+    "the plan's own graphs": (joint_planning, "in_own_graphs"),
+    EXTRACTING: (joint_split, "extract"),
+}
 TITLES = ("model", "values", "torch", "0.5", "ratio", "min", "ratio", "one search", "frontier", "ratio")
 
 
@@ -58,6 +78,7 @@ class PlanningTimeRow:
         min_s: Ours at `min`.
         search_s: One search on the problem, at half of the fastest plan's peak, or the lowest where that is higher.
         frontier_s: `points` plans on the problem.
+        phases_s: Of ours at 0.5, where that was asked for.
     """
 
     model: str
@@ -68,6 +89,7 @@ class PlanningTimeRow:
     search_s: float
     frontier_s: float
     points: int
+    phases_s: dict[str, float] = field(default_factory=dict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", action="append", choices=list(models.CASES), help="may be repeated; default all")
     parser.add_argument("--repeats", type=int, default=5, help="turns that count")
     parser.add_argument("--points", type=int, default=20, help="plans of the frontier")
+    parser.add_argument("--phases", action="store_true", help="also the phases of ours at 0.5")
     arguments = parser.parse_args(argv)
     head = harness.header(arguments.device)
     harness.print_header(head)
@@ -86,6 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         harness.write_json(arguments.json, head, rows)
     print(harness.ascii_table(*table(rows)), end="\n\n")
     print(summary(rows))
+    if arguments.phases:
+        print("\n" + harness.ascii_table(*phases_table(rows)))
     return 0
 
 
@@ -135,6 +160,7 @@ def _timed(
                 taken_s = cpu_seconds(partial(make, given))
             if turn:
                 seconds.append(taken_s)
+    phases_s = _phases_s(joint, makers[1], arguments.repeats) if arguments.phases else {}
     planned = plan_joint(copy.deepcopy(joint), at_min, Fit(), **keywords)
     assert planned is not None
     problem = planned.problem
@@ -142,7 +168,20 @@ def _timed(
         search_s = min(cpu_seconds(lambda: _search(problem)) for _ in range(arguments.repeats))
         frontier_s = cpu_seconds(lambda: frontier(Planner(problem), arguments.points))
     torch_s, half_s, min_s = map(min, taken)
-    return PlanningTimeRow(name, len(problem.values), torch_s, half_s, min_s, search_s, frontier_s, arguments.points)
+    return PlanningTimeRow(
+        name, len(problem.values), torch_s, half_s, min_s, search_s, frontier_s, arguments.points, phases_s
+    )
+
+
+def _phases_s(joint: fx.GraphModule, make: Callable[[fx.GraphModule], Any], repeats: int) -> dict[str, float]:
+    """The least of each phase over some turns: a machine with other work adds seconds to one phase here, to another there."""
+    turns: list[dict[str, float]] = []
+    for _ in range(repeats):
+        given = copy.deepcopy(joint)
+        with collector_paused(), phases_timed(PHASES) as spent:
+            make(given)
+        turns.append(dict(spent))
+    return {phase: min(turn[phase] for turn in turns) for phase in turns[0]}
 
 
 def _search(problem: Problem) -> None:
@@ -167,6 +206,20 @@ def _cells(row: PlanningTimeRow) -> list[str]:
         f"{row.search_s:.2f} s",
         f"{row.points} in {row.frontier_s:.1f} s",
         f"{row.frontier_s / row.search_s:.1f}",
+    ]
+
+
+def phases_table(rows: Sequence[PlanningTimeRow]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles, and a line for each phase: its share in each model, and last torch's own functions over torch's partitioner."""
+    names = list(dict.fromkeys(phase for row in rows for phase in row.phases_s))
+    lines = [
+        [phase, *(f"{row.phases_s.get(phase, 0.0) / sum(row.phases_s.values()):.0%}" for row in rows)]
+        for phase in names
+    ]
+    own = [sum(row.phases_s.get(phase, 0.0) for phase in TORCHS_OWN) / row.torch_s for row in rows]
+    return ("phase", *(row.model for row in rows)), [
+        *lines,
+        ["torch's own / torch", *(f"{ratio:.2f}" for ratio in own)],
     ]
 
 

@@ -21,7 +21,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -185,29 +185,45 @@ def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
 
 
 def plain_choice(joint: Joint) -> list[fx.Node]:
-    """The nodes of `torch_choice`, found faster: networkx's max-flow in Python takes most of its time.
+    """The nodes of `torch_choice`, found faster: networkx's max-flow in Python takes most of its time."""
+    (found,) = torch_choices(joint, (1.0,))
+    return found
 
-    A copy of torch's own functions runs, in which ``import networkx`` finds `max_flow`; torch itself is left alone.  Torch 2.15
-    has a cut of its own, which reads networkx's graph.
+
+def torch_choices(joint: Joint, budgets: Sequence[float]) -> list[list[fx.Node]]:
+    """The nodes of `torch_choice` at each budget, found faster.
+
+    A copy of torch's own functions runs, in which ``import networkx`` finds `max_flow`, and which cuts and prices nodes once for
+    all budgets; torch itself is left alone.  Torch 2.15 has a cut of its own, which reads networkx's graph.
     """
     if hasattr(P, "minimum_cut"):
-        return torch_choice(joint)
+        return [torch_choice(joint, budget) for budget in budgets]
     mark_distances(joint)
     try:
-        return list(_chooser()(joint.module.graph, joint.info, memory_budget=1.0))
+        choose = _chooser()
+        return [list(choose(joint.module.graph, joint.info, memory_budget=budget)) for budget in budgets]
     except (AttributeError, KeyError, TypeError, ValueError, max_flow.NetworkXUnbounded):
-        return torch_choice(joint)  # another torch builds its network otherwise, or says what is wrong with it
+        # another torch builds its network otherwise, or says what is wrong with it
+        return [torch_choice(joint, budget) for budget in budgets]
 
 
 def _import(name: str, *others: Any) -> Any:
     return max_flow if name == "networkx" else builtins.__import__(name, *others)
 
 
-@functools.cache
 def _chooser() -> Any:
-    """A copy of torch's ``choose_saved_values_set`` among copied names of its module."""
+    """A copy of torch's ``choose_saved_values_set``, for one graph, among copied names of its module."""
     names = {**vars(P), "__builtins__": {**vars(builtins), "__import__": _import}}
-    names["solve_min_cut"] = _copied(P.solve_min_cut, names)
+    solve, known = _copied(P.solve_min_cut, names), dict[Any, Any]()
+
+    def solve_once(graph: fx.Graph, info: Any, options: Any, dont_ban: Collection[fx.Node] = ()) -> Any:
+        key = astuple(options), frozenset(dont_ban)
+        if key not in known:
+            known[key] = solve(graph, info, options, dont_ban)
+        return known[key]
+
+    names["solve_min_cut"] = solve_once
+    names["estimate_runtime"] = functools.cache(P.estimate_runtime)
     return _copied(P.choose_saved_values_set, names)
 
 

@@ -111,7 +111,7 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
 def chosen_by_torch(joint: joint_graph.Joint, budgets: Sequence[float] = TORCH_BUDGETS) -> dict[str, list[fx.Node]]:
     """What torch's chooser saves.  Call it while the tensors are on a CPU: it runs operators on them."""
     names = ["torch's chooser, default" if b == 1 else f"torch's chooser, budget {b:g}" for b in budgets]
-    return {name: joint_graph.torch_choice(joint, b) for name, b in zip(names, budgets, strict=True)}
+    return dict(zip(names, joint_graph.torch_choices(joint, budgets), strict=True))
 
 
 def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:

@@ -16,7 +16,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, trace
 from compile_remat.inductor.workspace import node_workspace_bytes
-from compile_remat.passes import Planner, Problem, build_problem, mark_gradients, split_convolution_gradients
+from compile_remat.passes import Planner, Problem, ProblemBuilder, mark_gradients, split_convolution_gradients
 
 
 @dataclass(frozen=True)
@@ -98,24 +98,22 @@ class Ready:
 
 def ready(traced: Traced, target: Target, torch_sets: dict[str, list[Any]], *, is_candidate: bool) -> Ready:
     """The graph as it is now, with a planner that may choose torch's first set (`is_candidate`) or does not know it."""
-    step = _step(traced, target)
-    references = {name: _indices(traced, target, nodes) for name, nodes in torch_sets.items()}
+    builder = _builder(traced, target)
+    step = TracedStep(builder.build(), traced.input_bytes)
+    references = {name: builder.saved_by(nodes, step.problem) for name, nodes in torch_sets.items()}
     with_torch = replace(step.problem, reference=next(iter(references.values()), ()))
     problem = with_torch if is_candidate else step.problem
     return Ready(step, Planner(problem, target.time_limit), with_torch, references)
 
 
 def _step(traced: Traced, target: Target) -> TracedStep:
+    return TracedStep(_builder(traced, target).build(), traced.input_bytes)
+
+
+def _builder(traced: Traced, target: Target) -> ProblemBuilder:
     device = target.figures()
     workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
     cost: CostModel = make_cost_model(target.cost_model, device)
     if traced.times_ns:
         cost = Profile(cost, traced.times_ns)
-    problem = build_problem(traced.joint, cost=cost, workspace=workspace, in_blocks=False)
-    return TracedStep(problem, traced.input_bytes)
-
-
-def _indices(traced: Traced, target: Target, nodes: list[Any]) -> tuple[int, ...]:
-    """Which values of the problem torch's chooser saves: for views, what they alias."""
-    cost = make_cost_model(target.cost_model, target.figures())
-    return build_problem(traced.joint, cost=cost, reference=nodes).reference
+    return ProblemBuilder(traced.joint, cost, workspace, in_blocks=False)

@@ -168,6 +168,10 @@ class ProblemBuilder:
         step_time_ns = price(graph.values, graph.steps, self._cost)
         return _problem(graph, reference, self._workspace, self._origin, step_time_ns)
 
+    def saved_by(self, nodes: Iterable[fx.Node], problem: Problem) -> tuple[int, ...]:
+        """Which values of a problem of this graph are saved where these nodes are: for a view, what it is a view of."""
+        return _saved_by(self._read, nodes, problem.values)
+
     def _with_inner(self, node: fx.Node) -> int:
         """The workspace of a node, what the graphs allocate that its operator calls included."""
         found = max(self._given_workspace(node), copied_bytes(node))
@@ -270,9 +274,12 @@ def _problem(
     values, steps = _values(graph, workspace, origin), _steps(graph, workspace, origin)
     returned = list(graph.drafts_of(*graph.joint.bwd_outputs))
     last = Step("output", 0, CONSTANT, _values_among(returned), indices_of(d for d in returned if d.in_backward))
-    chosen = tuple(i for i in _values_among(graph.drafts_of(*reference)) if values[i].is_saveable)
     estimated = sorted({draft.op.target for draft in graph.by_node.values() if draft.op.estimated})
-    return Problem(values, (*steps, last), step_time_ns, chosen, tuple(estimated))
+    return Problem(values, (*steps, last), step_time_ns, _saved_by(graph, reference, values), tuple(estimated))
+
+
+def _saved_by(graph: DraftGraph, nodes: Iterable[fx.Node], values: Sequence[Value]) -> tuple[int, ...]:
+    return tuple(i for i in _values_among(graph.drafts_of(*nodes)) if values[i].is_saveable)
 
 
 def _values(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> tuple[Value, ...]:

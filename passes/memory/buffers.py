@@ -73,12 +73,25 @@ def own_reads(value: Value) -> list[tuple[int, int]]:
 
 
 def own_path(value: Value, values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
-    """`register_path` of what the value itself reads; most read buffers alone, so that there is no path to follow."""
-    reads = value.reads
-    for v in reads:
+    """`register_path` of what the value itself reads."""
+    found = _path_of_one_node(value.reads, values, stored)
+    return register_path(own_reads(value), values, stored, value) if found is None else found
+
+
+def _path_of_one_node(reads: Iterable[int], values: Sequence[Value], stored: Sequence[bool]) -> list[int] | None:
+    """`register_path` where the kernel is one node; None where an inner value on the way is another."""
+    stack = list(reads)
+    seen = set(stack)
+    while stack:
+        v = stack.pop()
         if not stored[v] and values[v].kernel == POINTWISE:
-            return register_path(own_reads(value), values, stored, value)
-    return sorted(set(reads))
+            if values[v].is_inner:
+                return None
+            for r in values[v].reads:
+                if r not in seen:
+                    seen.add(r)
+                    stack.append(r)
+    return sorted(seen)
 
 
 def register_path(
@@ -91,6 +104,11 @@ def register_path(
     Args:
         reads: Values, each with the node of the kernel that reads it.
     """
+    reads = list(reads)
+    if all(node == OWN for _, node in reads):
+        found = _path_of_one_node((v for v, _ in reads), values, stored)
+        if found is not None:
+            return found
     barred, first, others = {BARRED: True}, dict[int, int](), set[tuple[int, int]]()
     stack = list(reads)
     while stack:
@@ -168,21 +186,20 @@ def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[i
     """Bytes of each step's buffer, the step after which it is free (the number of steps: never), 1 if in place."""
     m = len(steps)
     nbytes = np.array([s.nbytes if stored[b] else 0 for b, s in enumerate(steps)], dtype=np.int64)
-    last = np.arange(m, dtype=np.int64)
+    last, in_place = list(range(m)), [0] * m
     for b, step in enumerate(steps):
         for g in step.gradients:
             last[g] = max(last[g], ends[b])
     for b, step in enumerate(steps):
         if step.is_output:
             last[b] = m
-    in_place = np.zeros(m, dtype=np.int64)
     for b, step in enumerate(steps):
         if overwrites(step) and stored[b]:
             for g in register_gradients(b, steps, stored):
-                if last[g] == b and may_be_written_over(steps[g], step) and stored[g] and not in_place[g]:
+                if last[g] == b and stored[g] and not in_place[g] and may_be_written_over(steps[g], step):
                     in_place[g] = 1
                     break
-    return nbytes, last, in_place
+    return nbytes, np.array(last, dtype=np.int64), np.array(in_place, dtype=np.int64)
 
 
 def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:

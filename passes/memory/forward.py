@@ -109,12 +109,14 @@ class Forward:
         self.begin = np.array(
             [v.reads[0] if v.kernel == ITEM and v.reads else k for k, v in enumerate(values)], dtype=np.int64
         )
-        self.may_be_cut = np.array([self._may_be_cut(v) for v in range(n)], dtype=bool)
+        self._is_stored: list[bool] = self.stored.tolist()
+        self._may_be_cut = [self._is_in_open_registers(v) for v in range(n)]
+        self.may_be_cut = np.array(self._may_be_cut, dtype=bool)
         self.externs = np.cumsum([v.kernel == EXTERN and v.in_forward for v in values])
         self.is_drawn = np.zeros(n, dtype=bool)
         self.is_drawn[drawn] = True
         self._find_ends()
-        self.epilogue = _Epilogue(epilogue_sources(values, stored))
+        self.epilogue = _Epilogue(epilogue_sources(values, stored.tolist()))
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
         self.held = np.flatnonzero([v.held_bytes for v in values])
@@ -130,9 +132,10 @@ class Forward:
         self.always = self.fixed + np.cumsum(begun)  # with what is always written, before it is freed
         self.tops, self.order = self._lowest()
 
-    def _may_be_cut(self, v: int) -> bool:
+    def _is_in_open_registers(self, v: int) -> bool:
+        """Whether a value stays in registers, and may be saved from there."""
         value = self.values[v]
-        is_in_registers = value.in_forward and value.kernel == POINTWISE and not self.stored[v]
+        is_in_registers = value.in_forward and value.kernel == POINTWISE and not self._is_stored[v]
         return is_in_registers and value.is_saveable and value.nbytes > 0
 
     def reading(self, v: int) -> list[int]:
@@ -148,39 +151,42 @@ class Forward:
 
     def runs_once(self, v: int) -> bool:
         """Whether a value is not computed once more by each kernel that reads it."""
-        return bool(self.stored[v]) or self.values[v].kernel != POINTWISE
+        return self._is_stored[v] or self.values[v].kernel != POINTWISE
 
     def _find_ends(self) -> None:
         """Last places with nothing saved, with all saved, and the values for which that differs."""
         n = self.size
-        longest, shortest = np.arange(n, dtype=np.int32), np.arange(n, dtype=np.int32)
+        longest, shortest = list(range(n)), list(range(n))
         for v in range(n - 1, -1, -1):
             for w in self.readers[v]:
                 once = self.runs_once(w)
                 longest[v] = max(longest[v], w if once else longest[w])
-                shortest[v] = max(shortest[v], w if once or self.may_be_cut[w] else shortest[w])
+                shortest[v] = max(shortest[v], w if once or self._may_be_cut[w] else shortest[w])
         is_output = np.array([v.is_output for v in self.values], dtype=bool)
-        self.longest, self.shortest = np.where(is_output, n, longest), np.where(is_output, n, shortest)
+        self.longest = np.where(is_output, n, np.array(longest, dtype=np.int32))
+        self.shortest = np.where(is_output, n, np.array(shortest, dtype=np.int32))
         varying = np.flatnonzero((self.longest != self.shortest) | self.may_be_cut)[::-1].tolist()
         among = frozenset(varying)
-        self.varying = [(v, *self._bounded_end(v, among)) for v in varying]
+        longest = self.longest.tolist()
+        self.varying = [(v, *self._bounded_end(v, among, longest)) for v in varying]
 
-    def _bounded_end(self, v: int, varying: frozenset[int]) -> tuple[int, list[int]]:
+    def _bounded_end(self, v: int, varying: frozenset[int], longest: Sequence[int]) -> tuple[int, list[int]]:
         """The last place that all plans have in common, and the readers that lead further in some."""
         if self.values[v].is_output:
             return self.size, []
         is_open = {w: w in varying and not self.runs_once(w) for w in self.readers[v]}
-        fixed = [w if self.runs_once(w) else int(self.longest[w]) for w in self.readers[v] if not is_open[w]]
+        fixed = [w if self.runs_once(w) else longest[w] for w in self.readers[v] if not is_open[w]]
         return max([v, *fixed]), [w for w in self.readers[v] if is_open[w]]
 
     def _find_sources(self) -> list[tuple[int, list[int]]]:
         """Kernels with the buffers of their size that they may be the last to read, in order."""
-        found, stored = [], self.stored.tolist()
-        for w, value in enumerate(self.values):
-            if value.in_forward and value.kernel == POINTWISE and (stored[w] or self.may_be_cut[w]):
-                path = own_path(value, self.values, stored)
-                fits = [v for v in path if stored[v] and may_be_written_over(self.values[v], value)]
-                sources = [v for v in fits if self.shortest[v] <= w <= self.longest[v] and not self.values[v].is_output]
+        found, stored, values = [], self._is_stored, self.values
+        shortest, longest = self.shortest.tolist(), self.longest.tolist()
+        for w, value in enumerate(values):
+            if value.kernel == POINTWISE and value.in_forward and (stored[w] or self._may_be_cut[w]):
+                path = own_path(value, values, stored)
+                last_read = [v for v in path if stored[v] and shortest[v] <= w <= longest[v]]
+                sources = [v for v in last_read if may_be_written_over(values[v], value) and not values[v].is_output]
                 if sources:
                     found.append((w, sources))
         return found
@@ -188,12 +194,14 @@ class Forward:
     def _fixed_bytes(self, held_bytes: int) -> Ints:
         """At each place, and at the end: copies, workspaces, outputs of kernels that nothing reads."""
         fixed = np.full(self.size + 1, held_bytes, dtype=np.int64)
+        begin = self.begin.tolist()
         for v, value in enumerate(self.values):
-            fixed[: v + 1] += value.held_bytes
-            if value.in_forward:
-                fixed[v] += value.transient_bytes + value.workspace_bytes
-            if self.begin[v] != v and self.values[self.begin[v]].in_forward and not self.stored[v]:
-                fixed[self.begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
+            if value.held_bytes:
+                fixed[: v + 1] += value.held_bytes
+            if value.in_forward and (beside_bytes := value.transient_bytes + value.workspace_bytes):
+                fixed[v] += beside_bytes
+            if begin[v] != v and self.values[begin[v]].in_forward and not self._is_stored[v]:
+                fixed[begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
         return fixed
 
     # -- many plans ---------------------------------------------------------------------------------------------------
@@ -313,10 +321,9 @@ class Forward:
     def _lowest(self) -> tuple[Ints, Ints]:
         """What no plan goes below: each buffer dies as early as it can, and gives its place to another where it can."""
         own = self.stored & ~self.is_drawn
-        may_give = np.zeros(self.size, dtype=np.int64)
+        may_give, shortest = np.zeros(self.size, dtype=np.int64), self.shortest.tolist()
         for w, sources in self.sources:
-            for v in sources:
-                may_give[v] |= self.shortest[v] == w
+            may_give[[v for v in sources if shortest[v] == w]] = 1
         self.first_stop = stops = self.shortest + 1 - may_give
         delta = np.zeros(self.size + 2, dtype=np.int64)
         np.add.at(delta, self.begin[own], self.nbytes[own])

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compile_remat.passes.memory.buffers import Bools, may_be_written_over, overwrites
+from compile_remat.passes.memory.buffers import may_be_written_over, overwrites
 from compile_remat.passes.problem.problem import ITEM, POINTWISE, Value
 
 
@@ -34,7 +34,7 @@ class Source:
     drawn_with: tuple[int, ...] = ()
 
 
-def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
+def epilogue_sources(values: Sequence[Value], stored: Sequence[bool]) -> list[Source]:
     """All such buffers.
 
     Args:
@@ -58,7 +58,7 @@ def epilogue_sources(values: Sequence[Value], stored: Bools) -> list[Source]:
     return found
 
 
-def _read_from_memory(v: int, values: Sequence[Value], stored: Bools, written: Mapping[int, int]) -> set[int]:
+def _read_from_memory(v: int, values: Sequence[Value], stored: Sequence[bool], written: Mapping[int, int]) -> set[int]:
     """Buffers of the forward that the value's kernel reads, or those of other such values that it reads."""
     found, seen, stack = set[int](), {v}, [v]
     while stack:
@@ -75,7 +75,7 @@ def _read_from_memory(v: int, values: Sequence[Value], stored: Bools, written: M
     return found
 
 
-def _written(values: Sequence[Value], stored: Bools) -> dict[int, int]:
+def _written(values: Sequence[Value], stored: Sequence[bool]) -> dict[int, int]:
     """The concatenation in which a value lies that has no buffer of its own: what stands behind it reads it there."""
     found: dict[int, int] = {}
     for w, value in enumerate(values):

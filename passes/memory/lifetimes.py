@@ -100,33 +100,35 @@ class LifetimeModel:
         self.step_parted: list[tuple[int, Step]] = []
         self.step_in_place_sources = self._step_sources(values, steps)
         self.overwriting_steps = Overwriting(
-            [(b, [v for v in sources if self.last_step[v] <= b]) for b, sources in self.step_in_place_sources]
+            [(b, [v for v in sources if last[v] <= b]) for b, sources in self.step_in_place_sources]
         )
         self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
         self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
 
     def _find_stored(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
-        self.last_step = np.full(len(values), -1, dtype=np.int32)
-        self.always_stored = np.array([is_always_stored_again(v) for v in values], dtype=bool)
+        always_stored = [is_always_stored_again(v) for v in values]
         returned = set(steps[-1].reads) if steps else set()
         is_drawn = np.array([v.is_drawn and k not in returned for k, v in enumerate(values)], dtype=bool)
         is_inner = [v.is_realised_again and v.is_inner and k not in returned for k, v in enumerate(values)]
         self.drawn, self.may_stay_inside = np.flatnonzero(is_drawn), is_drawn | np.array(is_inner, dtype=bool)
-        self.forward_stored = np.array([is_always_stored(v) or v.is_output for v in values], dtype=bool)
+        forward_stored = [is_always_stored(v) or v.is_output for v in values]
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
         self.reading_steps: list[list[int]] = [[] for _ in values]
+        last_step = [-1] * len(values)
         for b, step in enumerate(steps):
+            end, reads_memory = self.step_end[b], step.kernel == EXTERN or b == len(steps) - 1
             for v in step.reads:
                 self.reading_steps[v].append(b)
-                end = self.step_end[b]
-                if end > self.last_step[v]:
-                    self.last_step[v] = end
-                if step.kernel == EXTERN or b == len(steps) - 1:
-                    self.always_stored[v] |= values[v].kernel in (POINTWISE, CONSTANT) and values[v].nbytes > 0
-        for v in range(len(values)):
-            if any(values[w].in_forward for w in self.extern_readers[v]):
-                self.forward_stored[v] |= values[v].nbytes > 0
+                last_step[v] = max(last_step[v], end)
+                if reads_memory and values[v].nbytes > 0 and values[v].kernel in (POINTWISE, CONSTANT):
+                    always_stored[v] = True
+        for v, externs in enumerate(self.extern_readers):
+            if externs and values[v].nbytes > 0 and any(values[w].in_forward for w in externs):
+                forward_stored[v] = True
+        self.last_step = np.array(last_step, dtype=np.int32)
+        self.always_stored = np.array(always_stored, dtype=bool)
+        self.forward_stored = np.array(forward_stored, dtype=bool)
         stays_stored = self.always_stored & ~self.may_stay_inside
         self._stays_stored: list[bool] = stays_stored.tolist()
         self.runs_once = stays_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)

@@ -55,10 +55,11 @@ class RecomputeSchedule:
     def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
         self.readers, self.num_steps = readers, len(steps)
         self._number_anchors(values)
-        self.first_anchor = np.full(len(values), NEVER, dtype=np.int32)
-        for b, step in enumerate(steps):
+        first_anchor = [int(NEVER)] * len(values)
+        for anchor, step in zip(self.step_anchor.tolist(), steps, strict=True):
             for v in step.reads:
-                self.first_anchor[v] = min(self.first_anchor[v], self.step_anchor[b])
+                first_anchor[v] = min(first_anchor[v], anchor)
+        self.first_anchor = np.array(first_anchor, dtype=np.int32)
         self._is_read = (self.first_anchor < NEVER).tolist()
         self._bound()
 

@@ -197,7 +197,7 @@ class Simulator:
         schedule = self.schedules.of(saved)
         lifetimes = self.lifetimes.of(schedule)
         used, recomputed = schedule.used, schedule.recomputed
-        saved_bytes = self.saved_nbytes @ used
+        saved_bytes = _sums(self.saved_nbytes, used)
         return Batch(
             used=used,
             recomputed=recomputed,
@@ -218,8 +218,13 @@ class Simulator:
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed)
 
+    def outlines(self, saved: Bools) -> tuple[Ints, Ints]:
+        """`times_ns`, and the number of slots of each plan's backward, [P]."""
+        used, recomputed = self.schedules.needs(saved)
+        return self._times_ns(used, recomputed), self.num_steps + recomputed.sum(axis=0)
+
     def _times_ns(self, used: Bools, recomputed: Bools) -> Ints:
-        return np.asarray(self.time_ns @ recomputed + self.save_time_ns @ used)
+        return np.asarray(_sums(self.time_ns, recomputed) + _sums(self.save_time_ns, used))
 
     def _live(self, schedule: Schedule, lifetimes: Lifetimes, saved_bytes: Ints) -> Ints:
         """Live bytes at each slot, [P, slots]: what begins and ends at each, summed up."""
@@ -299,6 +304,11 @@ class Simulator:
         working = np.flatnonzero(self.workspace)
         made, of = np.nonzero(recomputed[working])
         live[of, slots[working[made], of]] += self.workspace[working[made]]
+
+
+def _sums(weights: Ints, mask: Bools) -> Ints:
+    """`weights @ mask`, [P]: exact below 2**53, and six times as fast as numpy's product of integers."""
+    return np.asarray(np.einsum("v,vp->p", weights.astype(np.float64), mask.astype(np.float64)), dtype=np.int64)
 
 
 def temporary_bytes(problem: Problem) -> int:

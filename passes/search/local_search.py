@@ -33,10 +33,15 @@ class LocalSearch:
     simulations: int = 0
     archive: ParetoArchive | None = None
 
-    def score(self, batch: Batch, budget_bytes: int, weight: float) -> Floats:
-        """Time plus weighted excess, in ns; smaller is better."""
-        over = batch.live - budget_bytes
-        excess = np.maximum(over, 0, out=over).astype(np.float64)
+    def score(self, batch: Batch, budget_bytes: int, weight: float, length: int | None = None) -> Floats:
+        """Time plus weighted excess, in ns; smaller is better.
+
+        Args:
+            length: Slots of the longest of all plans that are compared, where it is none of this batch.
+        """
+        plans, slots = batch.live.shape
+        excess = np.zeros((plans, slots if length is None else length))
+        np.maximum(batch.live - budget_bytes, 0, out=excess[:, :slots])
         rms = np.sqrt(np.multiply(excess, excess, out=excess).mean(axis=1))
         highest = np.maximum(batch.peak - budget_bytes, 0)
         return np.asarray(batch.time_ns + weight * (highest + self.options.rms_weight * rms))

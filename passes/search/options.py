@@ -150,7 +150,7 @@ class SearchOptions:
     window_lengths: tuple[int, ...] = (3, 6, 12, 24, 48)
     window_rounds: int = 4
     window_search_rounds: int = 2
-    window_batch: int = 512
+    window_batch: int = 128
     min_peak_bisections: int = 7
     min_peak_starts: int = 2
     start_target: float = 0.9

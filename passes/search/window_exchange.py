@@ -19,18 +19,16 @@ def cross(
 ) -> Bools:
     """Replace windows by those of the other plans and improve the result by local search, as long as that scores better."""
     options, weight = searcher.options, searcher.weight * weight_factor
-    current, best = mask, _scores(searcher, mask[:, None], budget_bytes, weight)[0]
+    current, best = mask, _score(searcher, mask, budget_bytes, weight)
     for _ in range(options.window_rounds):
         if searcher.simulator.work.is_spent:
             break
         columns = _crossings(searcher, current, others)
         if not columns.shape[1]:
             break
-        scores = _scores(searcher, columns, budget_bytes, weight)
-        found = searcher.run(
-            columns[:, int(np.argmin(scores))], budget_bytes, options.window_search_rounds, weight_factor
-        )
-        score = _scores(searcher, found[:, None], budget_bytes, weight)[0]
+        start = columns[:, lowest_scoring(searcher, columns, budget_bytes, weight)]
+        found = searcher.run(start, budget_bytes, options.window_search_rounds, weight_factor)
+        score = _score(searcher, found, budget_bytes, weight)
         if score >= best - options.min_gain_ns:
             break
         current, best = found, score
@@ -54,11 +52,25 @@ def _crossings(searcher: LocalSearch, current: Bools, others: Sequence[Bools]) -
     return np.stack(columns, axis=1) if columns else np.zeros((len(current), 0), dtype=bool)
 
 
-def _scores(searcher: LocalSearch, columns: Bools, budget_bytes: int, weight: float) -> list[float]:
-    scores: list[float] = []
-    most = searcher.options.window_batch
-    for first in range(0, columns.shape[1], most):
-        batch = columns[:, first : first + most]
-        searcher.simulations += batch.shape[1]
-        scores += searcher.score(searcher.simulator.run(batch), budget_bytes, weight).tolist()
-    return scores
+def _score(searcher: LocalSearch, mask: Bools, budget_bytes: int, weight: float) -> float:
+    searcher.simulations += 1
+    return float(searcher.score(searcher.simulator.one(mask), budget_bytes, weight)[0])
+
+
+def lowest_scoring(searcher: LocalSearch, columns: Bools, budget_bytes: int, weight: float) -> int:
+    """The number of the plan that scores lowest, the first of several.
+
+    A plan scores its time at least.  So plans are simulated in the order of their times, until none that is left can score less.
+    """
+    times, lengths = searcher.simulator.outlines(columns)
+    order, length = np.argsort(times, kind="stable"), int(lengths.max())
+    most, lowest = searcher.options.window_batch, (np.inf, -1)
+    for first in range(0, len(order), most):
+        if times[order[first]] > lowest[0]:
+            break
+        chosen = order[first : first + most]
+        searcher.simulations += len(chosen)
+        scores = searcher.score(searcher.simulator.run(columns[:, chosen]), budget_bytes, weight, length)
+        best = np.lexsort((chosen, scores))[0]
+        lowest = min(lowest, (float(scores[best]), int(chosen[best])))
+    return lowest[1]

@@ -11,6 +11,7 @@ from compile_remat._torch import joint_graph
 from compile_remat._util import max_flow
 from compile_remat.api import look
 
+BUDGETS = (1.0, 0.4, 0.2)
 HAS_OWN_CUT = hasattr(joint_graph.P, "minimum_cut")
 
 
@@ -18,19 +19,28 @@ HAS_OWN_CUT = hasattr(joint_graph.P, "minimum_cut")
 @pytest.mark.parametrize("name", ["gpt", "resnet", "unet", "recurrent"])
 def test_the_nodes_are_those_of_torchs_chooser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All 18 models at full size: `python -m benchmarks.plain`."""
-    chosen = []
+    chosen, priced = [], []
+    price = joint_graph.P.estimate_runtime
+
+    def noting(node: Any) -> Any:
+        priced.append(node)
+        return price(node)
 
     def both(joint: Any) -> Any:
         joint_graph.mark_distances(joint)
-        ours = list(joint_graph._chooser()(joint.module.graph, joint.info, memory_budget=1.0))
-        chosen.append((ours, joint_graph.torch_choice(joint)))
-        return ours
+        with monkeypatch.context() as patched:
+            patched.setattr(joint_graph.P, "estimate_runtime", noting)
+            choose = joint_graph._chooser()
+        ours = [list(choose(joint.module.graph, joint.info, memory_budget=budget)) for budget in BUDGETS]
+        chosen.append((ours, [joint_graph.torch_choice(joint, budget) for budget in BUDGETS]))
+        return ours[0]
 
     monkeypatch.setattr(joint_graph, "plain_choice", both)
     case = models.build(name, scale=models.TOY_SCALE)
     look(case.module, case.inputs, memory_budget="max", device="cpu")
     ((ours, torchs),) = chosen
-    assert ours == torchs and ours
+    assert ours == torchs and all(ours)
+    assert len(priced) == len(set(priced)) > 0
 
 
 def test_where_torch_builds_another_network_its_own_chooser_decides(monkeypatch: pytest.MonkeyPatch) -> None:

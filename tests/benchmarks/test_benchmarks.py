@@ -23,6 +23,7 @@ from benchmarks import (
     workspaces,
 )
 from benchmarks.common import harness, synthetic
+from benchmarks.common.phases import REST
 from benchmarks.common.timing import RatioInterval
 from benchmarks.common.verdicts import MIB, Row, judge
 from compile_remat.passes import Planner, Problem, Status
@@ -448,12 +449,15 @@ def test_synthetic_layers_are_what_a_planner_expects(problem: Problem) -> None:
 
 def test_planning_time_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "planning_time.json"
-    assert planning_time.main(["--toy", "--model", "gpt", "--repeats", "1", "--points", "3", "--json", str(out)]) == 0
+    options = ["--toy", "--model", "gpt", "--repeats", "1", "--points", "3", "--phases", "--json", str(out)]
+    assert planning_time.main(options) == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert row["points"] == 3 and all(
         row[name] > 0 for name in ("torch_s", "half_s", "min_s", "search_s", "frontier_s")
     )
-    assert "0.5 over torch: median" in capsys.readouterr().out
+    assert row["phases_s"].keys() == {*planning_time.PHASES, REST}
+    printed = capsys.readouterr().out
+    assert "0.5 over torch: median" in printed and "torch's own / torch" in printed
 
 
 def test_scale_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
