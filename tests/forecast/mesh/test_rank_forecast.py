@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat.budget import MemoryBudget
+from compile_remat.budget import MemoryBudget, Reserve
 from compile_remat.cost_models import CollectiveKind, load_device
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, RematError, SharedBudgetError
 from compile_remat.forecast.builders import Builder
@@ -58,9 +58,37 @@ def test_parts_of_parameters_are_a_rank_s_own(by_blocks: RankForecast) -> None:
     model_s_own = nbytes(Net()) - 3 * nbytes(Block())
     # The model's own group, and a block both flat and copied out, beside the flat copy of the block before.
     assert by_blocks.gathered_bytes == model_s_own + 3 * nbytes(Block())
-    assert by_blocks.total_bytes == (
-        3 * by_blocks.parameter_bytes + by_blocks.input_bytes + by_blocks.beside_bytes + by_blocks.peak_bytes
-    )
+
+
+def test_the_sum_is_that_of_one_moment(by_blocks: RankForecast) -> None:
+    fixed_bytes = 3 * by_blocks.parameter_bytes + by_blocks.input_bytes
+    moment = by_blocks.peak_moment
+    assert by_blocks.total_bytes == fixed_bytes + moment.graph_bytes + moment.wrapper_bytes
+    assert by_blocks.total_bytes < fixed_bytes + by_blocks.beside_bytes + by_blocks.peak_bytes
+    assert moment.graph_bytes <= by_blocks.peak_bytes and moment.wrapper_bytes <= by_blocks.beside_bytes
+    assert str(moment) == f"{moment.at}, {moment.where}"
+
+
+def test_auto_allows_for_the_wrapper_where_it_holds_it(by_blocks: RankForecast) -> None:
+    """A device on which the step fits, but not the two peaks as if they came together."""
+    apart = by_blocks.total_bytes - by_blocks.peak_moment.nbytes + by_blocks.beside_bytes + by_blocks.peak_bytes
+    target = replace(H100, capacity_bytes=(apart + by_blocks.total_bytes) // 2, reserve=Reserve("bytes", 0))
+    limit_bytes = target.limit_bytes
+    assert limit_bytes is not None
+    target = replace(target, capacity_bytes=2 * (target.capacity_bytes or 0) - limit_bytes)  # beside cuBLAS's workspaces
+    found = on("dp=4", "fsdp2", target=target)
+    assert found.fits and found.extra_time_ns == 0 == len(found.message)
+
+
+def test_mixed_precision_gathers_and_computes_in_another_type_than_the_shards_are_in(by_blocks: RankForecast) -> None:
+    mixed = on("dp=4", "fsdp2", param_dtype="bf16")
+    assert mixed.param_dtype == "bf16" and mixed.parameter_bytes == by_blocks.parameter_bytes
+    assert mixed.gradient_bytes == by_blocks.gradient_bytes and mixed.optimizer_bytes == by_blocks.optimizer_bytes
+    assert mixed.gathered_bytes == by_blocks.gathered_bytes // 2
+    assert 0.4 * by_blocks.peak_bytes < mixed.peak_bytes < 0.75 * by_blocks.peak_bytes  # the loss is in float32
+    in_float32 = on("dp=4", "fsdp2", param_dtype="bf16", reduce_dtype="fp32")
+    assert mixed.beside_bytes < in_float32.beside_bytes
+    assert in_float32.collective_time_ns > mixed.collective_time_ns  # type: ignore[operator]
 
 
 def test_keeping_what_is_gathered_costs_memory_and_spares_time(by_blocks: RankForecast) -> None:

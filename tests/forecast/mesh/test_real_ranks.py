@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from compile_remat.budget import MemoryBudget
 from compile_remat.forecast.builders import Builder
@@ -11,7 +12,7 @@ from compile_remat.forecast.mesh.rank_figures import RankForecast
 from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from tests.forecast.mesh import jobs
-from tests.forecast.mesh.models import stack
+from tests.forecast.mesh.models import sections, stack
 from tests.ranks.processes import Ranks
 
 
@@ -63,3 +64,36 @@ def test_the_region_peak_of_its_graphs(two: Ranks, four: Ranks, dp: int, tp: int
     planned = found.graphs[1].plan.peak_bytes if shard == "fsdp2" else found.peak_bytes
     for measured in (two if dp * tp == 2 else four)(jobs.region_peak, dp, tp, shard, budget):
         assert measured == within_3_percent(planned)
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+MANY, FEW = 512, 8
+"""Rows: activations make the peak, or the wrapper and the optimizer do."""
+
+
+@pytest.mark.parametrize(
+    ("batch", "shard", "reshard", "dtypes", "budget"),
+    [
+        (MANY, "fsdp2", None, (None, None), "max"),
+        (MANY, "fsdp2", False, (None, None), "min"),
+        (FEW, "fsdp2", None, (BF16, FP32), "max"),
+        (FEW, "ddp", None, (None, None), "max"),
+        pytest.param(MANY, "fsdp2", True, (None, None), "min", marks=pytest.mark.full),
+        pytest.param(MANY, "fsdp2", None, (BF16, None), "max", marks=pytest.mark.full),
+        pytest.param(FEW, "fsdp2", None, (BF16, None), "max", marks=pytest.mark.full),
+        pytest.param(FEW, "fsdp2", False, (None, None), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "fsdp2-whole", None, (None, None), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "fsdp2-whole", None, (None, None), "min", marks=pytest.mark.full),
+        pytest.param(FEW, "fsdp2-whole", True, (BF16, FP32), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "ddp", None, (None, None), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "ddp", None, (None, None), "min", marks=pytest.mark.full),
+    ],
+)
+def test_the_sum_of_a_whole_step(
+    two: Ranks, batch: int, shard: str, reshard: bool | None, dtypes: jobs.Dtypes, budget: str
+) -> None:
+    names = {None: None, BF16: "bf16", FP32: "fp32"}
+    layout = MeshLayout.parse("dp=2", shard, reshard, 8, *map(names.__getitem__, dtypes))
+    found = forecast_rank(Builder(sections, batch=batch), Target("cpu", MemoryBudget.parse(budget)), layout)
+    for measured in two(jobs.whole_step, batch, shard, reshard, dtypes, budget, timeout_s=300):
+        assert min(measured) == within_3_percent(found.total_bytes)
