@@ -210,7 +210,7 @@ def plan_rank(
         reshard_after_forward: FSDP2's; None is torch's default.
         node_size: Devices of one node.
         network: The link between nodes, where it differs from the device's.
-        param_dtype: Of FSDP2's ``MixedPrecisionPolicy``, as ``bf16``: what is gathered and computed in; `dtype` is that of the shards.
+        param_dtype: Of FSDP2's ``MixedPrecisionPolicy``, as ``bf16``: what is gathered and computed in; `dtype` is the shards'.
         reduce_dtype: The same of what gradients are reduced in.
         settings: As of `largest_batch`; `batch` is that of one data parallel rank.
 

@@ -2,8 +2,9 @@
 
 Private names: ``DistributedDataParallel._active_ddp_module``; ``FSDPState`` with ``_fsdp_param_groups`` (before 2.13
 ``_fsdp_param_group``), ``_state_ctx``, ``_comm_ctx``, ``_is_root`` and ``_auto_reshard_after_forward``, ``FSDPParamGroup`` with
-``fsdp_params``, ``modules``, ``device``, ``mesh_info``, ``mp_policy``, ``is_unsharded`` and ``_reshard_after_forward``, ``FSDPParam`` with
-``sharded_param``, ``_sharded_param_data`` and ``_orig_size``, and ``torch.distributed._composable_state._module_state_mapping``.
+``fsdp_params``, ``modules``, ``device``, ``mesh_info``, ``mp_policy``, ``is_unsharded`` and ``_reshard_after_forward``,
+``FSDPParam`` with ``sharded_param``, ``_sharded_param_data`` and ``_orig_size``, and
+``torch.distributed._composable_state._module_state_mapping``.
 """
 
 from __future__ import annotations

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
-from compile_remat._torch.operators import tree_leaves
+from compile_remat._torch.operators import tree_leaves, tree_map_only
 
 
 def in_dtype(model: nn.Module, inputs: Sequence[Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], int]:
-    """Give a model of fake tensors parameters of another type, in place; its inputs in that type, and the bytes of copies of them."""
+    """Give a model of fake tensors parameters of another type, in place.
+
+    Returns:
+        Its inputs in that type, and the bytes of those that had to be copied.
+    """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():

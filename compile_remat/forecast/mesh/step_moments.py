@@ -93,7 +93,9 @@ def moments_of(
         return [*found, at_end]
     buckets = shards.held.beside_bytes
     forward = [StepMoment(At.FORWARD, _where(calls, k), live.forward(k), buckets) for k in range(len(calls))]
-    backward = [StepMoment(At.BACKWARD, _where(calls, k), live.backward(k), buckets) for k in reversed(range(len(calls)))]
+    backward = [
+        StepMoment(At.BACKWARD, _where(calls, k), live.backward(k), buckets) for k in reversed(range(len(calls)))
+    ]
     at_end = StepMoment(OPTIMIZER, "", optimizer_bytes + shards.gradient_bytes, buckets)
     return [*forward, *backward, at_end]
 

@@ -69,15 +69,17 @@ def test_the_sum_is_that_of_one_moment(by_blocks: RankForecast) -> None:
     assert str(moment) == f"{moment.at}, {moment.where}"
 
 
-def test_auto_allows_for_the_wrapper_where_it_holds_it(by_blocks: RankForecast) -> None:
+def test_auto_allows_for_the_wrapper_where_it_holds_it() -> None:
     """A device on which the step fits, but not the two peaks as if they came together."""
-    apart = by_blocks.total_bytes - by_blocks.peak_moment.nbytes + by_blocks.beside_bytes + by_blocks.peak_bytes
-    target = replace(H100, capacity_bytes=(apart + by_blocks.total_bytes) // 2, reserve=Reserve("bytes", 0))
-    limit_bytes = target.limit_bytes
-    assert limit_bytes is not None
-    target = replace(target, capacity_bytes=2 * (target.capacity_bytes or 0) - limit_bytes)  # beside cuBLAS's workspaces
-    found = on("dp=4", "fsdp2", target=target)
-    assert found.fits and found.extra_time_ns == 0 == len(found.message)
+    free = on("dp=4", "fsdp2", STACK)
+    fixed_bytes = free.total_bytes - free.peak_moment.nbytes
+    limit_bytes = fixed_bytes + free.beside_bytes + free.peak_bytes - 1
+    target = replace(H100, capacity_bytes=limit_bytes, reserve=Reserve("bytes", 0))
+    target = replace(target, capacity_bytes=2 * limit_bytes - (target.limit_bytes or 0))  # cuBLAS has workspaces
+    assert target.limit_bytes == limit_bytes
+    found = on("dp=4", "fsdp2", STACK, target)
+    assert found.fits and found.extra_time_ns == 0 and not found.message
+    assert found.peak_bytes == free.peak_bytes
 
 
 def test_mixed_precision_gathers_and_computes_in_another_type_than_the_shards_are_in(by_blocks: RankForecast) -> None:
@@ -100,7 +102,7 @@ def test_keeping_what_is_gathered_costs_memory_and_spares_time(by_blocks: RankFo
 
 
 def test_one_rank_is_the_forecast_of_one_device() -> None:
-    alone, one = forecast(NET, H100, with_max_batch=False), on("dp=1")
+    alone, one = forecast(STACK, H100, with_max_batch=False), on("dp=1", builder=STACK)
     assert one.peak_bytes == alone.plan.peak_bytes and one.graphs[0].plan.saved == alone.plan.saved
     assert one.total_bytes == alone.total_bytes and one.floor_bytes == alone.floor_bytes
     assert one.collective_time_ns == 0 and one.step_time_ns == one.kernel_time_ns == alone.planned_time_ns
