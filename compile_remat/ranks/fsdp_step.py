@@ -83,7 +83,7 @@ class _Held:
     reduced: set[int] = field(default_factory=set)
 
 
-def fsdp_step(groups: Sequence[FsdpGroup], places: Sequence[int | None]) -> Iterator[FsdpMoment]:
+def fsdp_moments(groups: Sequence[FsdpGroup], places: Sequence[int | None]) -> Iterator[FsdpMoment]:
     """All moments of a step.
 
     Args:
@@ -108,13 +108,13 @@ class _Step:
         for k in self.outer:
             yield from self._gathered(k, 0, At.GATHER, At.COPY_OUT)
             held.flat_bytes = self.groups[k].gathered_bytes
-        for place, k in enumerate(self.places):
-            if k is not None and k not in held.gathered:
-                yield from self._gathered(k, place, At.GATHER, At.COPY_OUT)
-                held.flat_bytes = self.groups[k].gathered_bytes
+        for place, inner in enumerate(self.places):
+            if inner is not None and inner not in held.gathered:
+                yield from self._gathered(inner, place, At.GATHER, At.COPY_OUT)
+                held.flat_bytes = self.groups[inner].gathered_bytes
             yield FsdpMoment(At.FORWARD, place, held.kept_bytes + held.flat_bytes)
-            if k is not None and not self.groups[k].stays:
-                self._free(k)
+            if inner is not None and not self.groups[inner].stays:
+                self._free(inner)
         held.flat_bytes = 0
         for k in self.outer:
             if not self.groups[k].stays:
@@ -147,15 +147,15 @@ class _Step:
         if self.outer:
             yield from self._gathered_ahead(last, len(self.places))
         for place in reversed(range(len(self.places))):
-            k = self.places[place]
-            if k is None:
+            inner = self.places[place]
+            if inner is None:
                 yield FsdpMoment(At.BACKWARD, place, self._in_backward())
                 continue
-            yield from self._with_parameters(k, place)
+            yield from self._with_parameters(inner, place)
             yield from self._gathered_ahead(place, place)
-            yield FsdpMoment(At.BACKWARD, place, self._in_backward(), self.groups[k].gradient_bytes)
-            self._free(k)
-            yield from self._reduced(k, place)
+            yield FsdpMoment(At.BACKWARD, place, self._in_backward(), self.groups[inner].gradient_bytes)
+            self._free(inner)
+            yield from self._reduced(inner, place)
         for k in self.outer:
             self._free(k)
             yield from self._reduced(k, len(self.places))

@@ -3,7 +3,7 @@
     DDP     buckets = bytes of the gradients, from the construction of the wrapper on; with ``gradient_as_bucket_view`` they are
             what is left of the gradients after the backward, and lie beside those that a graph returns until then
 
-    FSDP2   what `fsdp_step` counts, moment by moment
+    FSDP2   what `fsdp_moments` counts, moment by moment
 
 What NCCL takes for itself is in none of torch's allocators and is not counted.
 """
@@ -17,7 +17,7 @@ from torch import nn
 
 from compile_remat._torch.ranks.wrappers import FsdpTree, fsdp_tree, local_nbytes, running_ddp, running_fsdp
 from compile_remat.errors import warn
-from compile_remat.ranks.fsdp_step import At, fsdp_step
+from compile_remat.ranks.fsdp_step import At, fsdp_moments
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def held_by_ddp_of(model: nn.Module) -> Held:
 def held_by_fsdp(tree: FsdpTree) -> Held:
     """What FSDP2 holds in a step that runs its groups one by one."""
     groups = [group for group in tree.groups if group.gathered_bytes]
-    moments = list(fsdp_step(groups, [k for k, group in enumerate(groups) if not group.is_outer]))
+    moments = list(fsdp_moments(groups, [k for k, group in enumerate(groups) if not group.is_outer]))
     present_bytes = tree.flat_bytes + sum(group.gathered_bytes for group in groups if group.is_gathered)
     beside_bytes = max((m.beside_bytes for m in moments), default=0)
     step_bytes = max((m.beside_bytes + m.gradient_bytes for m in moments), default=0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from compile_remat._torch.ranks.wrappers import FsdpGroup
-from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_step
+from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_moments
 
 
 def group(nbytes: int, *, stays: bool = False, is_outer: bool = False) -> FsdpGroup:
@@ -20,7 +20,7 @@ def on_gloo(of: FsdpGroup) -> FsdpGroup:
 
 
 def moments(groups: list[FsdpGroup]) -> list[FsdpMoment]:
-    return list(fsdp_step(groups, [k for k, group in enumerate(groups) if not group.is_outer]))
+    return list(fsdp_moments(groups, [k for k, group in enumerate(groups) if not group.is_outer]))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_most_of_a_step(groups: list[FsdpGroup], beside: int, step: int) -> 
 
 def test_each_moment_of_two_blocks_inside_an_outer_group() -> None:
     outer, first, second = group(10, stays=True, is_outer=True), group(100), group(200)
-    found = list(fsdp_step([outer, first, second], [None, 1, 2, None]))
+    found = list(fsdp_moments([outer, first, second], [None, 1, 2, None]))
     assert [(m.at, m.place, m.beside_bytes, m.gradient_bytes) for m in found] == [
         (At.GATHER, 0, 10, 0),
         (At.COPY_OUT, 0, 20, 0),
@@ -73,7 +73,7 @@ def test_each_moment_of_two_blocks_inside_an_outer_group() -> None:
 
 
 def test_a_group_that_does_not_stay_is_gathered_again_around_the_blocks() -> None:
-    found = list(fsdp_step([group(10, is_outer=True), group(100)], [1, None]))
+    found = list(fsdp_moments([group(10, is_outer=True), group(100)], [1, None]))
     again = [(m.at, m.place, m.beside_bytes) for m in found if m.at in (At.GATHER_AGAIN, At.COPY_OUT_AGAIN)]
     assert again == [(At.GATHER_AGAIN, 1, 10), (At.COPY_OUT_AGAIN, 1, 20), (At.COPY_OUT_AGAIN, 0, 210)]
 
@@ -88,7 +88,7 @@ def test_another_type_of_the_forward_is_cast_before_and_behind_the_collectives()
 
 
 def test_a_block_that_runs_twice_is_gathered_and_reduced_twice_and_has_one_part_of_its_gradients() -> None:
-    found = list(fsdp_step([group(100)], [0, 0]))
+    found = list(fsdp_moments([group(100)], [0, 0]))
     assert [m.place for m in found if m.at is At.GATHER] == [0, 1]
     assert [m.beside_bytes for m in found if m.at is At.COPY_IN] == [100, 150]
     assert found[-1].beside_bytes == 200

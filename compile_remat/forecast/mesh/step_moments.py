@@ -23,7 +23,7 @@ from compile_remat.forecast.mesh.rank_trace import GraphCall
 from compile_remat.forecast.mesh.shards import Shards
 from compile_remat.passes import Plan, Planner, backward_peak_bytes, option_of
 from compile_remat.planning.joint_allocation import RegionCall
-from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_step
+from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_moments
 
 OPTIMIZER = "optimizer"
 
@@ -122,7 +122,7 @@ def places_of(calls: Sequence[GraphCall], shards: Shards) -> list[int | None]:
 
 def _fsdp_moments(calls: Sequence[GraphCall], shards: Shards) -> Iterator[FsdpMoment]:
     if shards.tree is not None:
-        yield from fsdp_step(shards.tree.groups, places_of(calls, shards))
+        yield from fsdp_moments(shards.tree.groups, places_of(calls, shards))
 
 
 def graph_bytes_of(planner: Planner, plan: Plan) -> GraphBytes:

@@ -77,11 +77,13 @@ def region_peak(rank: int, dp: int, tp: int, shard: str, budget: str) -> int:
     return min(measured[1:])  # threads of gloo hold what tensor parallelism reduces a moment longer in some steps
 
 
-def whole_step(rank: int, batch: int, shard: str, reshard: bool | None, dtypes: Dtypes, budget: str) -> list[int]:
+def whole_step(
+    rank: int, sizes: tuple[int, int], shard: str, reshard: bool | None, dtypes: Dtypes, budget: str
+) -> list[int]:
     """What a rank has allocated at most in some steps of AdamW, with all that is there before: compiled inside a budget."""
     torch.manual_seed(0)
     with recorded("cpu") as there:
-        model, inputs = sections(batch)
+        model, inputs = sections(*sizes)
         module: Any = model
         if shard == "ddp":
             module = nn.parallel.DistributedDataParallel(model)
