@@ -71,8 +71,10 @@ def test_the_region_peak_of_its_graphs(two: Ranks, four: Ranks, dp: int, tp: int
 
 BF16, FP32 = torch.bfloat16, torch.float32
 MANY, FEW, NARROW = (512, WIDE), (8, WIDE), (512, WIDTH)
-"""Rows and width: activations make the peak, or the wrapper and the optimizer do.  In the narrow one all gradients are in DDP's first
-bucket, of 1 MiB: torch cuts others behind it."""
+"""Rows and width: activations make the peak, or the wrapper and the optimizer do.
+
+In the narrow model all gradients are in DDP's first bucket, of 1 MiB, behind which torch cuts.
+"""
 
 
 @pytest.mark.parametrize(
