@@ -197,6 +197,8 @@ def plan_rank(
     reshard_after_forward: bool | None = None,
     node_size: int = 8,
     network: str | None = None,
+    param_dtype: str | None = None,
+    reduce_dtype: str | None = None,
     **settings: Any,
 ) -> RankForecast:
     """Memory and time of a training step on one rank of a mesh, none of which need be here; see `docs/forecast.md`.
@@ -208,6 +210,8 @@ def plan_rank(
         reshard_after_forward: FSDP2's; None is torch's default.
         node_size: Devices of one node.
         network: The link between nodes, where it differs from the device's.
+        param_dtype: Of FSDP2's ``MixedPrecisionPolicy``, as ``bf16``: what is gathered and computed in; `dtype` is the shards'.
+        reduce_dtype: The same of what gradients are reduced in.
         settings: As of `largest_batch`; `batch` is that of one data parallel rank.
 
     Raises:
@@ -218,7 +222,7 @@ def plan_rank(
     from compile_remat.forecast.mesh.layout import MeshLayout
     from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 
-    layout = MeshLayout.parse(mesh, shard, reshard_after_forward, node_size)
+    layout = MeshLayout.parse(mesh, shard, reshard_after_forward, node_size, param_dtype, reduce_dtype)
     return forecast_rank(*_on_device(model, settings), layout, network)
 
 

@@ -133,6 +133,14 @@ class OptimizerState:
         copies = {"none": 0, "sgd": 1, "adamw": 2, "bytes": 0}
         return copies[self.kind] * parameter_bytes
 
+    def foreach_workspace_of(self, trainable_bytes: int) -> int:
+        """The same of a step of all parameters at once, which torch takes on a GPU unless told: ``foreach=True``.
+
+        SGD with weight decay adds all parameters to copies of their gradients; AdamW takes all roots.
+        """
+        copies = {"none": 0, "sgd": 1, "adamw": 1, "bytes": 0}
+        return copies[self.kind] * trainable_bytes
+
     def __str__(self) -> str:
         return exact_size(self.nbytes) if self.kind == "bytes" else self.kind
 

@@ -65,6 +65,7 @@ from compile_remat.passes.problem.work_budget import limit_seconds as limit_seco
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
 from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
+from compile_remat.passes.search.plan_menu import backward_peak_bytes as backward_peak_bytes
 from compile_remat.passes.search.plan_menu import option_of as option_of
 from compile_remat.passes.search.plan_menu import plain_option as plain_option
 from compile_remat.passes.search.plan_menu import plan_options as plan_options
@@ -103,6 +104,7 @@ __all__ = [
     "as_in_torch",
     "as_joint",
     "backward_calls",
+    "backward_peak_bytes",
     "build_problem",
     "changeable_outputs",
     "deliver_marked",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 from compile_remat._torch import sizes
 from compile_remat._torch.version import private_name

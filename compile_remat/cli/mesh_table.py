@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from compile_remat.forecast.target_step import Target
 
 _ONE_RANK_ONLY = ("devices", "compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices")
-_MESH_ONLY = ("shard", "keep_gathered", "node_size", "network")
+_MESH_ONLY = ("shard", "keep_gathered", "node_size", "network", "param_dtype", "reduce_dtype")
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +24,8 @@ def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mesh", metavar="dp=N,tp=N", help="ranks that train together; prints what one of them holds")
     parser.add_argument("--shard", help="of dp: ddp, fsdp2 (blocks and model), fsdp2-whole (default ddp)")
     parser.add_argument("--keep-gathered", action="store_true", help="FSDP2's reshard_after_forward=False")
+    parser.add_argument("--param-dtype", metavar="TYPE", help="FSDP2's mixed precision: gathered and computed in")
+    parser.add_argument("--reduce-dtype", metavar="TYPE", help="the same of gradients that are reduced")
     parser.add_argument("--node-size", type=int, metavar="N", help="devices of a node (default 8)")
     parser.add_argument("--network", metavar="LINK", help="between nodes (default: the device's, see `devices`)")
 
@@ -48,7 +50,8 @@ def run_mesh_table(arguments: argparse.Namespace, builder: Builder, target: Targ
 
     reshard = False if arguments.keep_gathered else None
     node_size = 8 if arguments.node_size is None else arguments.node_size
-    layout = MeshLayout.parse(arguments.mesh, arguments.shard or "ddp", reshard, node_size)
+    dtypes = arguments.param_dtype, arguments.reduce_dtype
+    layout = MeshLayout.parse(arguments.mesh, arguments.shard or "ddp", reshard, node_size, *dtypes)
     found = forecast_rank(builder, target, layout, arguments.network, advance)
     print(found.to_json()) if arguments.json else print_rank_forecast(found)
     return 1 if found.fits is False else 0
@@ -61,12 +64,15 @@ def print_rank_forecast(found: RankForecast) -> None:
         ("parameters, its part", format_bytes(found.parameter_bytes)),
         (f"optimizer state ({found.optimizer})", format_bytes(found.optimizer_bytes)),
         ("inputs", format_bytes(found.input_bytes)),
-        (_wrapper(found), format_bytes(found.beside_bytes)),
-        ("  gathered parameters, of it", format_bytes(found.gathered_bytes)),
+        ("graphs and gradients, at the step's peak", format_bytes(found.peak_moment.graph_bytes)),
+        (f"{_wrapper(found)}, at the step's peak", format_bytes(found.peak_moment.wrapper_bytes)),
+        ("sum", format_bytes(found.total_bytes)),
+        ("the step's peak is at", str(found.peak_moment)),
         ("region peak, all graphs", format_bytes(found.peak_bytes)),
         ("  lowest reachable", format_bytes(found.floor_bytes)),
+        (f"{_wrapper(found)}, at most", format_bytes(found.beside_bytes)),
+        ("  gathered parameters, of it", format_bytes(found.gathered_bytes)),
         ("gradients, when the step ends", format_bytes(found.gradient_bytes)),
-        ("sum at the peak", format_bytes(found.total_bytes)),
     ]
     if found.limit_bytes is not None:
         rows.append(("capacity less the reserve", format_bytes(found.limit_bytes)))
@@ -82,7 +88,8 @@ def print_rank_forecast(found: RankForecast) -> None:
         rows.append(("collectives", format_time(found.collective_time_ns)))
         rows.append(("  not hidden by kernels", format_time(found.exposed_time_ns)))
     rows.append(("step", format_time(found.step_time_ns)))
-    title = f"{found.model} ({sizes} a rank; {found.dtype}), one of {found.num_ranks} x {found.device}, {found.mesh}, {found.shard}"
+    dtype = found.dtype + (f", gathered in {found.param_dtype}" if found.param_dtype else "")
+    title = f"{found.model} ({sizes} a rank; {dtype}), one of {found.num_ranks} x {found.device}, {found.mesh}, {found.shard}"
     print_table(title, ("", ""), rows)
     if len(found.graphs) > 1:
         _print_graphs(found)
@@ -102,4 +109,4 @@ def _print_graphs(found: RankForecast) -> None:
 
 
 def _wrapper(found: RankForecast) -> str:
-    return "DDP's buckets" if found.shard == "ddp" else "FSDP2 beside the graphs"
+    return "DDP's buckets" if found.shard == "ddp" else "FSDP2"

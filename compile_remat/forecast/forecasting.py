@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
-from typing import Any
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance
@@ -20,6 +17,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
+from compile_remat.forecast.second_process import submitted
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import Target, largest_gradient_bytes, ready, step_of, with_early_gradients
 from compile_remat.pages.figures import PageFigures
@@ -159,10 +157,9 @@ def forecast(
     search = with_max_batch and batch is not None and limit is not None and target.slices == "off"
     largest = nothing_fits(fixed_bytes + trainable_bytes, limit) if search else None
     with ExitStack() as stack:
-        submit = _executor(stack, in_parallel)
-        grown = (
-            submit(step_of, replace(builder, batch=2 * (batch or 1)), target) if search and largest is None else None
-        )
+        grown: Callable[[], TracedStep] | None = None
+        if search and largest is None:
+            grown = _begun(stack, in_parallel, replace(builder, batch=2 * (batch or 1)), target)
         advance(f"tracing {builder.name}")
         traced = trace(builder, device, keeps_whole=target.slices != "off")
         effective = effective_budget_of(target, limit, fixed_bytes + input_bytes)
@@ -203,7 +200,7 @@ def forecast(
             def again(b: int) -> TracedStep:
                 return step_of(replace(builder, batch=b), target)
 
-            largest = find_max_batch(batch, (own.step, grown.result()), again, planner, fixed_bytes, limit)
+            largest = find_max_batch(batch, (own.step, grown()), again, planner, fixed_bytes, limit)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
@@ -251,16 +248,9 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: i
 # -- a second process -----------------------------------------------------------------------------------------------------
 
 
-def _executor(stack: ExitStack, in_parallel: bool) -> Callable[..., Future[TracedStep]]:
-    """Submit a function to another process, or run it now."""
+def _begun(stack: ExitStack, in_parallel: bool, builder: Builder, target: Target) -> Callable[[], TracedStep]:
+    """Trace a step in another process, or here and now; what is returned waits for it."""
     if in_parallel:
-        executor: Executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
-        stack.callback(executor.shutdown, wait=False, cancel_futures=True)
-        return executor.submit
-    return _run_now
-
-
-def _run_now(function: Callable[..., TracedStep], *args: Any) -> Future[TracedStep]:
-    done: Future[TracedStep] = Future()
-    done.set_result(function(*args))
-    return done
+        return stack.enter_context(submitted(step_of, builder, target)).result
+    step = step_of(builder, target)
+    return lambda: step

@@ -31,10 +31,12 @@ class RegionCall:
     Attributes:
         graph: Index of the graph.
         gradient_bytes: Parameter gradients that its backward makes, and that no later graph has made before.
+        beside_bytes: What others hold while it runs, forward or backward, and are allowed for in the budget.
     """
 
     graph: int
     gradient_bytes: int
+    beside_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ def step_peak_bytes(calls: Sequence[RegionCall], plans: Sequence[PlanOption]) ->
     for k, call in enumerate(calls):
         plan = plans[call.graph]
         later -= call.gradient_bytes
-        peak = max(peak, held + plan.peak_bytes + later + plan.kept_output_bytes * (k < len(calls) - 1))
+        kept_bytes = plan.kept_output_bytes * (k < len(calls) - 1)
+        peak = max(peak, held + plan.peak_bytes + later + kept_bytes + call.beside_bytes)
         held += plan.held_bytes
     return peak
 
@@ -124,7 +127,7 @@ def _solve(
 def _rows(
     calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], first: np.ndarray
 ) -> list[tuple[np.ndarray, int]]:
-    """For each place in the step, live bytes as a sum over choices, and the gradients beside them."""
+    """For each place in the step, live bytes as a sum over choices, and the bytes beside them."""
     held = np.zeros(int(first[-1]))
     later = sum(call.gradient_bytes for call in calls)
     rows = []
@@ -133,7 +136,7 @@ def _rows(
         later -= call.gradient_bytes
         row = held.copy()
         row[own] += [o.peak_bytes + o.kept_output_bytes * (k < len(calls) - 1) for o in menus[call.graph]]
-        rows.append((row, later))
+        rows.append((row, later + call.beside_bytes))
         held[own] += [o.held_bytes for o in menus[call.graph]]
     if len(rows) > MOST_PLACES:
         rows = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, MOST_PLACES).astype(int))]

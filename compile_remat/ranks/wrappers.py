@@ -3,25 +3,21 @@
     DDP     buckets = bytes of the gradients, from the construction of the wrapper on; with ``gradient_as_bucket_view`` they are
             what is left of the gradients after the backward, and lie beside those that a graph returns until then
 
-    FSDP2   U = gathered parameters of a group, R = its gradients in the type that is reduced, S = this rank's part of the gradients
-            forward of group k     what stays gathered + U(k) + U(k), flat, until the next group has been gathered
-            backward of group k    what stays gathered + U(k) + U(k-1), flat, gathered ahead + R(k+1) + S(k+1) + S(k+2) + ...
+    FSDP2   what `fsdp_moments` counts, moment by moment
 
-The moments between two graphs are counted as well: a group is gathered flat and then copied out, while the flat copy of the group
-before it is still held; gradients are copied to the input of a reduce-scatter while they are there.  What NCCL and gloo take for
-themselves is in none of torch's allocators and is not counted.
+What NCCL takes for itself is in none of torch's allocators and is not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from compile_remat._torch.ranks.wrappers import FsdpGroup, FsdpTree, fsdp_tree, local_nbytes, running_ddp, running_fsdp
+from compile_remat._torch.ranks.wrappers import FsdpTree, fsdp_tree, local_nbytes, running_ddp, running_fsdp
 from compile_remat.errors import warn
+from compile_remat.ranks.fsdp_step import At, fsdp_moments
 
 
 @dataclass(frozen=True)
@@ -89,55 +85,11 @@ def held_by_ddp_of(model: nn.Module) -> Held:
 
 
 def held_by_fsdp(tree: FsdpTree) -> Held:
-    """What FSDP2 holds."""
-    moments = list(fsdp_moments(tree.groups))
-    present_bytes = tree.flat_bytes + sum(group.gathered_bytes for group in tree.groups if group.is_gathered)
-    beside_bytes = max((beside for beside, _ in moments), default=0)
-    step_bytes = max((beside + gradients for beside, gradients in moments), default=0)
-    gathered_bytes = max(_gathered_moments(tree.groups), default=0)
-    return Held(beside_bytes, step_bytes, tree.trainable_bytes, present_bytes, gathered_bytes)
-
-
-def fsdp_moments(groups: Sequence[FsdpGroup]) -> Iterator[tuple[int, int]]:
-    """What FSDP2 holds at each moment of a step, beside graphs, and the gradients that graphs have made for it by then, in bytes.
-
-    Args:
-        groups: In the order of the forward.
-    """
-    yield from ((gathered, 0) for gathered in _gathered_moments(groups))
-    outer, inner = _outer_and_inner(groups)
-    kept = sum(group.gathered_bytes for group in groups if group.is_outer or group.stays)
-    waiting = shards = 0
-    for k, group in reversed(list(enumerate(inner))):
-        ahead = 0 if k == 0 or inner[k - 1].stays else inner[k - 1].gathered_bytes
-        kept -= group.gathered_bytes * group.stays
-        if not group.stays:
-            yield kept + 2 * group.gathered_bytes + waiting + shards, 0
-        yield kept + group.gathered_bytes + ahead + waiting + shards, group.gradient_bytes
-        yield kept + ahead + _reducing_bytes(group) + shards, group.gradient_bytes
-        waiting, shards = group.reduced_bytes, shards + group.shard_bytes
-    for group in outer:
-        kept -= group.gathered_bytes
-        yield kept + _reducing_bytes(group) + shards, group.gradient_bytes
-        shards += group.shard_bytes
-
-
-def _gathered_moments(groups: Sequence[FsdpGroup]) -> Iterator[int]:
-    """What is gathered at each moment of the forward."""
-    outer, inner = _outer_and_inner(groups)
-    kept = sum(group.gathered_bytes for group in outer)
-    yield from (kept + group.gathered_bytes for group in outer)  # flat beside gathered
-    flat = max((group.gathered_bytes for group in outer), default=0)
-    for group in inner:
-        yield kept + flat + 2 * group.gathered_bytes
-        flat = group.gathered_bytes
-        kept += group.gathered_bytes * group.stays
-
-
-def _outer_and_inner(groups: Sequence[FsdpGroup]) -> tuple[list[FsdpGroup], list[FsdpGroup]]:
-    used = [group for group in groups if group.gathered_bytes]
-    return [group for group in used if group.is_outer], [group for group in used if not group.is_outer]
-
-
-def _reducing_bytes(group: FsdpGroup) -> int:
-    return group.reduced_bytes + group.cast_bytes + group.output_bytes
+    """What FSDP2 holds in a step that runs its groups one by one."""
+    groups = [group for group in tree.groups if group.gathered_bytes]
+    moments = list(fsdp_moments(groups, [k for k, group in enumerate(groups) if not group.is_outer]))
+    present_bytes = tree.flat_bytes + sum(group.gathered_bytes for group in groups if group.is_gathered)
+    beside_bytes = max((m.beside_bytes for m in moments), default=0)
+    step_bytes = max((m.beside_bytes + m.gradient_bytes for m in moments), default=0)
+    forward = (m.beside_bytes for m in moments if m.at in (At.GATHER, At.COPY_OUT, At.FORWARD))
+    return Held(beside_bytes, step_bytes, tree.trainable_bytes, present_bytes, max(forward, default=0))

@@ -67,6 +67,11 @@ def option_of(planner: Planner, plan: Plan) -> PlanOption:
     return option
 
 
+def backward_peak_bytes(planner: Planner, plan: Plan) -> int:
+    """The most bytes live at once in a plan's backward, what it saved and the outputs among them."""
+    return int(planner.simulator.one(planner.mask_of(plan.saved)).backward_peak[0])
+
+
 def plain_option(problem: Problem, *, in_groups: bool | None) -> PlanOption:
     """What plain torch.compile takes: the problem's `reference` is saved, and those tags hold that torch obeys.
 

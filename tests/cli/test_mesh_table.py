@@ -21,6 +21,9 @@ def test_the_table_has_every_figure_and_the_graphs(capsys: pytest.CaptureFixture
         "optimizer state (adamw)",
         "gathered parameters, of it",
         "region peak, all graphs",
+        "graphs and gradients, at the step's peak",
+        "FSDP2, at the step's peak",
+        "the step's peak is at",
     ):
         assert name in words
     assert "(batch 64 a rank; as built), one of 4 x h100-sxm, dp=4,tp=1, fsdp2" in words
@@ -34,6 +37,15 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["mesh"], found["shard"], found["num_ranks"]) == ("dp=4,tp=2", "fsdp2", 8)
     assert [graph["calls"] for graph in found["graphs"]] == [1, 2, 1]
     assert found["collective_time_ns"] > found["exposed_time_ns"] > 0
+    moment = found["peak_moment"]
+    fixed_bytes = found["parameter_bytes"] + found["optimizer_bytes"] + found["input_bytes"]
+    assert found["total_bytes"] == fixed_bytes + moment["graph_bytes"] + moment["wrapper_bytes"]
+
+
+def test_mixed_precision_is_fsdp2_s(capsys: pytest.CaptureFixture[str]) -> None:
+    types = ["--param-dtype", "bf16", "--reduce-dtype", "fp32"]
+    assert cli.main(["plan", STACK, *ON, "dp=4", "--shard", "fsdp2-whole", *types]) == 0
+    assert "(batch 512 a rank; as built, gathered in bf16)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_status_says_that_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +66,9 @@ def test_a_device_without_links_has_no_price_for_collectives(capsys: pytest.Capt
         (["--devices", "t4,l4", "--mesh", "dp=2"], "--devices does not go with --mesh"),
         (["--device", "t4", "--shard", "fsdp2"], "--shard needs --mesh"),
         (["--device", "t4", "--node-size", "4"], "--node-size needs --mesh"),
+        (["--device", "t4", "--param-dtype", "bf16"], "--param-dtype needs --mesh"),
+        ([*ON, "dp=2", "--param-dtype", "bf16"], "param_dtype is of FSDP2's MixedPrecisionPolicy, and shard is 'ddp'"),
+        ([*ON, "dp=2", "--shard", "fsdp2", "--reduce-dtype", "bf61"], "reduce_dtype = 'bf61': no such type"),
         ([*ON, ""], "'' is no dimension"),
         ([*ON, "dp=2", "--network", "infiniband-ndx"], "no such link"),
     ],

@@ -2,8 +2,9 @@
 
 Private names: ``DistributedDataParallel._active_ddp_module``; ``FSDPState`` with ``_fsdp_param_groups`` (before 2.13
 ``_fsdp_param_group``), ``_state_ctx``, ``_comm_ctx``, ``_is_root`` and ``_auto_reshard_after_forward``, ``FSDPParamGroup`` with
-``fsdp_params``, ``modules``, ``mesh_info``, ``mp_policy``, ``is_unsharded`` and ``_reshard_after_forward``, ``FSDPParam`` with
-``sharded_param``, ``_sharded_param_data`` and ``_orig_size``, and ``torch.distributed._composable_state._module_state_mapping``.
+``fsdp_params``, ``modules``, ``device``, ``mesh_info``, ``mp_policy``, ``is_unsharded`` and ``_reshard_after_forward``,
+``FSDPParam`` with ``sharded_param``, ``_sharded_param_data`` and ``_orig_size``, and
+``torch.distributed._composable_state._module_state_mapping``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ class FsdpGroup:
         output_bytes: This rank's part of the latter.
         shard_bytes: This rank's part of the gradients, in the type of the parameters.
         cast_bytes: What brings the gradients to the type that they are reduced in; a GPU does it on the way.
+        last_gradient_bytes: The gradient of the last parameter that is trained, which is freed behind the others.
+        gather_cast_bytes: This rank's part of the parameters in the type of the forward, where that is not their own.
+        gather_copy_bytes: What gloo, on a CPU, takes for itself to gather them; NCCL takes nothing.
+        reduce_copy_bytes: The same to reduce the gradients.
         stays: Whether they stay gathered from the forward to the backward.
         is_outer: Whether other groups lie inside, so that these stay gathered while those run.
         is_gathered: Whether they are gathered now.
@@ -38,6 +43,10 @@ class FsdpGroup:
     output_bytes: int
     shard_bytes: int
     cast_bytes: int = 0
+    last_gradient_bytes: int = 0
+    gather_cast_bytes: int = 0
+    gather_copy_bytes: int = 0
+    reduce_copy_bytes: int = 0
     stays: bool = False
     is_outer: bool = False
     is_gathered: bool = False
@@ -83,11 +92,15 @@ def running_fsdp() -> FsdpTree | None:
     return None
 
 
-def fsdp_tree(model: nn.Module) -> FsdpTree | None:
-    """What FSDP2 has made of a model; None where it has not been applied."""
+def fsdp_tree(model: nn.Module, device_type: str | None = None) -> FsdpTree | None:
+    """What FSDP2 has made of a model; None where it has not been applied.
+
+    Args:
+        device_type: Where it trains, if its parameters are not there.
+    """
     states = [state for module in model.modules() if (state := _state_of(module)) is not None]
     unique = list(dict.fromkeys(states))
-    return _tree(unique) if unique else None
+    return _tree(unique, device_type) if unique else None
 
 
 def _all_states() -> Iterator[Any]:
@@ -106,7 +119,7 @@ def _state_of(module: nn.Module) -> Any:
     return state if hasattr(state, "_state_ctx") else None
 
 
-def _tree(states: list[Any]) -> FsdpTree:
+def _tree(states: list[Any], device_type: str | None = None) -> FsdpTree:
     roots = [state for state in states if state._is_root] or states[:1]
     pairs = [(state, group) for state in states for group in _groups_of(state)]
     modules = [set(group.modules) for _, group in pairs]
@@ -115,7 +128,8 @@ def _tree(states: list[Any]) -> FsdpTree:
         below = {child for module in group.modules for child in module.modules()}
         is_outer = any(k != n and others <= below for n, others in enumerate(modules))
         keeps = state in roots and state._auto_reshard_after_forward
-        groups.append(_facts(group, stays=keeps or not group._reshard_after_forward, is_outer=is_outer))
+        stays = keeps or not group._reshard_after_forward
+        groups.append(_facts(group, device_type or group.device.type, stays=stays, is_outer=is_outer))
     trained = [param.sharded_param for _, group in pairs for param in group.fsdp_params]
     trainable_bytes = sum(local_nbytes(p) for p in trained if p.requires_grad)
     context = getattr(roots[0], "_comm_ctx", None)
@@ -129,19 +143,36 @@ def _groups_of(state: Any) -> list[Any]:
     return [group for group in (several if several is not None else [state._fsdp_param_group]) if group is not None]
 
 
-def _facts(group: Any, *, stays: bool, is_outer: bool) -> FsdpGroup:
+def _facts(group: Any, device_type: str, *, stays: bool, is_outer: bool) -> FsdpGroup:
     size = getattr(group.mesh_info, "shard_mesh_size", 1)
-    gathered = gradients = reduced = output = shard = cast = 0
+    is_on_cpu = device_type == "cpu"
+    gathered = gradients = reduced = output = shard = cast = last = gather_cast = 0
     for param in group.fsdp_params:
         dtype: torch.dtype = param.sharded_param.dtype
         given, sent = group.mp_policy.param_dtype or dtype, group.mp_policy.reduce_dtype
         padded = param._sharded_param_data.numel()
         gathered += size * padded * given.itemsize
+        gather_cast += padded * given.itemsize * (given != dtype)
         if param.sharded_param.requires_grad:
-            gradients += param._orig_size.numel() * given.itemsize
+            last = param._orig_size.numel() * given.itemsize
+            gradients += last
             reduced += size * padded * (sent or given).itemsize
             output += padded * (sent or given).itemsize
             shard += padded * dtype.itemsize
-            if param.sharded_param.device.type == "cpu" and sent not in (None, given):
+            if is_on_cpu and sent not in (None, given):
                 cast += param._orig_size.numel() * given.itemsize
-    return FsdpGroup(gathered, gradients, reduced, output, shard, cast, stays, is_outer, bool(group.is_unsharded))
+    return FsdpGroup(
+        gathered_bytes=gathered,
+        gradient_bytes=gradients,
+        reduced_bytes=reduced,
+        output_bytes=output,
+        shard_bytes=shard,
+        cast_bytes=cast,
+        last_gradient_bytes=last,
+        gather_cast_bytes=gather_cast,
+        gather_copy_bytes=gathered * is_on_cpu,
+        reduce_copy_bytes=reduced * is_on_cpu,
+        stays=stays,
+        is_outer=is_outer,
+        is_gathered=bool(group.is_unsharded),
+    )

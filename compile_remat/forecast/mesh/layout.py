@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from compile_remat._util.suggestions import did_you_mean
 from compile_remat.errors import ConfigError
+from compile_remat.forecast.builders import DTYPES
 
 DIMENSIONS = ("dp", "tp")
 """Data parallel ranks have data of their own; tensor parallel ones, which are neighbours, share each product."""
@@ -24,6 +27,9 @@ class MeshLayout:
         shard: One of `SHARDS`.
         reshard: FSDP2's ``reshard_after_forward``; None is torch's default: all groups but the model's own.
         node_size: Devices of one node.
+        param_dtype: Of FSDP2's ``MixedPrecisionPolicy``, as a name of `builders.DTYPES`: what is gathered, and what the model
+            runs in; None is the parameters' own type.
+        reduce_dtype: The same of what gradients are reduced in; None is that of the forward.
     """
 
     dp: int = 1
@@ -31,6 +37,8 @@ class MeshLayout:
     shard: str = "ddp"
     reshard: bool | None = None
     node_size: int = 8
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no mesh."""
@@ -42,9 +50,24 @@ class MeshLayout:
             raise ConfigError(f"node_size = {self.node_size}: must be at least 1.")
         if self.reshard is not None and not self.is_fsdp:
             raise ConfigError(f"reshard_after_forward is FSDP2's, and shard is {self.shard!r}.")
+        for name in ("param_dtype", "reduce_dtype"):
+            written = getattr(self, name)
+            if written is not None and not self.is_fsdp:
+                raise ConfigError(f"{name} is of FSDP2's MixedPrecisionPolicy, and shard is {self.shard!r}.")
+            if written is not None and written not in DTYPES:
+                raise ConfigError(
+                    f"{name} = {written!r}: no such type. Allowed: {', '.join(DTYPES)}.{did_you_mean(written, DTYPES)}"
+                )
 
     @staticmethod
-    def parse(written: str, shard: str = "ddp", reshard: bool | None = None, node_size: int = 8) -> MeshLayout:
+    def parse(
+        written: str,
+        shard: str = "ddp",
+        reshard: bool | None = None,
+        node_size: int = 8,
+        param_dtype: str | None = None,
+        reduce_dtype: str | None = None,
+    ) -> MeshLayout:
         """The mesh of a text such as ``dp=8,tp=2``.
 
         Raises:
@@ -61,7 +84,14 @@ class MeshLayout:
             if name in sizes or not equals or not size.isascii() or not size.isdecimal() or int(size) < 1:
                 raise ConfigError(f"mesh = {written!r}: write each dimension once with its size, as in dp=8,tp=2.")
             sizes[name] = int(size)
-        return MeshLayout(**sizes, shard=shard, reshard=reshard, node_size=node_size)
+        return MeshLayout(
+            **sizes,
+            shard=shard,
+            reshard=reshard,
+            node_size=node_size,
+            param_dtype=param_dtype,
+            reduce_dtype=reduce_dtype,
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -72,6 +102,16 @@ class MeshLayout:
     def is_fsdp(self) -> bool:
         """Whether FSDP2 shards the parameters."""
         return self.shard != "ddp"
+
+    @property
+    def forward_dtype(self) -> torch.dtype | None:
+        """What parameters are gathered in; None is their own type."""
+        return None if self.param_dtype is None else DTYPES[self.param_dtype]
+
+    @property
+    def reduction_dtype(self) -> torch.dtype | None:
+        """What gradients are reduced in; None is that of the forward."""
+        return None if self.reduce_dtype is None else DTYPES[self.reduce_dtype]
 
     @property
     def data_ranks(self) -> tuple[int, ...]:

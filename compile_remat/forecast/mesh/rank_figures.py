@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
+from compile_remat.forecast.mesh.step_moments import StepMoment
 from compile_remat.passes import Plan
 
 
@@ -38,6 +39,7 @@ class RankForecast:
         gathered_bytes: The most that FSDP2's gathered parameters take at once; part of `beside_bytes`.
         beside_bytes: The most that DDP or FSDP2 holds beside graphs: gathered parameters, reduce buckets, gradients' parts.
         peak_bytes: The most that the step's graphs hold at once.
+        peak_moment: The moment of the step at which graphs, wrapper and optimizer together hold the most.
         floor_bytes: The lowest that this could be.
         limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the device has no known capacity.
         graphs: The different graphs with their plans.
@@ -45,6 +47,7 @@ class RankForecast:
         collective_time_ns: Estimated time of all collectives; None where the device's links are not known.
         step_time_ns: Estimated time of forward and backward, with what kernels hide of the collectives taken off.
         extra_time_ns: What recomputation adds to the kernels' time.
+        param_dtype: What FSDP2 gathers parameters in; empty for their own type.
         plain_peak_bytes: The graphs' peak under plain torch.compile; None unless the budget is a fraction of it.
         message: How the plans differ from what was asked.
         seconds: Wall time of the forecast.
@@ -65,6 +68,7 @@ class RankForecast:
     gathered_bytes: int
     beside_bytes: int
     peak_bytes: int
+    peak_moment: StepMoment
     floor_bytes: int
     limit_bytes: int | None
     budget_bytes: int | None
@@ -73,14 +77,15 @@ class RankForecast:
     collective_time_ns: int | None
     step_time_ns: int
     extra_time_ns: int
+    param_dtype: str = ""
     plain_peak_bytes: int | None = None
     message: str = ""
     seconds: float = 0.0
 
     @property
     def total_bytes(self) -> int:
-        """Bytes on the device at most: the peaks of the graphs and of what lies beside them, as if they came together."""
-        return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.beside_bytes + self.peak_bytes
+        """Bytes on the device at the step's peak."""
+        return self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.peak_moment.nbytes
 
     @property
     def fits(self) -> bool | None:

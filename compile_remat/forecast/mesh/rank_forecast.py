@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance
@@ -18,6 +18,8 @@ from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.rank_figures import RankForecast, RankGraph
 from compile_remat.forecast.mesh.rank_plans import RankPlans, plans_for
 from compile_remat.forecast.mesh.rank_trace import RankTrace, trace_rank
+from compile_remat.forecast.mesh.shards import Shards
+from compile_remat.forecast.mesh.step_moments import graph_bytes_of, moments_of, wrapper_bytes
 from compile_remat.forecast.target_step import Ready, Target, ready
 from compile_remat.passes import Plan, Problem, split_convolution_gradients
 from compile_remat.planning.joint_allocation import RegionCall
@@ -49,11 +51,19 @@ def forecast_rank(
     trace = trace_rank(builder, device, layout, lambda graph: times_in_graph(graph, links), advance)
     shards = trace.shards
     state_bytes = target.optimizer.of(shards.gradient_bytes)
-    others_bytes = shards.parameter_bytes + state_bytes + trace.input_bytes + shards.held.beside_bytes
-    effective = effective_budget_of(target, target.limit_bytes, others_bytes)
+    fixed_bytes = shards.parameter_bytes + state_bytes + trace.input_bytes
+    calls, beside_bytes = _calls(trace), 0
+    if target.budget.kind == "auto" and len(calls) > 1:
+        beside = wrapper_bytes(trace.calls, shards)
+        calls = [replace(call, beside_bytes=nbytes) for call, nbytes in zip(calls, beside, strict=True)]
+    else:
+        beside_bytes = shards.held.beside_bytes
+    effective = effective_budget_of(target, target.limit_bytes, fixed_bytes + beside_bytes)
     advance("searching for plans")
     graphs = _ready(trace, target, knows_torch=effective.budget.kind in ("max", "fraction"))
-    found = plans_for(graphs, _calls(trace), effective, in_groups=device.name == "cpu")
+    found = plans_for(graphs, calls, effective, in_groups=device.name == "cpu")
+    taken = [graph_bytes_of(graph.planner, plan) for graph, plan in zip(graphs, found.plans, strict=True)]
+    moments = moments_of(trace.calls, calls, taken, shards, _optimizer_bytes(target, shards))
     times = _times(trace, graphs, found, layout, links)
     counts = Counter(call.graph for call in trace.calls)
     return RankForecast(
@@ -63,6 +73,7 @@ def forecast_rank(
         shard=layout.shard,
         num_ranks=layout.num_ranks,
         dtype=builder.dtype_name,
+        param_dtype=layout.param_dtype or "",
         optimizer=str(target.optimizer),
         sizes=builder.sizes(),
         parameter_bytes=shards.parameter_bytes,
@@ -72,6 +83,7 @@ def forecast_rank(
         gathered_bytes=shards.held.gathered_bytes,
         beside_bytes=shards.held.beside_bytes,
         peak_bytes=found.peak_bytes,
+        peak_moment=max(moments, key=lambda moment: moment.nbytes),
         floor_bytes=found.floor_bytes,
         limit_bytes=target.limit_bytes,
         budget_bytes=found.budget_bytes,
@@ -96,6 +108,13 @@ def _ready(trace: RankTrace, target: Target, *, knows_torch: bool) -> list[Ready
             split_convolution_gradients(traced.joint)
         found.append(ready(traced, target, torch_sets, is_candidate=knows_torch))
     return found
+
+
+def _optimizer_bytes(target: Target, shards: Shards) -> int:
+    """What the optimizer's step takes for itself: for one parameter after the other on a CPU, for all at once on a GPU."""
+    if target.figures().name == "cpu":
+        return target.optimizer.workspace_of(shards.largest_bytes)
+    return target.optimizer.foreach_workspace_of(shards.gradient_bytes)
 
 
 def _calls(trace: RankTrace) -> list[RegionCall]:

@@ -43,6 +43,7 @@ def plans_for(
 
     Args:
         graphs: Their problems know torch's choice where the budget is `max` or a fraction.
+        calls: What lies beside them counts against the budget, and is in no peak that is returned.
         in_groups: Whether Inductor makes C++ for the device.
 
     Raises:
@@ -56,7 +57,7 @@ def plans_for(
     if len(calls) == 1:
         return replace(_alone(graphs[0], effective), plain_bytes=plain_bytes)
     if effective.budget.kind == "max":
-        return _fastest(graphs, calls, effective)
+        return _fastest(graphs, _alone_in_memory(calls), effective)
     return replace(_together(graphs, calls, effective), plain_bytes=plain_bytes)
 
 
@@ -73,6 +74,10 @@ def _fastest(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: Ef
     options = [option_of(graph.planner, plan) for graph, plan in zip(graphs, plans, strict=True)]
     floor = allocate(calls, [plan_options(graph.planner) for graph in graphs], None)
     return RankPlans(plans, step_peak_bytes(calls, options), floor.peak_bytes, None)
+
+
+def _alone_in_memory(calls: Sequence[RegionCall]) -> list[RegionCall]:
+    return [replace(call, beside_bytes=0) for call in calls]
 
 
 def _together(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: EffectiveBudget) -> RankPlans:
@@ -92,7 +97,9 @@ def _together(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: E
             f"{effective.source} allows {format_bytes(budget_bytes)}, and the lowest plans of the step's graphs come to "
             f"{format_bytes(found.peak_bytes)}"
         )
-    return RankPlans(plans, found.peak_bytes, floor.peak_bytes, budget_bytes, message=message)
+    own = _alone_in_memory(calls)
+    peak_bytes = step_peak_bytes(own, [menus[k][found.chosen[k]] for k in range(len(graphs))])
+    return RankPlans(plans, peak_bytes, allocate(own, menus, None).peak_bytes, budget_bytes, message=message)
 
 
 def _plan_of(graph: Ready, option: PlanOption) -> Plan:

@@ -21,6 +21,7 @@ from compile_remat.forecast.fake_trace import Seen, Traced, joint_of, looked_at,
 from compile_remat.forecast.mesh.blocks import blocks_of
 from compile_remat.forecast.mesh.graph_parts import Part, parts_of
 from compile_remat.forecast.mesh.layout import MeshLayout
+from compile_remat.forecast.mesh.mixed_precision import in_dtype
 from compile_remat.forecast.mesh.shards import Shards, shards_of
 
 
@@ -46,7 +47,7 @@ class RankTrace:
         names: Of each the block that it was first seen in; empty for what lies around blocks.
         calls: In the order of the forward.
         shards: What the rank holds beside the graphs.
-        input_bytes: Of what the model is called with.
+        input_bytes: Of what the model is called with, and of copies in the type of the forward.
     """
 
     graphs: tuple[Traced, ...]
@@ -89,12 +90,16 @@ def trace_rank(
         blocks = blocks_of(model) if layout.shard == "fsdp2" else {}
         if layout.shard == "fsdp2" and not blocks:
             raise ConfigError(f"shard = 'fsdp2': {builder.name} has no list of blocks; 'fsdp2-whole' needs none.")
-        shards = shards_of(model, blocks, layout, mesh)
+        shards = shards_of(model, blocks, layout, mesh, "cpu" if device.name == "cpu" else "cuda")
+        input_bytes = _nbytes(inputs)
+        if layout.forward_dtype is not None:
+            inputs, copied_bytes = in_dtype(model, inputs, layout.forward_dtype)
+            input_bytes += copied_bytes
         advance(f"tracing {builder.name}")
         parts = _seen(model, inputs, tuple(blocks), builder.name, device)
         graphs, names, calls = _distinct(parts, tuple(blocks), builder.name, device)
         graphs = [replace(graph, times_ns=times_of(graph.joint.module.graph)) for graph in graphs]
-    return RankTrace(tuple(graphs), tuple(names), tuple(calls), shards, _nbytes(inputs))
+    return RankTrace(tuple(graphs), tuple(names), tuple(calls), shards, input_bytes)
 
 
 @dataclass(frozen=True)

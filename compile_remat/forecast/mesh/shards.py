@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from compile_remat._torch.ranks.fake_group import meta_twin
 from compile_remat._torch.ranks.wrappers import FsdpTree, fsdp_tree, local_nbytes
@@ -25,33 +25,41 @@ class Shards:
     Attributes:
         parameter_bytes: Of its parts of parameters, and of buffers.
         gradient_bytes: Of its parts of the gradients of what is trained.
+        largest_bytes: The largest of the latter.
         held: What the wrapper holds beside graphs.
         tree: The model under FSDP2, the groups of its blocks in the blocks' order behind the model's own; None under DDP.
     """
 
     parameter_bytes: int
     gradient_bytes: int
+    largest_bytes: int
     held: Held
     tree: FsdpTree | None = None
 
 
-def shards_of(model: nn.Module, blocks: Collection[str], layout: MeshLayout, mesh: Any) -> Shards:
-    """What rank 0 holds; to be called outside of the fake tensors' mode, with the mesh's process group alive."""
+def shards_of(
+    model: nn.Module, blocks: Collection[str], layout: MeshLayout, mesh: Any, device_type: str = "cuda"
+) -> Shards:
+    """What rank 0 holds; to be called outside of the fake tensors' mode, with the mesh's process group alive.
+
+    Args:
+        device_type: Where it trains.
+    """
     if not layout.is_fsdp:
         held = held_by_ddp_of(model) if layout.dp > 1 else NOTHING_HELD
-        return Shards(_bytes_of(model), _trained_bytes(model), held)
+        return Shards(_bytes_of(model), sum(_trained(model)), max(_trained(model), default=0), held)
     twin = meta_twin(model)
-    for path in blocks:
-        fully_shard(twin.get_submodule(path), mesh=mesh["dp"], reshard_after_forward=layout.reshard)
-    fully_shard(twin, mesh=mesh["dp"], reshard_after_forward=layout.reshard)
-    tree = fsdp_tree(twin)
+    policy = MixedPrecisionPolicy(layout.forward_dtype, layout.reduction_dtype)
+    for module in (*map(twin.get_submodule, blocks), twin):
+        fully_shard(module, mesh=mesh["dp"], reshard_after_forward=layout.reshard, mp_policy=policy)
+    tree = fsdp_tree(twin, device_type)
     assert tree is not None
-    return Shards(_bytes_of(twin), _trained_bytes(twin), held_by_fsdp(tree), tree)
+    return Shards(_bytes_of(twin), sum(_trained(twin)), max(_trained(twin), default=0), held_by_fsdp(tree), tree)
 
 
 def _bytes_of(model: nn.Module) -> int:
     return sum(map(local_nbytes, (*model.parameters(), *model.buffers())))
 
 
-def _trained_bytes(model: nn.Module) -> int:
-    return sum(local_nbytes(p) for p in model.parameters() if p.requires_grad)
+def _trained(model: nn.Module) -> list[int]:
+    return [local_nbytes(p) for p in model.parameters() if p.requires_grad]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from compile_remat._torch.ranks.wrappers import local_nbytes
 from compile_remat.device.measure import recorded
-from tests.forecast.mesh.models import stack
+from tests.forecast.mesh.models import sections, stack
 from tests.ranks.gloo import waiting_for_threads
 
 STEPS = 6
+
+Dtypes = tuple[torch.dtype | None, torch.dtype | None]
+"""What FSDP2 gathers parameters in, and what it reduces gradients in."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,49 @@ def region_peak(rank: int, dp: int, tp: int, shard: str, budget: str) -> int:
             step(x).backward(incoming)
         measured.append(peaks[0].peak_bytes)
     return min(measured[1:])  # threads of gloo hold what tensor parallelism reduces a moment longer in some steps
+
+
+def whole_step(
+    rank: int, sizes: tuple[int, int], shard: str, reshard: bool | None, dtypes: Dtypes, budget: str
+) -> list[int]:
+    """What a rank has allocated at most in some steps of AdamW, with all that is there before: compiled inside a budget."""
+    torch.manual_seed(0)
+    with recorded("cpu") as there:
+        model, inputs = sections(*sizes)
+        module: Any = model
+        if shard == "ddp":
+            module = nn.parallel.DistributedDataParallel(model)
+        else:
+            mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+            policy = MixedPrecisionPolicy(*dtypes)
+            for part in [*(model.blocks if shard == "fsdp2" else ()), model]:
+                fully_shard(part, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+    options = {"backend": "remat", "options": {"memory_budget": budget}}
+    if shard == "fsdp2":
+        for part in (model.enter, *model.blocks, model.leave):
+            part.compile(**options)
+    else:
+        module = torch.compile(module, **options)
+
+    def step() -> None:
+        module(*inputs).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(STEPS // 2):
+        step()
+    return [there[0].end_bytes + _peak(step) for _ in range(STEPS // 2)]
+
+
+def _peak(step: Callable[[], None]) -> int:
+    with waiting_for_threads(), recorded("cpu") as peaks:
+        step()
+    return peaks[0].peak_bytes
 
 
 def _on_mesh(dp: int, tp: int, shard: str) -> tuple[Any, torch.Tensor, Any]:

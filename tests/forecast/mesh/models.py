@@ -29,6 +29,36 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(self.head(x), tokens)
 
 
+class Head(nn.Module):
+    """The last layer and the loss."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, 96)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.head(x), tokens)
+
+
+class Sections(nn.Module):
+    """The same net in modules that can be compiled one by one."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Embedding(96, width), Head(width)
+        self.blocks = nn.ModuleList([Block(width) for _ in range(3)])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.enter(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x, tokens)
+
+
+def sections(batch: int = 512, width: int = WIDE) -> tuple[nn.Module, tuple[Tensor]]:
+    return Sections(width), (torch.zeros(batch, dtype=torch.int64),)
+
+
 def spread(model: Any, mesh: Any) -> None:
     """Tensor parallelism as is usual: up by columns, down by rows."""
     for block in model.blocks:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import compile_remat
-from compile_remat.budget import MemoryBudget
+from compile_remat.budget import MemoryBudget, Reserve
 from compile_remat.cost_models import CollectiveKind, load_device
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, RematError, SharedBudgetError
 from compile_remat.forecast.builders import Builder
@@ -58,9 +58,39 @@ def test_parts_of_parameters_are_a_rank_s_own(by_blocks: RankForecast) -> None:
     model_s_own = nbytes(Net()) - 3 * nbytes(Block())
     # The model's own group, and a block both flat and copied out, beside the flat copy of the block before.
     assert by_blocks.gathered_bytes == model_s_own + 3 * nbytes(Block())
-    assert by_blocks.total_bytes == (
-        3 * by_blocks.parameter_bytes + by_blocks.input_bytes + by_blocks.beside_bytes + by_blocks.peak_bytes
-    )
+
+
+def test_the_sum_is_that_of_one_moment(by_blocks: RankForecast) -> None:
+    fixed_bytes = 3 * by_blocks.parameter_bytes + by_blocks.input_bytes
+    moment = by_blocks.peak_moment
+    assert by_blocks.total_bytes == fixed_bytes + moment.graph_bytes + moment.wrapper_bytes
+    assert by_blocks.total_bytes < fixed_bytes + by_blocks.beside_bytes + by_blocks.peak_bytes
+    assert moment.graph_bytes <= by_blocks.peak_bytes and moment.wrapper_bytes <= by_blocks.beside_bytes
+    assert str(moment) == f"{moment.at}, {moment.where}"
+
+
+def test_auto_allows_for_the_wrapper_where_it_holds_it() -> None:
+    """A device on which the step fits, but not the two peaks as if they came together."""
+    free = on("dp=4", "fsdp2", STACK)
+    fixed_bytes = free.total_bytes - free.peak_moment.nbytes
+    limit_bytes = fixed_bytes + free.beside_bytes + free.peak_bytes - 1
+    target = replace(H100, capacity_bytes=limit_bytes, reserve=Reserve("bytes", 0))
+    target = replace(target, capacity_bytes=2 * limit_bytes - (target.limit_bytes or 0))  # cuBLAS has workspaces
+    assert target.limit_bytes == limit_bytes
+    found = on("dp=4", "fsdp2", STACK, target)
+    assert found.fits and found.extra_time_ns == 0 and not found.message
+    assert found.peak_bytes == free.peak_bytes
+
+
+def test_mixed_precision_gathers_and_computes_in_another_type_than_the_shards_are_in(by_blocks: RankForecast) -> None:
+    mixed = on("dp=4", "fsdp2", param_dtype="bf16")
+    assert mixed.param_dtype == "bf16" and mixed.parameter_bytes == by_blocks.parameter_bytes
+    assert mixed.gradient_bytes == by_blocks.gradient_bytes and mixed.optimizer_bytes == by_blocks.optimizer_bytes
+    assert mixed.gathered_bytes == by_blocks.gathered_bytes // 2
+    assert 0.4 * by_blocks.peak_bytes < mixed.peak_bytes < 0.75 * by_blocks.peak_bytes  # the loss is in float32
+    in_float32 = on("dp=4", "fsdp2", param_dtype="bf16", reduce_dtype="fp32")
+    assert mixed.beside_bytes < in_float32.beside_bytes
+    assert in_float32.collective_time_ns > mixed.collective_time_ns  # type: ignore[operator]
 
 
 def test_keeping_what_is_gathered_costs_memory_and_spares_time(by_blocks: RankForecast) -> None:
@@ -72,7 +102,7 @@ def test_keeping_what_is_gathered_costs_memory_and_spares_time(by_blocks: RankFo
 
 
 def test_one_rank_is_the_forecast_of_one_device() -> None:
-    alone, one = forecast(NET, H100, with_max_batch=False), on("dp=1")
+    alone, one = forecast(STACK, H100, with_max_batch=False), on("dp=1", builder=STACK)
     assert one.peak_bytes == alone.plan.peak_bytes and one.graphs[0].plan.saved == alone.plan.saved
     assert one.total_bytes == alone.total_bytes and one.floor_bytes == alone.floor_bytes
     assert one.collective_time_ns == 0 and one.step_time_ns == one.kernel_time_ns == alone.planned_time_ns

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import torch
 
 from compile_remat.budget import MemoryBudget
 from compile_remat.forecast.builders import Builder
@@ -11,7 +14,8 @@ from compile_remat.forecast.mesh.rank_figures import RankForecast
 from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from tests.forecast.mesh import jobs
-from tests.forecast.mesh.models import stack
+from tests.forecast.mesh.models import WIDE, sections, stack
+from tests.ranks.models import WIDTH
 from tests.ranks.processes import Ranks
 
 
@@ -63,3 +67,39 @@ def test_the_region_peak_of_its_graphs(two: Ranks, four: Ranks, dp: int, tp: int
     planned = found.graphs[1].plan.peak_bytes if shard == "fsdp2" else found.peak_bytes
     for measured in (two if dp * tp == 2 else four)(jobs.region_peak, dp, tp, shard, budget):
         assert measured == within_3_percent(planned)
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+MANY, FEW, NARROW = (512, WIDE), (8, WIDE), (512, WIDTH)
+"""Rows and width: activations make the peak, or the wrapper and the optimizer do.
+
+In the narrow model all gradients are in DDP's first bucket, of 1 MiB, behind which torch cuts.
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shard", "reshard", "dtypes", "budget"),
+    [
+        (MANY, "fsdp2", None, (None, None), "max"),
+        (MANY, "fsdp2", False, (None, None), "min"),
+        (FEW, "fsdp2", None, (BF16, FP32), "max"),
+        (FEW, "ddp", None, (None, None), "max"),
+        pytest.param(MANY, "fsdp2", True, (None, None), "min", marks=pytest.mark.full),
+        pytest.param(MANY, "fsdp2", None, (BF16, None), "max", marks=pytest.mark.full),
+        pytest.param(FEW, "fsdp2", None, (BF16, None), "max", marks=pytest.mark.full),
+        pytest.param(FEW, "fsdp2", False, (None, None), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "fsdp2-whole", None, (None, None), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "fsdp2-whole", None, (None, None), "min", marks=pytest.mark.full),
+        pytest.param(FEW, "fsdp2-whole", True, (BF16, FP32), "max", marks=pytest.mark.full),
+        pytest.param(MANY, "ddp", None, (None, None), "max", marks=pytest.mark.full),
+        pytest.param(NARROW, "ddp", None, (None, None), "min", marks=pytest.mark.full),
+    ],
+)
+def test_the_sum_of_a_whole_step(
+    two: Ranks, sizes: tuple[int, int], shard: str, reshard: bool | None, dtypes: jobs.Dtypes, budget: str
+) -> None:
+    names = {None: None, BF16: "bf16", FP32: "fp32"}
+    layout = MeshLayout.parse("dp=2", shard, reshard, 8, *map(names.__getitem__, dtypes))
+    found = forecast_rank(Builder(partial(sections, *sizes)), Target("cpu", MemoryBudget.parse(budget)), layout)
+    for measured in two(jobs.whole_step, sizes, shard, reshard, dtypes, budget, timeout_s=300):
+        assert min(measured) == within_3_percent(found.total_bytes)

@@ -1,0 +1,192 @@
+"""The moments of a rank's step, and what is allocated at each of them: by the graphs, and by DDP or FSDP2 around them.
+
+The peak of the graphs and the peak of what a wrapper holds seldom come at the same time, so the bytes of a step are the most of
+their sums.  What the graphs hold at a moment of `ranks.fsdp_step`:
+
+    gather, copy out, forward    what the graphs in front hold; in the forward also that graph's own peak
+    gather again, ahead          the same and what this graph holds, gradients of code around blocks, and this graph's outputs where
+                                 its backward reads them: the gradients that come in lie in the others' place
+    backward                     what the graphs in front hold, its own peak, and those gradients
+    copy in, reduce, cast back   what the graphs in front hold; the gradients are FSDP2's by then
+    optimizer                    nothing: parts of gradients, and what the optimizer's step takes for itself
+
+Under DDP (``torch.nn.parallel.DistributedDataParallel``), whose buckets are there from its construction on, only ``forward``,
+``backward`` and ``optimizer`` are moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from compile_remat.forecast.mesh.rank_trace import GraphCall
+from compile_remat.forecast.mesh.shards import Shards
+from compile_remat.passes import Plan, Planner, backward_peak_bytes, option_of
+from compile_remat.planning.joint_allocation import RegionCall
+from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_moments
+
+OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True)
+class GraphBytes:
+    """What one graph takes under its plan.
+
+    Attributes:
+        forward_bytes: The peak of its forward.
+        backward_bytes: The peak of its backward.
+        held_bytes: What lies there between the two.
+        kept_output_bytes: Outputs that its own backward reads.
+    """
+
+    forward_bytes: int
+    backward_bytes: int
+    held_bytes: int
+    kept_output_bytes: int
+
+
+@dataclass(frozen=True)
+class StepMoment:
+    """One moment of a step.
+
+    Attributes:
+        at: What happens: a value of `At`, or `OPTIMIZER`.
+        where: The run of a graph that it belongs to, in words; empty at the end of the step.
+        graph_bytes: What graphs hold, and gradients.
+        wrapper_bytes: What DDP or FSDP2 holds beside them, parts of gradients among it.
+    """
+
+    at: str
+    where: str
+    graph_bytes: int
+    wrapper_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of both."""
+        return self.graph_bytes + self.wrapper_bytes
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{self.at}, {self.where}" if self.where else self.at
+
+
+def moments_of(
+    calls: Sequence[GraphCall],
+    regions: Sequence[RegionCall],
+    graphs: Sequence[GraphBytes],
+    shards: Shards,
+    optimizer_bytes: int,
+) -> list[StepMoment]:
+    """All moments of a step.
+
+    Args:
+        calls: The step, in the order of the forward.
+        regions: The same, with the gradients that wait for the step's end.
+        graphs: By the calls' numbers.
+        optimizer_bytes: What the optimizer's step takes for itself.
+    """
+    live = _GraphsAt(calls, regions, graphs)
+    if shards.tree is not None:
+        found = [_with_graphs(m, live, _where(calls, m.place)) for m in _fsdp_moments(calls, shards)]
+        at_end = StepMoment(OPTIMIZER, "", optimizer_bytes, shards.gradient_bytes)
+        return [*found, at_end]
+    buckets = shards.held.beside_bytes
+    forward = [StepMoment(At.FORWARD, _where(calls, k), live.forward(k), buckets) for k in range(len(calls))]
+    backward = [
+        StepMoment(At.BACKWARD, _where(calls, k), live.backward(k), buckets) for k in reversed(range(len(calls)))
+    ]
+    at_end = StepMoment(OPTIMIZER, "", optimizer_bytes + shards.gradient_bytes, buckets)
+    return [*forward, *backward, at_end]
+
+
+def wrapper_bytes(calls: Sequence[GraphCall], shards: Shards) -> list[int]:
+    """The most that the wrapper holds while each of these runs, and between it and the next one; gradients not counted."""
+    most = [0 if shards.tree is not None else shards.held.beside_bytes] * len(calls)
+    for moment in _fsdp_moments(calls, shards):
+        place = min(moment.place, len(calls) - 1)
+        most[place] = max(most[place], moment.beside_bytes)
+    return most
+
+
+def places_of(calls: Sequence[GraphCall], shards: Shards) -> list[int | None]:
+    """The group of FSDP2 that each of these runs in; None for code around blocks, and where a group is around all blocks."""
+    assert shards.tree is not None
+    groups = shards.tree.groups
+    inner = [k for k, group in enumerate(groups) if not group.is_outer]
+    if all(call.block is None for call in calls):
+        return [inner[0] if inner else None for _ in calls]
+    num_blocks = 1 + max(call.block for call in calls if call.block is not None)
+    return [None if call.block is None else len(groups) - num_blocks + call.block for call in calls]
+
+
+def _fsdp_moments(calls: Sequence[GraphCall], shards: Shards) -> Iterator[FsdpMoment]:
+    if shards.tree is not None:
+        yield from fsdp_moments(shards.tree.groups, places_of(calls, shards))
+
+
+def graph_bytes_of(planner: Planner, plan: Plan) -> GraphBytes:
+    """What a graph takes under a plan."""
+    option = option_of(planner, plan)
+    backward_bytes = backward_peak_bytes(planner, plan)
+    return GraphBytes(option.forward_peak_bytes, backward_bytes, option.held_bytes, option.kept_output_bytes)
+
+
+class _GraphsAt:
+    """What the graphs of a step hold, before, in and behind the run at each place."""
+
+    def __init__(self, calls: Sequence[GraphCall], regions: Sequence[RegionCall], graphs: Sequence[GraphBytes]) -> None:
+        self.runs = [graphs[call.graph] for call in calls]
+        self.front = [0]
+        for run in self.runs:
+            self.front.append(self.front[-1] + run.held_bytes)
+        self.later = [0]
+        for region in reversed(regions):
+            self.later.insert(0, self.later[0] + region.gradient_bytes)
+
+    def forward(self, place: int) -> int:
+        return self.front[place] + self.runs[place].forward_bytes
+
+    def between(self, place: int) -> int:
+        """Before the backward at a place, which has its gradient already."""
+        return self.front[place + 1] + self._coming(place)
+
+    def backward(self, place: int) -> int:
+        return self.front[place] + self.runs[place].backward_bytes + self._coming(place)
+
+    def behind(self, place: int) -> int:
+        """Behind the backward at a place, its gradients not counted."""
+        if place == len(self.runs):
+            return 0  # the gradients that waited are those of an outer group, which counts them
+        kept = self.runs[place - 1].kept_output_bytes if place else 0
+        return self.front[place] + kept + self.later[place + 1]
+
+    def _coming(self, place: int) -> int:
+        """Gradients that wait for the end, and those that come in beside outputs."""
+        is_last = place == len(self.runs) - 1
+        return self.later[place + 1] + self.runs[place].kept_output_bytes * (not is_last)
+
+
+def _with_graphs(moment: FsdpMoment, live: _GraphsAt, where: str) -> StepMoment:
+    at, place = moment.at, moment.place
+    if at in (At.GATHER, At.COPY_OUT):
+        graph_bytes = live.front[place]
+    elif at is At.FORWARD:
+        graph_bytes = live.forward(place)
+    elif at in (At.GATHER_AGAIN, At.COPY_OUT_AGAIN, At.AHEAD):
+        graph_bytes = live.between(place)
+    elif at is At.BACKWARD:
+        graph_bytes = live.backward(place)
+    else:
+        graph_bytes = live.behind(place) + moment.gradient_bytes
+    return StepMoment(at, where, graph_bytes, moment.beside_bytes)
+
+
+def _where(calls: Sequence[GraphCall], place: int) -> str:
+    num_blocks = len({call.block for call in calls} - {None})
+    if place == len(calls):
+        return "parameters of no block"
+    block = calls[place].block
+    if block is not None:
+        return f"block {block + 1} of {num_blocks}"
+    return "around the blocks" if num_blocks else "the model"
