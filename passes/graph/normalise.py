@@ -9,8 +9,8 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat.passes.graph.rewrites.convolution_gradients import split_convolution_gradients
 from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
-from compile_remat.passes.graph.rewrites.sigmoids import separate_sigmoids
 from compile_remat.passes.graph.rewrites.sibling_gradients import make_sibling_gradients_together
+from compile_remat.passes.graph.rewrites.sigmoids import separate_sigmoids
 from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 
 

@@ -22,9 +22,6 @@ ComputedBuffer = private_name("torch._inductor.ir", "ComputedBuffer")
 SchedulerNode = private_name("torch._inductor.scheduler", "SchedulerNode")
 V = private_name("torch._inductor.virtualized", "V")
 
-MAY_BE_LARGE = hasattr(inductor_config, "realize_cpu_opcount_threshold")
-"""Whether C++ kernels may have more operations than others before Inductor makes two nodes of them: 50 from 2.13 on, 30 before."""
-
 
 class SeparateKernels(CppScheduling):
     """Inductor's C++ backend, calling each kernel on its own where something can be freed after it.
@@ -37,29 +34,6 @@ class SeparateKernels(CppScheduling):
         """Whether the kernels so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or bool(V.graph.scheduler.buffer_names_to_free)
-
-    def can_fuse_vertical(self, node1: Any, node2: Any) -> bool:
-        """Whether a kernel takes in one that reads its results; before 2.13, a reduction only once pointwise readers are in it.
-
-        A gradient in bfloat16 is computed in float32, and from 30 operations on Inductor makes its conversion a node of its own.
-        Joined to a sum first, the kernel takes no pointwise node any more: the gradient was written to memory in float32.
-        """
-        if not super().can_fuse_vertical(node1, node2):  # type: ignore[no-untyped-call]
-            return False
-        return MAY_BE_LARGE or not (node2.is_reduction() and self._has_pointwise_reader_left(node1, node2))
-
-    def _has_pointwise_reader_left(self, node1: Any, reduction: Any) -> bool:
-        """Whether a pointwise kernel that does not wait for the reduction can be joined to the kernel whose results it reads."""
-        if node1.is_reduction():
-            return False
-        awaited = reduction.get_operation_names()
-        users = [user.node for buffer in node1.get_outputs() for user in buffer.users]
-        readers = {self.scheduler.get_fused_node(user) for user in users if type(user) is SchedulerNode} - {node1}
-        return any(
-            not (reader.is_reduction() or reader.ancestors & awaited)
-            and self.scheduler.can_fuse(node1, reader)
-            for reader in readers
-        )
 
     def _can_fuse_nodes_with_compatible_ranges(self, node1: Any, node2: Any) -> bool:
         """Whether the loops of two pointwise kernels can be made the same; Inductor tries where one of them has a single loop.

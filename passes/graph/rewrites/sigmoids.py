@@ -1,9 +1,9 @@
 """``1 / (1 + exp(-x))`` is a sigmoid where something else reads the denominator.
 
-Before 2.13, torch writes the derivative of SiLU with such a quotient, and SiLU itself is ``x / (1 + exp(-x))``: common subexpressions
-leave one denominator with two readers.  An exponential that two read is a node of its own for Inductor, so one kernel computes it and both
-gradients of a gated MLP, and can write over nothing that both of them read.  With a sigmoid, as later versions of torch write it, these are
-two kernels, each in place.  Inductor's C++ computes a sigmoid by the same expression.
+Before 2.13, torch writes the derivative of SiLU with such a quotient, and SiLU itself is ``x / (1 + exp(-x))``: without common
+subexpressions, one denominator has two readers.  An exponential that two read is a node of its own for Inductor, so one kernel
+computes it and both gradients of a gated MLP, and can write over nothing that both of them read.  With a sigmoid, as later
+versions of torch write it, these are two kernels, each in place.  Inductor's C++ computes a sigmoid by the same expression.
 """
 
 from __future__ import annotations
