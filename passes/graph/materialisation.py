@@ -330,16 +330,22 @@ def _are_alike(draft: Draft, kernels: Collection[_Kernel]) -> bool:
 
 
 def _keeps_its_loops(draft: Draft) -> bool:
-    """Whether a node goes over rows and columns: it computes the gradient of a pooling of averages, whose index divides them."""
-    stack, seen = [draft], {draft}
+    """Whether a node goes over rows and columns: its loops are not those of one that goes over pixels.
+
+    It computes the gradient of a pooling of averages, whose index divides them, or reads tensors in both orders of dimensions and
+    is written with its channels innermost: Inductor then goes over the dimensions in their order, and what reads the node alone
+    over all of them at once.
+    """
+    stack, seen, orders = [draft], {draft}, set[bool]()
     while stack:
         node = stack.pop()
         if _name(node) == "avg_pool2d_backward":
             return True
-        found = [s for s in node.sources if s not in seen and _is_inlined(s)]
+        found = [s for s in node.sources if s not in seen]
         seen.update(found)
-        stack += found
-    return False
+        stack += filter(_is_inlined, found)
+        orders.update(s.is_channels_last for s in found if not _is_inlined(s) and shape(s.node) == shape(draft.node))
+    return draft.is_channels_last and len(orders) > 1
 
 
 def _depths(graph: DraftGraph) -> dict[Draft, int]:

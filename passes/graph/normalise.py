@@ -10,6 +10,7 @@ from compile_remat._torch import joint_graph
 from compile_remat.passes.graph.rewrites.convolution_gradients import split_convolution_gradients
 from compile_remat.passes.graph.rewrites.shape_only_inputs import replace_shape_only_inputs
 from compile_remat.passes.graph.rewrites.sibling_gradients import make_sibling_gradients_together
+from compile_remat.passes.graph.rewrites.sigmoids import separate_sigmoids
 from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weight_gradients_up
 
 
@@ -39,6 +40,7 @@ def rewritten(joint: joint_graph.Joint, *, splits_convolutions: bool = True) -> 
         joint.info.unclaimed_nodes.update(replace_shape_only_inputs(joint.module))
         if splits_convolutions:
             split_convolution_gradients(joint)
+        separate_sigmoids(joint.module)
         move_weight_gradients_up(joint.module, joint.info.tangents_closure)
         make_sibling_gradients_together(joint.module, joint.info.tangents_closure)
     return joint

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from expecttest import assert_expected_inline
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
@@ -313,6 +314,25 @@ def test_a_step_with_too_many_operations_is_a_node_of_its_own() -> None:
     assert found == [
         (9, "mul_1", 1, {"_to_copy": 1, "neg": 2, "sin_1": 1}),
         (7, "mul", 1, {"neg": 4, "sin_1": 3, "sin": 2, "_to_copy": 1}),
+    ]
+
+
+@pytest.mark.parametrize("gives_others_loops", [True, False])
+def test_a_large_step_that_reads_both_orders_of_dimensions_keeps_its_loops(gives_others_loops: bool) -> None:
+    """`sort` has the dimensions in order, what convolutions give has its channels innermost: the gradient in float32 goes over the
+    dimensions one by one, and its conversion over all at once.  Where Inductor gives neither the other's loops, it is written."""
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        product = F.conv2d(x, w, padding=1).float() * x.sort(-1).values.float()
+        return F.conv2d(product.sin().cos().bfloat16(), w, padding=1)
+
+    def rules(device: str) -> InductorRules:
+        return replace(inductor_rules(device), gives_others_loops=gives_others_loops, max_ops=6)
+
+    arguments = [torch.randn(shape).bfloat16().requires_grad_() for shape in ((2, 4, 8, 8), (4, 4, 3, 3))]
+    steps = [s for s in problem_of(function, *arguments, rules=rules).steps if s.name == "mul_2"]
+    assert [(s.realised, s.is_inner, s.is_channels_last) for s in steps] == [
+        (not gives_others_loops, gives_others_loops, True)
     ]
 
 
