@@ -84,20 +84,22 @@ def _now(target: Any, *arguments: Any, **keywords: Any) -> Any:
     return target(*arguments, **keywords)
 
 
-def _pack(value: Tensor, order: Sequence[int]) -> Tensor:
+def packed_bits(value: Tensor, order: Sequence[int]) -> Tensor:
+    """`PACK_BITS` in operators that every backend fuses."""
     packed: Tensor = _packed(_now, value, value.shape, value.device, order)
     return packed
 
 
-def _unpack(bits: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:
+def unpacked_bits(bits: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:
+    """`UNPACK_BITS` in operators that every backend fuses."""
     value: Tensor = _unpacked(_now, bits, bits.device, shape, order)
     return value
 
 
-_LIBRARY.impl("pack_bits", _pack, "CompositeExplicitAutograd")
-_LIBRARY.impl("unpack_bits", _unpack, "CompositeExplicitAutograd")
-torch.library.register_fake(f"{NAMESPACE}::pack_bits", _pack, lib=_LIBRARY)
-torch.library.register_fake(f"{NAMESPACE}::unpack_bits", _unpack, lib=_LIBRARY)
+_LIBRARY.impl("pack_bits", packed_bits, "CompositeExplicitAutograd")
+_LIBRARY.impl("unpack_bits", unpacked_bits, "CompositeExplicitAutograd")
+torch.library.register_fake(f"{NAMESPACE}::pack_bits", packed_bits, lib=_LIBRARY)
+torch.library.register_fake(f"{NAMESPACE}::unpack_bits", unpacked_bits, lib=_LIBRARY)
 
 
 def expand_bit_ops(module: fx.GraphModule) -> None:
