@@ -59,7 +59,8 @@ def test_bits_that_come_back_wrong_are_caught(entry: str, monkeypatch: pytest.Mo
     check(trial)
     unpacked = bit_ops._unpacked
     monkeypatch.setattr(bit_ops, "_unpacked", lambda call, bits, *rest: unpacked(call, call(invert, bits), *rest))
-    with pytest.raises(AssertionError, match=r"(max|forced plan \d+): "):  # of a joint graph, all plans have narrow forms
+    places = r"(max|forced plan \d+): "  # all plans of a joint graph have narrow forms
+    with pytest.raises(AssertionError, match=places):
         check(trial)
 
 
