@@ -14,8 +14,8 @@ __all__ = [  # noqa: F405
     "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "LiveBuffer", "MaxBatch",
     "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError", "RankForecast",
     "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange", "SlicedProduct",
-    "Status", "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto", "partition", "plan",
-    "plan_rank", "reports", "reset_reports", "uninstall",
+    "Status", "StepMoment", "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto", "partition",
+    "plan", "plan_rank", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

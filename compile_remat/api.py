@@ -46,6 +46,7 @@ from compile_remat.errors import (
 )
 from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
 from compile_remat.forecast.mesh.rank_figures import RankForecast as RankForecast, RankGraph as RankGraph
+from compile_remat.forecast.mesh.step_moments import StepMoment as StepMoment
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
