@@ -209,7 +209,7 @@ def test_what_is_written_depends_on_what_is_saved(budget: str | float) -> None:
     case = models.build("vit", scale=models.TOY_SCALE, dtype="bfloat16")
     with config.patch(realize_opcount_threshold=30):
         (report,) = reports_of(case.module, case.inputs, budget)
-    assert report.predicted_peak_bytes == report.scheduled_peak_bytes
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE / 10)
 
 
 def test_two_readers_of_the_forward_part_no_kernel_of_the_backward() -> None:
