@@ -19,7 +19,7 @@ from compile_remat.backend import remat
 
 TOLERANCE = 0.01
 TOO_HIGH = {"densenet": 0.04}
-"""A copy of a concatenation is counted for a convolution's gradient that libraries make on some processors alone."""
+"""A copy of a concatenation is counted for a convolution's gradient and not made; seen on a processor with AVX2 alone."""
 
 OVERESTIMATED = pytest.mark.xfail(
     strict=True,
