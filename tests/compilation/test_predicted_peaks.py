@@ -307,7 +307,8 @@ def test_a_pooled_group_norms_gradient_is_one_kernel_from_2_13_on() -> None:
     was written to memory between them, 24 % above the plan.  Before 2.13 they are two, and so they are in the plan."""
     report = report_of_blocks(torch.bfloat16, nn.AvgPool2d(2))
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
-    if torch_version() >= (2, 13):
+    if torch_version() >= (2, 13) and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        # without bfloat16 instructions the peak is a convolution's, which converts its inputs
         assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 600_000
 
 
