@@ -20,8 +20,8 @@ def waiting_for_threads() -> Iterator[None]:
 
     Gloo runs a collective in one of two threads, wakes the caller, and drops its references to input and output afterwards, on a
     busy machine much later.  If the caller has dropped its own by then, that thread frees the memory.  The profiler does not watch
-    it: the buffer would count as held.  Gloo's reduce-scatter also sums into a copy of its input, which only gloo refers to.  Here the
-    ranks exchange the parts into a buffer of that size, and the caller sums them.
+    it: the buffer would count as held.  Gloo's reduce-scatter also sums into a copy of its input, which only gloo refers to.  Here
+    the ranks exchange the parts into a buffer of that size, and the caller sums them.
     """
     gather, reduce = _waiting(torch.distributed.all_gather_single), _reduce_scatter(torch.distributed.all_to_all_single)
     with mock.patch.multiple(torch.distributed, all_gather_single=gather, reduce_scatter_single=reduce):
