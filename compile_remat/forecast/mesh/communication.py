@@ -109,10 +109,16 @@ def _with_group(work: Work, group: FsdpGroup, layout: MeshLayout, links: Links) 
     )
 
 
-def with_ddp(work: Sequence[Work], shards: Shards, layout: MeshLayout, links: Links) -> list[Work]:
-    """The same with DDP's all-reduce behind the backward: one bucket, as the graph returns all gradients at once."""
-    reduce_ns = links.time_ns(CollectiveKind.ALL_REDUCE, shards.gradient_bytes, layout.data_ranks)
-    return [replace(work[0], reduce_ns=reduce_ns), *work[1:]]
+def with_ddp(work: Sequence[Work], gradient_bytes: Sequence[int], layout: MeshLayout, links: Links) -> list[Work]:
+    """The same with DDP's all-reduce behind each backward: torch cuts the graph at the buckets.
+
+    Args:
+        gradient_bytes: Of each run.
+    """
+    return [
+        replace(each, reduce_ns=links.time_ns(CollectiveKind.ALL_REDUCE, nbytes, layout.data_ranks))
+        for each, nbytes in zip(work, gradient_bytes, strict=True)
+    ]
 
 
 def step_time_ns(work: Sequence[Work]) -> int:

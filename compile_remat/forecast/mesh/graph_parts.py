@@ -1,4 +1,4 @@
-"""A model's graph cut where FSDP2 cuts it: before and behind each block.
+"""A model's graph cut where FSDP2 cuts it, before and behind each block, or where torch does under DDP, at its buckets.
 
 A block that is compiled by itself is the part of the whole graph that lies in its module, with the same inputs.  What lies before,
 between and behind blocks are parts as well.
@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
+from compile_remat._torch.ranks.ddp_buckets import buckets_under_ddp
 from compile_remat.passes import plain_path
 
 
@@ -41,7 +42,18 @@ class Part:
 
 def parts_of(module: fx.GraphModule, inputs: Sequence[Any], blocks: Sequence[str]) -> list[Part]:
     """The parts of a Dynamo graph in the order in which they run.  Runs them; inputs are fake tensors."""
-    numbers, names = _numbered(module.graph, blocks)
+    return _parts(module, inputs, *_numbered(module.graph, blocks))
+
+
+def parts_under_ddp(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Part]:
+    """The same of a model under DDP, whose parts are no blocks."""
+    numbers = buckets_under_ddp(module)
+    return _parts(module, inputs, numbers, [""] * (1 + max(numbers.values(), default=0)))
+
+
+def _parts(
+    module: fx.GraphModule, inputs: Sequence[Any], numbers: Mapping[fx.Node, int], names: Sequence[str]
+) -> list[Part]:
     cut = split_module(module, module, numbers.__getitem__)
     parts: list[Part] = []
 

@@ -14,7 +14,8 @@ class RankGraph:
     """One of the different graphs of a step.
 
     Attributes:
-        name: The first block that it is; empty for what lies around blocks, or for the whole model.
+        name: The first block that it is, or under DDP the first piece between buckets; empty for what lies around blocks, or for
+            the whole model.
         calls: How often it runs in a step.
         plan: Its plan; the plan's peak is that of its own run.
     """

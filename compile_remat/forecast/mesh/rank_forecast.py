@@ -144,7 +144,8 @@ def _times(
     if trace.shards.tree is not None:
         work = with_fsdp(work, trace.calls, trace.shards, layout, links)
     elif layout.dp > 1:
-        work = with_ddp(work, trace.shards, layout, links)
+        made = [trace.graphs[call.graph].trainable_bytes for call in trace.calls]
+        work = with_ddp(work, made, layout, links)
     outside_ns = sum(each.gather_ns + each.gather_again_ns + each.reduce_ns for each in work)
     return _Times(kernel_ns, inside_ns + outside_ns, step_time_ns(work))
 

@@ -19,7 +19,7 @@ from compile_remat.errors import ConfigError, RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Seen, Traced, joint_of, looked_at, refuse, show_graphs
 from compile_remat.forecast.mesh.blocks import blocks_of
-from compile_remat.forecast.mesh.graph_parts import Part, parts_of
+from compile_remat.forecast.mesh.graph_parts import Part, parts_of, parts_under_ddp
 from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.mixed_precision import in_dtype
 from compile_remat.forecast.mesh.shards import Shards, shards_of
@@ -44,7 +44,7 @@ class RankTrace:
 
     Attributes:
         graphs: The different graphs.
-        names: Of each the block that it was first seen in; empty for what lies around blocks.
+        names: Of each the block, or the piece between DDP's buckets, that it was first seen as; empty for what lies around blocks.
         calls: In the order of the forward.
         shards: What the rank holds beside the graphs.
         input_bytes: Of what the model is called with, and of copies in the type of the forward.
@@ -96,9 +96,17 @@ def trace_rank(
             inputs, copied_bytes = in_dtype(model, inputs, layout.forward_dtype)
             input_bytes += copied_bytes
         advance(f"tracing {builder.name}")
-        parts = _seen(model, inputs, tuple(blocks), builder.name, device)
+        is_ddp = layout.shard == "ddp" and layout.dp > 1 and layout.tp == 1
+
+        def cut(gm: fx.GraphModule, given: Sequence[Any]) -> list[Part]:
+            return parts_under_ddp(gm, given) if is_ddp else parts_of(gm, given, tuple(blocks))
+
+        parts = _seen(model, inputs, cut, builder.name, device)
         graphs, names, calls = _distinct(parts, tuple(blocks), builder.name, device)
         graphs = [replace(graph, times_ns=times_of(graph.joint.module.graph)) for graph in graphs]
+        if is_ddp and len(calls) > 1:
+            places = [call.graph for call in calls]
+            names = [f"piece {1 + places.index(graph)}" for graph in range(len(graphs))]
     return RankTrace(tuple(graphs), tuple(names), tuple(calls), shards, input_bytes)
 
 
@@ -110,7 +118,11 @@ class _SeenPart:
 
 
 def _seen(
-    model: nn.Module, inputs: Sequence[Any], blocks: tuple[str, ...], name: str, device: Device
+    model: nn.Module,
+    inputs: Sequence[Any],
+    cut: Callable[[fx.GraphModule, Sequence[Any]], list[Part]],
+    name: str,
+    device: Device,
 ) -> list[_SeenPart]:
     """The parts of the model's graph that need a gradient; the joint graph of those that are the first of their kind."""
     found: list[_SeenPart] = []
@@ -119,7 +131,7 @@ def _seen(
     def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         nonlocal num_graphs
         known = {part.key for part in found}
-        parts = [part for part in parts_of(gm, example_inputs, blocks) if part.needs_gradient]
+        parts = [part for part in cut(gm, example_inputs) if part.needs_gradient]
         num_graphs += bool(parts)
         for part in parts:
             key = part.key()

@@ -189,4 +189,6 @@ def _where(calls: Sequence[GraphCall], place: int) -> str:
     block = calls[place].block
     if block is not None:
         return f"block {block + 1} of {num_blocks}"
-    return "around the blocks" if num_blocks else "the model"
+    if num_blocks:
+        return "around the blocks"
+    return "the model" if len(calls) == 1 else f"piece {place + 1} of {len(calls)}"

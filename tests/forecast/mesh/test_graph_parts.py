@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from compile_remat.cost_models import load_device
 from compile_remat.forecast.fake_trace import show_graphs
-from compile_remat.forecast.mesh.graph_parts import Part, parts_of
+from compile_remat.forecast.mesh.graph_parts import Part, parts_of, parts_under_ddp
 from tests.forecast.mesh.models import Net
 from tests.ranks.models import Block
 
@@ -25,11 +26,11 @@ class Checkpointed(Net):
         return nn.functional.cross_entropy(self.head(x), tokens)
 
 
-def cut(model: nn.Module, blocks: Sequence[str] = BLOCKS) -> list[Part]:
+def cut(model: nn.Module, blocks: Sequence[str] = BLOCKS, *, is_ddp: bool = False) -> list[Part]:
     found: list[Part] = []
 
     def see(gm: fx.GraphModule, inputs: Sequence[object]) -> None:
-        found.extend(parts_of(gm, inputs, blocks))
+        found.extend(parts_under_ddp(gm, inputs) if is_ddp else parts_of(gm, inputs, blocks))
 
     show_graphs(model, (torch.zeros(8, dtype=torch.int64),), see, "model", load_device("cpu"))
     return found
@@ -70,3 +71,35 @@ def test_a_checkpointed_block_is_found_by_what_it_runs() -> None:
 def test_without_blocks_there_is_one_part() -> None:
     (part,) = cut(Net(), ())
     assert part.block == ""
+
+
+class Deep(Net):
+    """Seven blocks of 270,848 bytes: the last four, behind the head's 25 KiB, fill DDP's first bucket of 1 MiB."""
+
+    def __init__(self) -> None:
+        super().__init__(7)
+        for block in self.blocks:
+            block.up, block.down = nn.Linear(64, 512), nn.Linear(512, 64)
+
+
+class CheckpointedDeep(Deep):
+    forward = Checkpointed.forward
+
+
+@pytest.mark.parametrize("model", [Deep, CheckpointedDeep])
+def test_under_ddp_parts_lie_between_buckets(model: type[nn.Module]) -> None:
+    parts = cut(model(), is_ddp=True)
+    assert [part.block for part in parts] == ["", ""] and all(part.needs_gradient for part in parts)
+    trained = [sum(t.nbytes for t in part.inputs if isinstance(t, nn.Parameter)) for part in parts]
+    assert sum(trained) == sum(p.nbytes for p in model().parameters())
+    assert (1 << 20) <= trained[1] < (1 << 20) + 400_000
+
+
+def test_gradients_in_one_bucket_are_one_part_under_ddp() -> None:
+    (part,) = cut(Net(), is_ddp=True)
+    assert part.needs_gradient
+
+
+def test_parts_under_ddp_are_torchs_to_switch_off() -> None:
+    with torch._dynamo.config.patch(optimize_ddp=False):
+        assert len(cut(Deep(), is_ddp=True)) == 1

@@ -21,7 +21,7 @@ from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.rank_figures import RankForecast
 from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
-from tests.forecast.mesh.models import Net, net, stack
+from tests.forecast.mesh.models import Net, net, sections, stack
 from tests.ranks.models import Block
 
 H100 = Target("h100-sxm")
@@ -114,6 +114,16 @@ def test_ddp_has_all_parameters_and_buckets_and_reduces_at_the_end() -> None:
     assert found.parameter_bytes == found.gradient_bytes == found.beside_bytes == nbytes(Net())
     assert found.collective_time_ns == found.exposed_time_ns
     assert found.collective_time_ns == links.time_ns(CollectiveKind.ALL_REDUCE, nbytes(Net()), range(4))
+
+
+def test_ddp_cuts_the_step_at_its_buckets_and_reduces_beside_the_backward() -> None:
+    found, links = on("dp=4", builder=Builder(sections)), links_of(load_device("h100-sxm"), MeshLayout(dp=4))
+    assert links is not None and [graph.name for graph in found.graphs] == ["piece 1", "piece 2"]
+    at_once = links.time_ns(CollectiveKind.ALL_REDUCE, nbytes(sections()[0]), range(4))
+    assert (
+        found.collective_time_ns is not None and at_once < found.collective_time_ns < 2 * at_once
+    )  # twice the latency
+    assert found.exposed_time_ns is not None and 0 < found.exposed_time_ns < found.collective_time_ns
 
 
 def test_tensor_parallel_ranks_have_parts_of_products_and_wait_for_each_other() -> None:

@@ -78,3 +78,14 @@ def test_the_buckets_of_ddp_are_there_from_the_start() -> None:
         StepMoment("backward", "the model", 1500, 100),
         StepMoment("optimizer", "", 77 + 105, 100),
     ]
+
+
+def test_under_ddp_gradients_of_later_pieces_wait() -> None:
+    calls, regions = [GraphCall(0), GraphCall(0)], [RegionCall(0, 100), RegionCall(0, 100)]
+    seen = moments_of(calls, regions, [OWN, OWN], shards(None, beside_bytes=100), 77)
+    assert [(m.at, m.where, m.graph_bytes) for m in seen[:-1]] == [
+        ("forward", "piece 1 of 2", 1000),
+        ("forward", "piece 2 of 2", OWN.held_bytes + 1000),
+        ("backward", "piece 2 of 2", OWN.held_bytes + 1500),
+        ("backward", "piece 1 of 2", 100 + OWN.kept_output_bytes + 1500),
+    ]
