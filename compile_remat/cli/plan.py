@@ -205,10 +205,11 @@ def print_forecast(found: Forecast) -> None:
         (f"optimizer state ({found.optimizer})", format_bytes(found.optimizer_bytes)),
         ("inputs", format_bytes(found.input_bytes)),
         ("region peak", format_bytes(plan.peak_bytes)),
-        _gradients_row(found),
+        *_gradient_rows(found),
         ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
         *([("rows in slices", plan.slices_text)] if plan.sliced else []),
         ("sum", format_bytes(found.total_bytes)),
+        ("the step's peak is in", found.peak_moment),
     ]
     if found.limit_bytes is not None:
         rows.append(("capacity less the reserve", format_bytes(found.limit_bytes)))
@@ -227,10 +228,8 @@ def print_forecast(found: Forecast) -> None:
     print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
 
 
-def _gradients_row(found: Forecast) -> tuple[str, str]:
-    if found.gradients == "early":
-        return found.gradients_fact
-    return "  gradients, part of it at the end", format_bytes(found.gradient_bytes)
+def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:
+    return [(f"  {text}", size) for text, size in found.gradient_facts]
 
 
 def _print_baselines(found: Forecast) -> None:

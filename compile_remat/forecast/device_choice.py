@@ -13,7 +13,7 @@ from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
 from compile_remat.forecast.forecasting import effective_budget_of
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.forecast.target_step import Target, step_on
+from compile_remat.forecast.target_step import Target, beside_graph, largest_gradient_bytes, step_on
 from compile_remat.passes import Plan, Planner
 from compile_remat.planning.plan_policy import choose
 
@@ -122,13 +122,14 @@ def _row(
     sizes, limit_bytes = builder.sizes(), target.limit_bytes
     batch = sizes.get("batch")
     traced = traced_at(batch, target)
-    fixed_bytes = traced.parameter_bytes + target.optimizer.of(traced.trainable_bytes)
+    largest_bytes = largest_gradient_bytes(traced)
+    beside = beside_graph(target, traced.parameter_bytes, traced.trainable_bytes, largest_bytes)
     step = step_on(traced, target)
     planner = Planner(step.problem, target.time_limit)
-    plan = choose(planner, effective_budget_of(target, limit_bytes, fixed_bytes + traced.input_bytes)).plan
-    largest = nothing_fits(fixed_bytes + traced.trainable_bytes, limit_bytes)
+    plan = choose(planner, effective_budget_of(target, limit_bytes, beside.fixed_bytes + traced.input_bytes)).plan
+    largest = nothing_fits(beside, limit_bytes)
     if largest is None and batch is not None and limit_bytes is not None:
         steps = step, step_at(2 * batch)
-        largest = find_max_batch(batch, steps, step_at, planner, fixed_bytes, limit_bytes)
-    total_bytes = fixed_bytes + traced.input_bytes + plan.peak_bytes
+        largest = find_max_batch(batch, steps, step_at, planner, beside, limit_bytes)
+    total_bytes = beside.fixed_bytes + traced.input_bytes + max(plan.peak_bytes, beside.at_end_bytes)
     return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))

@@ -19,7 +19,15 @@ from compile_remat.forecast.fake_trace import bytes_of_model, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
 from compile_remat.forecast.second_process import submitted
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
-from compile_remat.forecast.target_step import Target, largest_gradient_bytes, ready, step_of, with_early_gradients
+from compile_remat.forecast.target_step import (
+    Target,
+    beside_graph,
+    largest_gradient_bytes,
+    optimizer_workspace_bytes,
+    ready,
+    step_of,
+    with_early_gradients,
+)
 from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import (
@@ -37,6 +45,7 @@ class Forecast(Viewable):
 
     Attributes:
         gradient_bytes: Of all gradients of parameters.  The backward makes them, so they are part of the region peak.
+        optimizer_workspace_bytes: What the optimizer's step takes for itself, behind the backward, or with early gradients in it.
         limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the device has no known capacity.
         plan: The plan within the budget.
         floor_bytes: The lowest reachable region peak.
@@ -68,9 +77,18 @@ class Forecast(Viewable):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes on the device at the step's peak; gradients are part of the region peak."""
-        beside_bytes = self.parameter_bytes + self.optimizer_bytes + self.input_bytes + self.optimizer_workspace_bytes
-        return beside_bytes + self.plan.peak_bytes
+        """Bytes on the device at the step's peak: within forward and backward, or in the optimizer's step behind them."""
+        beside_bytes = self.parameter_bytes + self.optimizer_bytes + self.input_bytes
+        if self.gradients == "early":
+            return beside_bytes + self.optimizer_workspace_bytes + self.plan.peak_bytes
+        return beside_bytes + max(self.plan.peak_bytes, self.gradient_bytes + self.optimizer_workspace_bytes)
+
+    @property
+    def peak_moment(self) -> str:
+        """When the device holds that much."""
+        at_end_bytes = self.gradient_bytes + self.optimizer_workspace_bytes
+        is_at_end = self.gradients == "end" and at_end_bytes > self.plan.peak_bytes
+        return "the optimizer's step" if is_at_end else "forward and backward"
 
     @property
     def fits(self) -> bool | None:
@@ -83,11 +101,13 @@ class Forecast(Viewable):
         return self.plan.step_time_ns + self.plan.extra_time_ns
 
     @property
-    def gradients_fact(self) -> tuple[str, str]:
-        """What a table says of the gradients: their bytes, or what an optimizer takes that steps where they leave."""
+    def gradient_facts(self) -> list[tuple[str, str]]:
+        """What a table says of the gradients and of the optimizer's step."""
+        workspace = format_bytes(self.optimizer_workspace_bytes)
         if self.gradients == "early":
-            return "optimizer workspace, for the largest parameter", format_bytes(self.optimizer_workspace_bytes)
-        return "gradients, part of the peak", format_bytes(self.gradient_bytes)
+            return [("optimizer workspace, for the largest parameter", workspace)]
+        gradients = "gradients, part of the peak", format_bytes(self.gradient_bytes)
+        return [gradients, ("optimizer's step behind it, beside gradients", workspace)]
 
     def figures(self, points: int = 0) -> PageFigures:
         """What a page shows of it, with a frontier of so many budgets."""
@@ -98,8 +118,9 @@ class Forecast(Viewable):
             ("parameters", format_bytes(self.parameter_bytes)),
             (f"optimizer state ({self.optimizer})", format_bytes(self.optimizer_bytes)),
             ("inputs", format_bytes(self.input_bytes)),
-            self.gradients_fact,
+            *self.gradient_facts,
             ("sum", format_bytes(self.total_bytes)),
+            ("the step's peak is in", self.peak_moment),
         ]
         if self.limit_bytes is not None:
             facts.append(("capacity less the reserve", format_bytes(self.limit_bytes)))
@@ -152,28 +173,28 @@ def forecast(
     limit = target.limit_bytes
     parameter_bytes, trainable_bytes, input_bytes = bytes_of_model(builder)
     state_bytes = target.optimizer.of(trainable_bytes)
-    fixed_bytes = parameter_bytes + state_bytes
     is_early = target.gradients == "early"
     search = with_max_batch and batch is not None and limit is not None and target.slices == "off"
-    largest = nothing_fits(fixed_bytes + trainable_bytes, limit) if search else None
+    beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
+    largest = nothing_fits(beside, limit) if search else None
     with ExitStack() as stack:
         grown: Callable[[], TracedStep] | None = None
         if search and largest is None:
             grown = _begun(stack, in_parallel, replace(builder, batch=2 * (batch or 1)), target)
         advance(f"tracing {builder.name}")
         traced = trace(builder, device, keeps_whole=target.slices != "off")
-        effective = effective_budget_of(target, limit, fixed_bytes + input_bytes)
+        largest_bytes = largest_gradient_bytes(traced)
+        workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
+        beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
+        effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
         needs_plain = effective.budget.kind in ("max", "fraction")
         is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
         torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
         traced.place(device)
         advance("building the planning problem")
         plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
-        workspace_bytes = 0
         is_split = split_convolution_gradients(traced.joint) > 0
         if is_early:
-            workspace_bytes = target.optimizer.workspace_of(largest_gradient_bytes(traced))
-            effective = effective_budget_of(target, limit, fixed_bytes + input_bytes + workspace_bytes)
             traced = with_early_gradients(traced)
         if plain_ready is None or is_split or is_early:
             own = ready(traced, target, torch_sets, is_candidate=is_candidate)
@@ -200,7 +221,7 @@ def forecast(
             def again(b: int) -> TracedStep:
                 return step_of(replace(builder, batch=b), target)
 
-            largest = find_max_batch(batch, (own.step, grown()), again, planner, fixed_bytes, limit)
+            largest = find_max_batch(batch, (own.step, grown()), again, planner, beside, limit)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),

@@ -8,6 +8,7 @@ from functools import cache
 
 from compile_remat._util.units import format_bytes
 from compile_remat.forecast.batch_scaling import BatchScaling, TracedStep
+from compile_remat.forecast.target_step import BesideGraph
 from compile_remat.passes import Plan, Planner, timeline
 
 MAX_BATCHES = 1 << 20
@@ -36,11 +37,13 @@ class MaxBatch:
     why: str = ""
 
 
-def nothing_fits(least_bytes: int, limit_bytes: int | None) -> MaxBatch | None:
-    """The answer if no batch fits, else None: at the end of the backward every gradient is live."""
+def nothing_fits(beside: BesideGraph, limit_bytes: int | None) -> MaxBatch | None:
+    """The answer if no batch fits, else None."""
+    least_bytes = beside.fixed_bytes + beside.at_end_bytes
     if limit_bytes is None or least_bytes <= limit_bytes:
         return None
-    return MaxBatch(0, why=f"parameters, gradients and optimizer state alone need {format_bytes(least_bytes)}")
+    gradients = ", gradients" if beside.at_end_bytes else ""
+    return MaxBatch(0, why=f"parameters{gradients} and the optimizer alone need {format_bytes(least_bytes)}")
 
 
 def find_max_batch(
@@ -48,7 +51,7 @@ def find_max_batch(
     steps: tuple[TracedStep, TracedStep],
     again: Callable[[int], TracedStep],
     planner: Planner,
-    fixed_bytes: int,
+    beside: BesideGraph,
     limit_bytes: int,
 ) -> MaxBatch:
     """Bisect over replayed plans of lowest peak, each made for a larger batch than fitted; then plan for the batch found.
@@ -60,7 +63,6 @@ def find_max_batch(
         steps: At `batch`, and at twice that.
         again: Traces another batch.
         planner: Of the first step; its work budget holds for all searches.
-        fixed_bytes: Parameters and optimizer state.
     """
     scaling, lowest = BatchScaling((batch, 2 * batch), steps), planner.lowest()
     if not scaling.is_one_graph:  # torch drops operators where a size is 1: take two batches above
@@ -70,10 +72,10 @@ def find_max_batch(
         lowest = planner.on(steps[1].problem).lowest()
 
     def left_bytes(b: int) -> int:
-        return limit_bytes - fixed_bytes - scaling.input_bytes_at(b)
+        return limit_bytes - beside.fixed_bytes - scaling.input_bytes_at(b)
 
     def excess_of(plan: Plan) -> Callable[[int], int]:
-        return cache(lambda b: timeline(scaling.at(b), plan).peak_bytes - left_bytes(b))
+        return cache(lambda b: max(timeline(scaling.at(b), plan).peak_bytes, beside.at_end_bytes) - left_bytes(b))
 
     excess = excess_of(lowest)
     if excess(1) > 0:
@@ -92,7 +94,8 @@ def find_max_batch(
     plan = last.within(left_bytes(most))
     if not plan.is_feasible:
         plan = last.plan_of(last.mask_of(lowest.saved), left_bytes(most), lowest.again)
-    return MaxBatch(most, plan, fixed_bytes + scaling.input_bytes_at(most) + plan.peak_bytes)
+    at_peak_bytes = max(plan.peak_bytes, beside.at_end_bytes)
+    return MaxBatch(most, plan, beside.fixed_bytes + scaling.input_bytes_at(most) + at_peak_bytes)
 
 
 def _most(low: int, excess: Callable[[int], int]) -> int:

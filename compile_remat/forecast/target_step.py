@@ -81,6 +81,41 @@ def largest_gradient_bytes(traced: Traced) -> int:
     return max((storage_nbytes(node.meta["val"]) for node in made), default=0)
 
 
+def optimizer_workspace_bytes(target: Target, trained_bytes: int, largest_bytes: int) -> int:
+    """What the optimizer's step takes for itself: for all parameters at once on a GPU, for one after the other on a CPU, and where
+    each is stepped as soon as it has its gradient.
+
+    Args:
+        trained_bytes: Of all parameters that are trained.
+        largest_bytes: Of the largest of them.
+    """
+    if target.gradients == "early" or target.figures().name == "cpu":
+        return target.optimizer.workspace_of(largest_bytes)
+    return target.optimizer.foreach_workspace_of(trained_bytes)
+
+
+@dataclass(frozen=True)
+class BesideGraph:
+    """What a device holds beside the graph of a step, its inputs not counted.
+
+    Attributes:
+        fixed_bytes: All the time: parameters, optimizer state, and what an optimizer takes that steps during the backward.
+        at_end_bytes: Behind the backward, in its place: gradients, and what the optimizer's step takes for itself.
+    """
+
+    fixed_bytes: int
+    at_end_bytes: int
+
+
+def beside_graph(target: Target, parameter_bytes: int, trained_bytes: int, largest_bytes: int) -> BesideGraph:
+    """The same of a model, from the bytes of its parameters, of those that are trained, and of the largest of these."""
+    fixed_bytes = parameter_bytes + target.optimizer.of(trained_bytes)
+    workspace_bytes = optimizer_workspace_bytes(target, trained_bytes, largest_bytes)
+    if target.gradients == "early":
+        return BesideGraph(fixed_bytes + workspace_bytes, 0)
+    return BesideGraph(fixed_bytes, trained_bytes + workspace_bytes)
+
+
 @dataclass(frozen=True)
 class Ready:
     """A step that can be planned.

@@ -56,7 +56,39 @@ def test_the_sum_is_what_lies_on_the_device(found: Forecast) -> None:
     assert found.limit_bytes == load_device("h100-sxm").memory_bytes - Reserve("percent", 5).of(85520809984) - 2 * (
         32 << 20
     )
-    assert found.fits is True
+    assert found.fits is True and found.peak_moment == "forward and backward"
+
+
+@pytest.mark.parametrize(("optimizer", "takes"), [("adamw", True), ("sgd", True), ("none", False), ("1GiB", False)])
+def test_gradients_and_the_optimizers_own_tensors_may_need_more_than_the_graph(optimizer: str, takes: bool) -> None:
+    """AdamW and SGD as torch runs them on a GPU, for all parameters at once."""
+    state = OptimizerState.parse(optimizer)
+    result = forecast(Builder(wide, batch=1), replace(H100, optimizer=state))
+    parameters = result.parameter_bytes
+    workspace_bytes = parameters if takes else 0
+    assert result.optimizer_workspace_bytes == workspace_bytes
+    at_end_bytes = max(result.plan.peak_bytes, parameters + workspace_bytes)
+    assert result.total_bytes == parameters + state.of(parameters) + result.input_bytes + at_end_bytes
+    assert result.peak_moment == ("the optimizer's step" if takes else "forward and backward")
+    limit_bytes = parameters + state.of(parameters) + at_end_bytes + 100_000
+    tight = replace(H100, optimizer=state, capacity_bytes=limit_bytes + 2 * (32 << 20), reserve=Reserve("bytes", 0))
+    found = forecast(Builder(wide, batch=1), tight).largest
+    assert found is not None and found.batch is not None and found.batch > 1
+    assert found.total_bytes is not None and limit_bytes - 10_000 < found.total_bytes <= limit_bytes
+
+
+def wide(batch: int = 1) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """Far more parameters than activations."""
+    return Mean(nn.Linear(1024, 1024)), (torch.zeros(batch, 1024),)
+
+
+class Mean(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).tanh().mean()  # type: ignore[no-any-return]
 
 
 def test_the_plan_is_within_the_budget_and_above_the_floor(found: Forecast) -> None:

@@ -18,9 +18,8 @@ from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.rank_figures import RankForecast, RankGraph
 from compile_remat.forecast.mesh.rank_plans import RankPlans, plans_for
 from compile_remat.forecast.mesh.rank_trace import RankTrace, trace_rank
-from compile_remat.forecast.mesh.shards import Shards
 from compile_remat.forecast.mesh.step_moments import graph_bytes_of, moments_of, wrapper_bytes
-from compile_remat.forecast.target_step import Ready, Target, ready
+from compile_remat.forecast.target_step import Ready, Target, optimizer_workspace_bytes, ready
 from compile_remat.passes import Plan, Problem, split_convolution_gradients
 from compile_remat.planning.joint_allocation import RegionCall
 
@@ -63,7 +62,8 @@ def forecast_rank(
     graphs = _ready(trace, target, knows_torch=effective.budget.kind in ("max", "fraction"))
     found = plans_for(graphs, calls, effective, in_groups=device.name == "cpu")
     taken = [graph_bytes_of(graph.planner, plan) for graph, plan in zip(graphs, found.plans, strict=True)]
-    moments = moments_of(trace.calls, calls, taken, shards, _optimizer_bytes(target, shards))
+    workspace_bytes = optimizer_workspace_bytes(target, shards.gradient_bytes, shards.largest_bytes)
+    moments = moments_of(trace.calls, calls, taken, shards, workspace_bytes)
     times = _times(trace, graphs, found, layout, links)
     counts = Counter(call.graph for call in trace.calls)
     return RankForecast(
@@ -108,13 +108,6 @@ def _ready(trace: RankTrace, target: Target, *, knows_torch: bool) -> list[Ready
             split_convolution_gradients(traced.joint)
         found.append(ready(traced, target, torch_sets, is_candidate=knows_torch))
     return found
-
-
-def _optimizer_bytes(target: Target, shards: Shards) -> int:
-    """What the optimizer's step takes for itself: for one parameter after the other on a CPU, for all at once on a GPU."""
-    if target.figures().name == "cpu":
-        return target.optimizer.workspace_of(shards.largest_bytes)
-    return target.optimizer.foreach_workspace_of(shards.gradient_bytes)
 
 
 def _calls(trace: RankTrace) -> list[RegionCall]:
