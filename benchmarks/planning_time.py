@@ -8,7 +8,8 @@ at 0.5 is with the plain peak that the fraction is of.  What kernels of librarie
 machine and kept on disk: the first turn, which may measure, does not count.
 
 Python's collector is off in all of them.  Ours pauses it anyway; torch's partitioner has it on, and whether that meets a full
-collection, a quarter to two fifths of its time, depends on what the process did before.
+collection, a quarter to two fifths of its time, depends on what the process did before.  So would it depend on the depth of the
+call whether torch's loops run into `frames_in_one_chunk`'s case, which ours avoids anyway: all of them are in one chunk here.
 
 `frontier` is the time of that many plans together (`compile_remat.pareto`), as a multiple of one search at half of the fastest
 plan's peak on the same problem.
@@ -37,6 +38,7 @@ from benchmarks.common.torch_budget import torch_activation_budget
 from compile_remat._torch import joint_graph
 from compile_remat._torch.isolated_trace import trace_isolated
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat.config import RematConfig
 from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import Planner, Problem, ProblemBuilder, frontier
@@ -114,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@frames_in_one_chunk
 def row_of(name: str, arguments: argparse.Namespace) -> PlanningTimeRow:
     """Trace one model and plan it."""
     case = models.build(name, device=arguments.device, scale=harness.scale_of(arguments), seed=arguments.seed)

@@ -15,6 +15,7 @@ from compile_remat._torch.delivery.returned_gradients import handing_back
 from compile_remat._torch.ranks.groups import communicates
 from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by_torch
 from compile_remat._torch.version import version_problem
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.log_output import show_from
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
@@ -77,6 +78,7 @@ def remat(
         return _raiser(error)
 
 
+@frames_in_one_chunk
 def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
@@ -81,6 +82,7 @@ def step_ns(plan: Plan) -> int:
     return plan.step_time_ns + plan.extra_time_ns
 
 
+@frames_in_one_chunk
 @collector_paused()
 def compare_devices(
     builder: Builder, targets: Sequence[Target], advance: Advance = lambda text="", count=1: None

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
@@ -144,6 +145,7 @@ class Forecast(Viewable):
         return json.dumps({**data, **figures}, indent=1)
 
 
+@frames_in_one_chunk
 @collector_paused()
 def forecast(
     builder: Builder,

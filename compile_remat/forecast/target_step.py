@@ -8,6 +8,7 @@ from typing import Any
 from compile_remat._torch import joint_graph
 from compile_remat._torch.sizes import storage_nbytes
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import CostModel, Device, Profile, load_device, make_cost_model
 from compile_remat.device.free_memory import blas_bytes
@@ -54,6 +55,7 @@ class Target:
         return None if known is None else known - self.reserve.of(known) - blas_bytes(figures.blas_workspace_bytes)
 
 
+@frames_in_one_chunk
 @collector_paused()
 def step_of(builder: Builder, target: Target) -> TracedStep:
     """Trace a step and make it the problem that plans for budgets are searched in."""

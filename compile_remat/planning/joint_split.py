@@ -16,6 +16,7 @@ from compile_remat._torch import cache_key_text, joint_graph
 from compile_remat._torch.input_mutation import writes_in_place
 from compile_remat._torch.version import version_problem
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.units import format_bytes
 from compile_remat.announcement import announce
 from compile_remat.budget import MemoryBudget
@@ -52,6 +53,7 @@ class PlannerFailed(Exception):
     """The planner broke on a graph; carries the reason to whoever can enter torch again."""
 
 
+@frames_in_one_chunk
 @collector_paused()
 def split(
     joint_module: fx.GraphModule,

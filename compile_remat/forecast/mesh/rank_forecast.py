@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from compile_remat._util.collector import collector_paused
+from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
 from compile_remat.cost_models import Links
 from compile_remat.forecast.baselines import chosen_by_torch
@@ -24,6 +25,7 @@ from compile_remat.passes import Plan, Problem, split_convolution_gradients
 from compile_remat.planning.joint_allocation import RegionCall
 
 
+@frames_in_one_chunk
 @collector_paused()
 def forecast_rank(
     builder: Builder,
