@@ -12,6 +12,7 @@ from compile_remat.cost_models.device.links import load_link as load_link
 from compile_remat.cost_models.device.table import detect as detect
 from compile_remat.cost_models.device.table import device_names as device_names
 from compile_remat.cost_models.device.table import load_device as load_device
+from compile_remat.cost_models.operators.kinds import FUSED_KINDS as FUSED_KINDS
 from compile_remat.cost_models.operators.kinds import OpKind as OpKind
 from compile_remat.cost_models.operators.ops import Op as Op
 from compile_remat.cost_models.operators.ops import describe as describe

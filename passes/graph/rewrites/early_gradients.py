@@ -5,6 +5,9 @@ that reads its parameter, stands a `GRADIENT_READY` that takes the gradient's pl
 gradient die there.  `deliver_marked` works on the backward of a plan: it puts a `DELIVER` in the place of each mark, further down
 where the backward recomputes something of the parameter later, and the backward returns None for the gradient.
 
+A step that is computed in the kernel of another one reads with that kernel: a delivery in between would have it written to memory
+first, because the operator may change the parameter.
+
 An argument that is an output too, or a view of it, keeps its gradient to the end: autograd takes such an output past the graph, and
 what is computed of it contributes later.
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +28,16 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, forget_mutation_regions
-from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.passes.graph.views import root_of
+from compile_remat.cost_models import FUSED_KINDS, OpKind, op_kind
+from compile_remat.passes.graph.views import most_users, root_of
 
 INDEX = "compile_remat_gradient"
 """Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
 
+
+MAX_READS = 4
+"""A pointwise value that reads more buffers is written to memory where several nodes read it (Inductor's
+`realize_reads_threshold`)."""
 
 NO_LEAF = "no argument that is a leaf and no output gets a gradient"
 """Why nothing is marked where there is nothing to gain."""
@@ -52,11 +59,12 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
     owners = Counter(_owner(n) for n in outputs if isinstance(n, fx.Node))
     returned_past = {_memory_of(n) for n in joint.fwd_outputs}
     marks: dict[int, fx.Node] = {}
+    inlined = _inlined(module.graph)
     for index, (primal, gradient) in enumerate(zip(primals, gradients, strict=True)):
         is_leaf = getattr(primal.meta.get("desc"), "idx", None) in arguments
         is_leaf = is_leaf and primal not in returned_past
         if is_leaf and isinstance(gradient, fx.Node) and gradient in joint.info.tangents_closure:
-            marks[index] = mark = _mark(joint, primal, gradient, is_copied=owners[_owner(gradient)] > 1)
+            marks[index] = mark = _mark(joint, primal, gradient, inlined, is_copied=owners[_owner(gradient)] > 1)
             mark.meta[INDEX] = index
     if not marks:
         return joint, NO_LEAF
@@ -77,7 +85,7 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
     primals = _primals(joint)
     tensors = [k for k, p in enumerate(primals) if isinstance(p.meta.get("val"), torch.Tensor)]
     edges = {k: edge for edge, k in enumerate(tensors)}
-    aliases = _aliases(graph, joint)
+    aliases, inlined = _aliases(graph, joint), _inlined(graph)
     output = graph.output_node()
     returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for mark in reversed(marks):  # those with one place keep their order
@@ -85,7 +93,8 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
         assert isinstance(gradient, fx.Node)
         index = int(mark.meta[INDEX])
         parameter = aliases.get(primals[index].name, [])
-        with graph.inserting_after(_last([mark, *_readers(_owner(gradient)), *_readers(*parameter)])):
+        readers = [*_readers(_owner(gradient)), *_readers(*parameter)]
+        with graph.inserting_after(_last([mark, *_kernels_of(readers, inlined)])):
             place = (index, edges[index], len(tensors), bool(copied))
             delivery = graph.call_function(DELIVER, (gradient, parameter, *place))
         delivery.meta = {**mark.meta, "val": None}
@@ -112,9 +121,11 @@ def copied_bytes(node: fx.Node) -> int:
     return math.prod(sizes.hint_shape(value)) * value.dtype.itemsize
 
 
-def _mark(joint: joint_graph.Joint, primal: fx.Node, gradient: fx.Node, *, is_copied: bool) -> fx.Node:
+def _mark(
+    joint: joint_graph.Joint, primal: fx.Node, gradient: fx.Node, inlined: Collection[fx.Node], *, is_copied: bool
+) -> fx.Node:
     owner, closure = _owner(gradient), joint.info.tangents_closure
-    readers = [n for n in _readers(primal) if n in closure] + [n for n in _readers(owner) if n in closure]
+    readers = _kernels_of([n for n in (*_readers(primal), *_readers(owner)) if n in closure], inlined)
     is_copied = is_copied or owner.op != "call_function" or _is_part(owner)
     with joint.module.graph.inserting_after(_last([gradient, *readers])):
         mark = joint.module.graph.call_function(GRADIENT_READY, (gradient, is_copied))
@@ -173,6 +184,32 @@ def _readers(*nodes: fx.Node) -> list[fx.Node]:
             found[user] = None
             if op_kind(user) is OpKind.VIEW or _is_part(user) or _may_alias(user):
                 pending.append(user)
+    return list(found)
+
+
+def _inlined(graph: fx.Graph) -> set[fx.Node]:
+    """Pointwise nodes that are computed in the kernels of their readers."""
+    found: set[fx.Node] = set()
+    reads: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and op_kind(node) is OpKind.POINTWISE:
+            sources = {root_of(read) for read in node.all_input_nodes}
+            whole = frozenset[fx.Node]().union(*(reads.get(source, {source}) for source in sources))
+            is_fused = all(op_kind(reader) in FUSED_KINDS | {OpKind.VIEW} for reader in _readers(node))
+            if is_fused and (most_users(node) == 1 or len(whole) <= MAX_READS):
+                found.add(node)
+                reads[node] = whole
+    return found
+
+
+def _kernels_of(readers: Sequence[fx.Node], inlined: Collection[fx.Node]) -> list[fx.Node]:
+    """The same nodes, and those in whose kernels they are computed."""
+    found, pending = dict.fromkeys(readers), list(readers)
+    while pending:
+        node = pending.pop()
+        more = [n for n in _readers(node) if n not in found] if node in inlined else []
+        found |= dict.fromkeys(more)
+        pending += more
     return list(found)
 
 

@@ -83,6 +83,40 @@ return mm_1, None, gradient_ready_default, gradient_ready_default_1""",
     )
 
 
+def scaled_sum(x: Tensor, a: Tensor, w: Tensor) -> Tensor:
+    """The gradient of `x` is a sum whose second part reads `w`, and is computed in the kernel of the sum."""
+    return (x.tanh() @ a).sum() + (x * w).sum() + x.exp().sum()
+
+
+def test_a_mark_stands_behind_the_kernel_in_which_the_parameter_is_read() -> None:
+    """In front of the sum, the delivery would have its second part written to memory: a tensor more, as in a ViT."""
+    joint = marked(joint_of(scaled_sum, grad(8, 8), grad(8, 8), grad(8)), 2)
+    (mark,) = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
+    (primal,) = (n for n in joint.module.graph.find_nodes(op="placeholder") if n.name == "primals_3")
+    last = max(
+        n for n in joint.module.graph.nodes if str(n.target) == "aten.add.Tensor" and n in joint.info.tangents_closure
+    )
+    assert mark > last > max(n for n in _readers(primal) if n in joint.info.tangents_closure)
+    _, plan = planned(joint)
+    backward = backward_of(joint, plan)
+    (delivery,) = backward.graph.find_nodes(op="call_function", target=DELIVER)
+    assert delivery > max(n for n in backward.graph.nodes if str(n.target) == "aten.add.Tensor")
+
+
+def test_a_mark_does_not_wait_for_a_product_that_reads_what_was_made_of_the_parameter() -> None:
+    """What a product reads is written to memory by its own kernel."""
+
+    def scaled_product(x: Tensor, a: Tensor, w: Tensor) -> Tensor:
+        return (x @ a).tanh() * w
+
+    joint = marked(joint_of(scaled_product, grad(8, 8), grad(8, 8), grad(8)), 2)
+    products = [
+        n for n in joint.module.graph.nodes if str(n.target) == "aten.mm.default" and n in joint.info.tangents_closure
+    ]
+    (mark,) = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
+    assert mark < min(products)
+
+
 def test_a_backward_delivers_and_returns_nothing() -> None:
     joint = marked(joint_of(two_layers, torch.randn(4, 8), grad(8, 8), grad(8, 8)), 1, 2)
     _, plan = planned(joint)
