@@ -34,8 +34,10 @@ def _reduce_scatter(exchange: Callable[..., Any]) -> Callable[..., None]:
         assert op in (ops.SUM, ops.AVG) and not async_op
         received = torch.empty_like(input)
         _waiting(exchange)(received, input, group=group)
-        reduce = torch.mean if op == ops.AVG else torch.sum
-        reduce(received.view(-1, output.numel()), 0, out=output)
+        parts = received.view(-1, output.numel())
+        torch.sum(parts, 0, out=output)
+        if op == ops.AVG:  # not by `torch.mean`, which takes memory for itself in bfloat16
+            output.div_(len(parts))
 
     return reduce_scatter
 

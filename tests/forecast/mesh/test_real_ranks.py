@@ -62,7 +62,8 @@ def test_what_a_rank_holds(two: Ranks, four: Ranks, dp: int, tp: int, shard: str
     ],
 )
 def test_the_region_peak_of_its_graphs(two: Ranks, four: Ranks, dp: int, tp: int, shard: str, budget: str) -> None:
-    found = forecast_of(dp, tp, shard, budget)
+    with torch._dynamo.config.patch(optimize_ddp=False):  # the job compiles the module without DDP around it
+        found = forecast_of(dp, tp, shard, budget)
     planned = found.graphs[1].plan.peak_bytes if shard == "fsdp2" else found.peak_bytes
     for measured in (two if dp * tp == 2 else four)(jobs.region_peak, dp, tp, shard, budget):
         assert measured == within_3_percent(planned)
