@@ -17,6 +17,7 @@ of the graph.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -27,6 +28,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, forget_mutation_regions
 from compile_remat.cost_models import FUSED_KINDS, OpKind, op_kind
 from compile_remat.passes.graph.views import most_users, root_of
@@ -34,10 +36,6 @@ from compile_remat.passes.graph.views import most_users, root_of
 INDEX = "compile_remat_gradient"
 """Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
 
-
-MAX_READS = 4
-"""A pointwise value that reads more buffers is written to memory where several nodes read it (Inductor's
-`realize_reads_threshold`)."""
 
 NO_LEAF = "no argument that is a leaf and no output gets a gradient"
 """Why nothing is marked where there is nothing to gain."""
@@ -188,18 +186,26 @@ def _readers(*nodes: fx.Node) -> list[fx.Node]:
 
 
 def _inlined(graph: fx.Graph) -> set[fx.Node]:
-    """Pointwise nodes that are computed in the kernels of their readers."""
+    """Pointwise nodes that are computed in the kernels of their readers, by the number of buffers that they read."""
     found: set[fx.Node] = set()
     reads: dict[fx.Node, frozenset[fx.Node]] = {}
+    rules = functools.cache(inductor_rules)
     for node in graph.nodes:
         if node.op == "call_function" and op_kind(node) is OpKind.POINTWISE:
             sources = {root_of(read) for read in node.all_input_nodes}
             whole = frozenset[fx.Node]().union(*(reads.get(source, {source}) for source in sources))
             is_fused = all(op_kind(reader) in FUSED_KINDS | {OpKind.VIEW} for reader in _readers(node))
-            if is_fused and (most_users(node) == 1 or len(whole) <= MAX_READS):
+            if is_fused and len(whole) <= _most_reads(node, rules):
                 found.add(node)
                 reads[node] = whole
     return found
+
+
+def _most_reads(node: fx.Node, rules: RulesOf) -> int:
+    """How many buffers it may read that is not written to memory itself."""
+    value = node.meta.get("val")
+    own = rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+    return own.max_reads if most_users(node) == 1 else own.max_reads_if_reused
 
 
 def _kernels_of(readers: Sequence[fx.Node], inlined: Collection[fx.Node]) -> list[fx.Node]:
