@@ -182,6 +182,24 @@ def test_inputs_have_no_narrow_form() -> None:
     assert not may_narrow(traced.module)
 
 
+def test_what_is_computed_of_less_than_its_form_has_none() -> None:
+    """To compare the targets of a loss with all words costs less than to read that in bits."""
+
+    def of_targets(x: Tensor, targets: Tensor) -> Tensor:
+        return torch.where(torch.arange(300) == targets.unsqueeze(1), x.exp(), x.sin())
+
+    def of_numbers(x: Tensor, numbers: Tensor) -> Tensor:
+        return torch.where(numbers == 3, x.exp(), x.sin())
+
+    def drawn(x: Tensor) -> Tensor:
+        return torch.where(torch.rand(64, 300) > 0.1, x.exp(), x.sin())
+
+    x = grad(64, 300)
+    assert narrowed(of_targets, x, torch.zeros(64, dtype=torch.int64))[1] == ()
+    assert len(narrowed(of_numbers, x, torch.zeros(64, 300, dtype=torch.int64))[1]) == 1
+    assert len(narrowed(drawn, x)[1]) == 1
+
+
 def test_a_tag_of_the_user_comes_first() -> None:
     traced = joint_of(masked, grad(64, 65))
     (compared,) = traced.module.graph.find_nodes(op="call_function", target=aten.gt.Scalar)
