@@ -514,8 +514,8 @@ was busy with other things.""",
         """\
 Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with `off`. `bert`: six blocks of width 256
 with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096; `gpt`: six blocks like them.
-CPU time of one thread, interleaved; "estimated" is the same ratio of the plans' extra times. "equal" asks for equal bits of all
-gradients: the GPT's differ by 1e-6 of the largest element between the two plans.""",
+CPU time of one thread, interleaved, with other work on the machine; "estimated" is the same ratio of the plans' extra times.
+"equal" asks for equal bits of all gradients.""",
         _narrowing,
     ),
     Section(
