@@ -18,9 +18,8 @@ def frames_in_one_chunk(function: Callable[Parameters, Result]) -> Callable[Para
 
     CPython from 3.11 on keeps frames in chunks of 16 KiB: it maps a chunk when a call needs it and unmaps it when that call returns
     (``push_chunk`` and ``_PyThreadState_PopFrame`` in Python/pystate.c).  A loop whose calls cross from one chunk to the next pays
-    for that in each turn: where torch's extraction of two graphs did, it took 0.9 s in place of 0.2.  A chunk is as large as the
-    frame that it is made for needs, rounded up to a power of two, so a frame with a large stack of its own leaves room for many
-    others.
+    for that in each turn.  A chunk is as large as the frame that it is made for needs, rounded up to a power of two, so a frame
+    with a large stack of its own leaves room for many others.
     """
 
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

@@ -216,9 +216,8 @@ def measured_wrapper(rank: int, wrapper: str, stays: bool | None, dtype: torch.d
     base = 0
     if wrapper == "ddp":
         with recorded("cpu") as peaks:
-            model = nn.parallel.DistributedDataParallel(
-                model, init_sync=False
-            )  # a thread of gloo may free the sync's buffer
+            # without the first synchronisation, whose buffer a thread of gloo may free
+            model = nn.parallel.DistributedDataParallel(model, init_sync=False)
         base = peaks[0].end_bytes
     else:
         mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
