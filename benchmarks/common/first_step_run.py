@@ -5,16 +5,15 @@ Run as a module it is that process; its arguments are ``MODEL SETTING SCALE``, a
 
 import compileall
 import json
-import os
 import resource
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from benchmarks.common.compiler_calls import run_counted
 
 PLAIN = "plain"
 SCALES = {"gpt": 0.5, "bert": 0.5, "mixer": 0.4, "llama": 0.5, "vit": 0.5, "resnet": 0.3, "encoder_decoder": 0.4}
@@ -23,12 +22,6 @@ BROKEN = "gpt, graph break"
 HUGGING_FACE = ("transformers bert", "transformers gpt2", "transformers llama", "transformers t5", "transformers vit")
 MODELS = (*SCALES, BROKEN, *HUGGING_FACE)
 STEPS = 3
-SUFFIXES = (".cpp", ".h")
-COMPILER = """\
-#!/bin/sh
-printf '%s\\n' "$*" >> {log}
-exec {compiler} "$@"
-"""
 
 
 @dataclass(frozen=True)
@@ -68,27 +61,9 @@ def run(model: str, setting: str, *, is_toy: bool) -> tuple[Taken, Taken]:
 
 
 def _process(model: str, setting: str, folder: Path, *, is_toy: bool) -> Taken:
-    log = folder / "calls"
-    log.write_text("")
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    compiler = logging_compiler(folder, log, os.environ.get("CXX", "g++"))
     command = [sys.executable, "-m", "benchmarks.common.first_step_run", model, setting, str(int(is_toy))]
-    environment = {**os.environ, **caches, "CXX": str(compiler)}
-    output = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return Taken(**{**json.loads(output.splitlines()[-1]), "num_files": len(files_of(log))})
-
-
-def logging_compiler(folder: Path, log: Path, compiler: str) -> Path:
-    """A command that calls a compiler, and writes a line with its arguments to `log` each time."""
-    script = folder / "g++"
-    script.write_text(COMPILER.format(log=shlex.quote(str(log)), compiler=shlex.quote(compiler)))
-    script.chmod(0o755)
-    return script
-
-
-def files_of(log: Path) -> set[str]:
-    """The files that the compiler was called with."""
-    return {word for line in log.read_text().splitlines() for word in line.split() if word.endswith(SUFFIXES)}
+    output, files = run_counted(command, folder)
+    return Taken(**{**json.loads(output.splitlines()[-1]), "num_files": len(files)})
 
 
 def main() -> int:

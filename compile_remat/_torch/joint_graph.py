@@ -15,6 +15,7 @@ order of ``min_cut_rematerialization_partition``; only the choice itself is ours
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import inspect
 import re
@@ -142,6 +143,18 @@ def classified_again(joint: Joint) -> Joint:
     info = P.classify_nodes(joint.module, [], joint.num_fwd_outputs)
     info.static_lifetime_input_nodes = joint.info.static_lifetime_input_nodes
     return replace(joint, info=info)
+
+
+def copied_graph(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph of its own with the same nodes, fake values and attributes: planning rewrites graphs.
+
+    Not by ``copy.deepcopy``: it copies the trees of the arguments, too, each leaf of which then warns that its class is deprecated.
+    """
+    graph = fx.Graph(tracer_cls=module.graph._tracer_cls)
+    returned, old = graph.graph_copy(module.graph, {}, return_output_node=True)  # type: ignore[misc]
+    graph.output(returned, type_expr=old.type).meta = copy.copy(old.meta)
+    graph.set_codegen(copy.copy(module.graph._codegen))
+    return fx.GraphModule(module, graph)
 
 
 def number_nodes(graph: fx.Graph) -> None:

@@ -7,7 +7,6 @@ workspaces of convolutions, costs of masks) enters the plan.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -135,7 +134,7 @@ def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:
 def copy_of(seen: Seen) -> Seen:
     """A graph of its own with the same nodes: planning rewrites graphs."""
     module, keywords = seen
-    return fx.GraphModule(module, copy.deepcopy(module.graph)), keywords
+    return joint_graph.copied_graph(module), keywords
 
 
 def _with_attention_of(device: Device, seen: Seen) -> Seen:

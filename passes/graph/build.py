@@ -22,7 +22,6 @@ node itself says and what stands in the second column, and writes what stands in
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Iterable, Sequence
 
@@ -188,7 +187,7 @@ class ProblemBuilder:
         return calls * self._problem_of(module).step_time_ns + sum(self._problem_of(x).step_time_ns for x in others)
 
     def _inner_problem(self, module: fx.GraphModule) -> Problem:
-        body = fx.GraphModule(module, copy.deepcopy(module.graph))
+        body = joint_graph.copied_graph(module)
         for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
             given.target = f"primals_{k}"  # a region's backward calls some of them tangents
         return build_problem(

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from functorch.compile import aot_function, make_boxed_func
 from torch import fx
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -51,8 +53,35 @@ def look(inspect: Callable[..., T], function: Callable[..., Any], *inputs: torch
     return found
 
 
+class Doubled(torch.nn.Module):
+    """A module whose exported graph takes a tree of arguments."""
+
+    def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
+        return 2 * given["x"]
+
+
 def grad(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, requires_grad=True)
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copied_graph_is_one_of_its_own_and_warns_of_nothing() -> None:
+    traced = make_fx(Doubled())({"x": grad(3)})
+    exported = torch.export.export(Doubled(), ({"x": torch.ones(3)},)).module()
+    assert isinstance(exported, fx.GraphModule)
+    for module in (traced, exported):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            copied = joint_graph.copied_graph(module)
+        assert copied.code == module.code
+        assert not set(copied.graph.nodes) & set(module.graph.nodes)
+        pairs = zip(copied.graph.nodes, module.graph.nodes, strict=True)
+        kept = [(new.name, new.meta) == (old.name, old.meta) for new, old in pairs]
+        assert kept and all(kept)
+        copied.graph.erase_node(copied.graph.output_node())
+        assert module.graph.output_node().op == "output"
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What `benchmarks.first_step` counts, and the models that it builds."""
 
 import json
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,20 +12,6 @@ from benchmarks.common import first_step_run
 from benchmarks.common.first_step_run import Taken
 from benchmarks.first_step import FirstStepRow
 from benchmarks.models import first_steps
-
-
-def test_each_file_for_the_compiler_counts_once(tmp_path: Path) -> None:
-    log = tmp_path / "calls"
-    compiler = first_step_run.logging_compiler(tmp_path, log, "true")
-    for arguments in (
-        ["--version"],
-        ["-O3", "a.cpp", "-o", "a.so"],
-        ["a.cpp"],
-        ["-c", "b.cpp"],
-        ["p.h", "-o", "p.gch"],
-    ):
-        subprocess.run([str(compiler), *arguments], check=True)
-    assert first_step_run.files_of(log) == {"a.cpp", "b.cpp", "p.h"}
 
 
 def test_ratios_are_to_plain_of_the_same_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

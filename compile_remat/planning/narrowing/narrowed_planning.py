@@ -7,13 +7,13 @@ better plan is taken.  Under `max` nothing is narrowed.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
+from compile_remat._torch.joint_graph import copied_graph
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError
 from compile_remat.passes import NARROW, Status, as_in_torch, may_narrow, narrowable_bytes
@@ -48,7 +48,7 @@ def plan_with_narrowing(
     if isinstance(request, Resume):
         narrows = bool(request.incumbent.plan.narrowed)
         return plan_joint(joint_module, settings, request, is_stored=is_stored, narrows=narrows, **keywords)
-    module = copied(joint_module)
+    module = copied_graph(joint_module)
     with warnings.catch_warnings(record=True) as noted:
         whole = _attempt(joint_module, settings, request, keywords)
     is_worth_it = _is_worth_it(whole, module, keywords)
@@ -60,11 +60,6 @@ def plan_with_narrowing(
     if isinstance(whole, BudgetError):
         raise whole
     return _stored(whole, settings) if is_stored and whole is not None else whole
-
-
-def copied(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own with the same nodes, fake values and attributes: planning rewrites graphs."""
-    return fx.GraphModule(module, copy.deepcopy(module.graph))
 
 
 def _attempt(
@@ -81,7 +76,7 @@ def _is_worth_it(whole: Planned | BudgetError | None, module: fx.GraphModule, ke
     if whole is None:
         return False
     if isinstance(whole, BudgetError):
-        joint = as_in_torch(copied(module), **{name: keywords[name] for name in OUTPUTS if name in keywords})
+        joint = as_in_torch(copied_graph(module), **{name: keywords[name] for name in OUTPUTS if name in keywords})
         return narrowable_bytes(joint) > LEAST_SHARE * whole.floor_bytes
     is_done = whole.report.budget == str(MemoryBudget("max")) or whole.resume is not None
     if is_done or whole.plan.status is Status.REPLAYED or not whole.plan.recomputed:

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import fx
 
+from compile_remat._torch.joint_graph import copied_graph
 from compile_remat._torch.sizes import symbols_of
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
 from compile_remat.planning.joint_planning import Planned
-from compile_remat.planning.narrowing.narrowed_planning import copied, plan_with_narrowing
+from compile_remat.planning.narrowing.narrowed_planning import plan_with_narrowing
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
@@ -56,7 +57,7 @@ def plan_with_slices(
         planned = plan_with_narrowing(joint_module, settings, request, **given)
         is_asked = settings.slices != OFF and isinstance(request_now, SharedOption)
         return _saying(planned, SHARED) if is_asked and planned is not None else planned
-    search = _Search(copied(joint_module), settings, request, outputs, given)
+    search = _Search(copied_graph(joint_module), settings, request, outputs, given)
     if isinstance(request, Resume):
         return search.resumed(request)
     try:
@@ -89,7 +90,7 @@ class _Search:
 
     def resumed(self, request: Resume) -> Planned | None:
         """The incumbent of a search that a deadline has ended, in its own graph."""
-        graph = slice_products(copied(self.module), request.incumbent.plan.sliced, **self.outputs)
+        graph = slice_products(copied_graph(self.module), request.incumbent.plan.sliced, **self.outputs)
         return plan_with_narrowing(graph.module, self.settings, request, **self.keywords)
 
     def replayed(self, found: PinnedInSlices) -> Planned:
@@ -99,7 +100,7 @@ class _Search:
             PlanMismatchError: The graph cannot have these rows in slices, or is another one.
         """
         pinned = found.pinned
-        graph = slice_products(copied(self.module), pinned.plan.sliced, **self.outputs)
+        graph = slice_products(copied_graph(self.module), pinned.plan.sliced, **self.outputs)
         if graph.products != pinned.plan.sliced:
             raise PlanMismatchError(
                 f"{pinned.path} has rows in slices ({pinned.plan.slices_text}) that this graph cannot have so. "
@@ -154,7 +155,7 @@ class _Search:
 
     def _graphs(self) -> Iterator[tuple[int, SlicedGraph]]:
         for number in NUMBERS if self.settings.slices == AUTO else (self.settings.slices,):
-            yield number, slice_largest(copied(self.module), number, **self.outputs)
+            yield number, slice_largest(copied_graph(self.module), number, **self.outputs)
 
     def _sliced(self, graph: SlicedGraph, whole: Planned | BudgetError) -> Planned | BudgetError:
         """The plan of a graph in slices, under the bytes that the whole graph had to keep."""

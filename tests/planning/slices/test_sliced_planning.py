@@ -89,6 +89,13 @@ def test_a_fraction_is_of_the_whole_graph() -> None:
     assert found.budget == "0.5" and found.plan.peak_bytes <= plain.peak_bytes / 2
 
 
+def test_nothing_is_said_to_be_deprecated() -> None:
+    """Graphs are copied to be planned in slices; torch warns where the tree of a graph's arguments is copied with it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        assert plan_of("min", "auto").sliced
+
+
 def test_a_number_of_slices_is_taken_as_it_is() -> None:
     assert [p.slices for p in plan_of("min", 4).sliced] == [4]
     assert not plan_of("max", 4).sliced
