@@ -28,6 +28,35 @@ def root_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def owner_of(node: fx.Node) -> fx.Node:
+    """The node whose memory a node may be in."""
+    root = root_of(node)
+    if root.op == "call_function" and (is_part(root) or may_alias(root)):
+        return owner_of(root.all_input_nodes[0])
+    return root
+
+
+def memory_of(node: fx.Node) -> fx.Node:
+    """The node that a node is a view of, or one of several."""
+    root = root_of(node)
+    return memory_of(root.all_input_nodes[0]) if root.op == "call_function" and is_part(root) else root
+
+
+def is_part(node: fx.Node) -> bool:
+    """Whether a node is one of several views of a tensor."""
+    return op_kind(node) is OpKind.ITEM and op_kind(node.all_input_nodes[0]) is OpKind.VIEW
+
+
+def may_alias(node: fx.Node) -> bool:
+    """Whether Inductor may take the node for what it reads: a copy, a cast to the type that it has, a power of one."""
+    if node.op != "call_function" or op_kind(node) is not OpKind.POINTWISE or len(node.all_input_nodes) != 1:
+        return False
+    value, read = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(read, torch.Tensor):
+        return False
+    return value.dtype == read.dtype and str(value.shape) == str(read.shape)
+
+
 def readers_of(node: fx.Node, kind_of: Callable[[fx.Node], OpKind | None] = op_kind) -> set[fx.Node]:
     """What reads a node, itself or a view of it.
 

@@ -17,10 +17,9 @@ of the graph.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +27,9 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
-from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY, forget_mutation_regions
-from compile_remat.cost_models import FUSED_KINDS, OpKind, op_kind
-from compile_remat.passes.graph.views import most_users, root_of
+from compile_remat.passes.graph.reading_kernels import inlined_nodes, kernels_of, readers_of_memory
+from compile_remat.passes.graph.views import is_part, memory_of, owner_of
 
 INDEX = "compile_remat_gradient"
 """Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
@@ -54,15 +52,15 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
     primals = _primals(joint)
     if len(primals) != len(gradients) or any(_is_part_of_subclass(p) for p in primals):
         return joint, "its arguments are tensor subclasses, or it has tokens of effects or states of generators"
-    owners = Counter(_owner(n) for n in outputs if isinstance(n, fx.Node))
-    returned_past = {_memory_of(n) for n in joint.fwd_outputs}
+    owners = Counter(owner_of(n) for n in outputs if isinstance(n, fx.Node))
+    returned_past = {memory_of(n) for n in joint.fwd_outputs}
     marks: dict[int, fx.Node] = {}
-    inlined = _inlined(module.graph)
+    inlined = inlined_nodes(module.graph)
     for index, (primal, gradient) in enumerate(zip(primals, gradients, strict=True)):
         is_leaf = getattr(primal.meta.get("desc"), "idx", None) in arguments
         is_leaf = is_leaf and primal not in returned_past
         if is_leaf and isinstance(gradient, fx.Node) and gradient in joint.info.tangents_closure:
-            marks[index] = mark = _mark(joint, primal, gradient, inlined, is_copied=owners[_owner(gradient)] > 1)
+            marks[index] = mark = _mark(joint, primal, gradient, inlined, is_copied=owners[owner_of(gradient)] > 1)
             mark.meta[INDEX] = index
     if not marks:
         return joint, NO_LEAF
@@ -83,7 +81,7 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
     primals = _primals(joint)
     tensors = [k for k, p in enumerate(primals) if isinstance(p.meta.get("val"), torch.Tensor)]
     edges = {k: edge for edge, k in enumerate(tensors)}
-    aliases, inlined = _aliases(graph, joint), _inlined(graph)
+    aliases, inlined = _aliases(graph, joint), inlined_nodes(graph)
     output = graph.output_node()
     returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for mark in reversed(marks):  # those with one place keep their order
@@ -91,8 +89,8 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
         assert isinstance(gradient, fx.Node)
         index = int(mark.meta[INDEX])
         parameter = aliases.get(primals[index].name, [])
-        readers = [*_readers(_owner(gradient)), *_readers(*parameter)]
-        with graph.inserting_after(_last([mark, *_kernels_of(readers, inlined)])):
+        readers = [*readers_of_memory(owner_of(gradient)), *readers_of_memory(*parameter)]
+        with graph.inserting_after(_last([mark, *kernels_of(readers, inlined)])):
             place = (index, edges[index], len(tensors), bool(copied))
             delivery = graph.call_function(DELIVER, (gradient, parameter, *place))
         delivery.meta = {**mark.meta, "val": None}
@@ -122,9 +120,9 @@ def copied_bytes(node: fx.Node) -> int:
 def _mark(
     joint: joint_graph.Joint, primal: fx.Node, gradient: fx.Node, inlined: Collection[fx.Node], *, is_copied: bool
 ) -> fx.Node:
-    owner, closure = _owner(gradient), joint.info.tangents_closure
-    readers = _kernels_of([n for n in (*_readers(primal), *_readers(owner)) if n in closure], inlined)
-    is_copied = is_copied or owner.op != "call_function" or _is_part(owner)
+    owner, closure = owner_of(gradient), joint.info.tangents_closure
+    readers = kernels_of([n for n in (*readers_of_memory(primal), *readers_of_memory(owner)) if n in closure], inlined)
+    is_copied = is_copied or owner.op != "call_function" or is_part(owner)
     with joint.module.graph.inserting_after(_last([gradient, *readers])):
         mark = joint.module.graph.call_function(GRADIENT_READY, (gradient, is_copied))
     mark.meta = {**gradient.meta, "val": gradient.meta["val"].new_empty(0)}
@@ -143,82 +141,6 @@ def _is_part_of_subclass(primal: fx.Node) -> bool:
     return type(primal.meta.get("desc")).__name__.startswith("Subclass")
 
 
-def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory a node may be in."""
-    root = root_of(node)
-    if root.op == "call_function" and (_is_part(root) or _may_alias(root)):
-        return _owner(root.all_input_nodes[0])
-    return root
-
-
-def _memory_of(node: fx.Node) -> fx.Node:
-    """The node that a node is a view of, or one of several."""
-    root = root_of(node)
-    return _memory_of(root.all_input_nodes[0]) if root.op == "call_function" and _is_part(root) else root
-
-
-def _is_part(node: fx.Node) -> bool:
-    """Whether a node is one of several views of a tensor."""
-    return op_kind(node) is OpKind.ITEM and op_kind(node.all_input_nodes[0]) is OpKind.VIEW
-
-
-def _may_alias(node: fx.Node) -> bool:
-    """Whether Inductor may take the node for what it reads: a copy, a cast to the type that it has, a power of one."""
-    if node.op != "call_function" or op_kind(node) is not OpKind.POINTWISE or len(node.all_input_nodes) != 1:
-        return False
-    value, read = node.meta.get("val"), node.all_input_nodes[0].meta.get("val")
-    if not isinstance(value, torch.Tensor) or not isinstance(read, torch.Tensor):
-        return False
-    return value.dtype == read.dtype and str(value.shape) == str(read.shape)
-
-
-def _readers(*nodes: fx.Node) -> list[fx.Node]:
-    """What reads the memory of nodes, through views and whatever may become one; deliveries, marks and the output do not count."""
-    found, pending = dict[fx.Node, None](), list(nodes)
-    while pending:
-        for user in pending.pop().users:
-            if user.op == "output" or user.target in (DELIVER, GRADIENT_READY) or user in found:
-                continue
-            found[user] = None
-            if op_kind(user) is OpKind.VIEW or _is_part(user) or _may_alias(user):
-                pending.append(user)
-    return list(found)
-
-
-def _inlined(graph: fx.Graph) -> set[fx.Node]:
-    """Pointwise nodes that are computed in the kernels of their readers, by the number of buffers that they read."""
-    found: set[fx.Node] = set()
-    reads: dict[fx.Node, frozenset[fx.Node]] = {}
-    rules = functools.cache(inductor_rules)
-    for node in graph.nodes:
-        if node.op == "call_function" and op_kind(node) is OpKind.POINTWISE:
-            sources = {root_of(read) for read in node.all_input_nodes}
-            whole = frozenset[fx.Node]().union(*(reads.get(source, {source}) for source in sources))
-            is_fused = all(op_kind(reader) in FUSED_KINDS | {OpKind.VIEW} for reader in _readers(node))
-            if is_fused and len(whole) <= _most_reads(node, rules):
-                found.add(node)
-                reads[node] = whole
-    return found
-
-
-def _most_reads(node: fx.Node, rules: RulesOf) -> int:
-    """How many buffers it may read that is not written to memory itself."""
-    value = node.meta.get("val")
-    own = rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
-    return own.max_reads if most_users(node) == 1 else own.max_reads_if_reused
-
-
-def _kernels_of(readers: Sequence[fx.Node], inlined: Collection[fx.Node]) -> list[fx.Node]:
-    """The same nodes, and those in whose kernels they are computed."""
-    found, pending = dict.fromkeys(readers), list(readers)
-    while pending:
-        node = pending.pop()
-        more = [n for n in _readers(node) if n not in found] if node in inlined else []
-        found |= dict.fromkeys(more)
-        pending += more
-    return list(found)
-
-
 def _aliases(backward: fx.Graph, joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
     """For each argument of the forward, by name, the inputs of the backward that may lie in its memory."""
     nodes = {n.name: n for n in joint.module.graph.nodes}
@@ -226,7 +148,7 @@ def _aliases(backward: fx.Graph, joint: joint_graph.Joint) -> dict[str, list[fx.
     for given in backward.find_nodes(op="placeholder"):
         node = nodes.get(given.name)
         if node is not None and isinstance(given.meta.get("val"), torch.Tensor):
-            found.setdefault(_owner(node).name, []).append(given)
+            found.setdefault(owner_of(node).name, []).append(given)
     return found
 
 

@@ -31,7 +31,8 @@ from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS, UNPACK_BITS, num_bytes
 from compile_remat._torch.operators import is_mutable
-from compile_remat.cost_models import OpKind, is_random, op_kind
+from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.passes.graph.reading_kernels import bytes_of_sources
 from compile_remat.passes.graph.rewrites.static_ranges import narrow_type, num_indices
 from compile_remat.passes.graph.views import fake_mode_of, root_of
 
@@ -42,7 +43,6 @@ NARROW, WIDE = "_narrow", "_wide"
 """What the names of a narrow form, and of what is made of it, end in behind the value's."""
 
 CAST: Any = torch.ops.prims.convert_element_type.default
-DRAWN = (torch.ops.prims.inductor_random.default, torch.ops.prims.inductor_randint.default)
 CONVOLUTION = torch.ops.aten.convolution.default
 CHANNELS_LAST = (0, 2, 3, 1)
 
@@ -118,28 +118,12 @@ def _narrowable(joint: joint_graph.Joint) -> list[tuple[fx.Node, torch.dtype]]:
     for node in joint.module.graph.nodes:
         if node in candidates and node not in outputs and _may_be_replaced(joint, node):
             dtype = _narrow_dtype(node)
-            if dtype is not None and not _is_made_of_less(node, _narrow_bytes(node, dtype)):
+            if dtype is None:
+                continue
+            nbytes = bytes_of_sources(node)
+            if nbytes is None or nbytes >= _narrow_bytes(node, dtype):
                 found.append((node, dtype))
     return found
-
-
-def _is_made_of_less(node: fx.Node, narrow_bytes: int) -> bool:
-    """Whether a fused kernel computes a value from fewer bytes; bools and whole numbers are computed on the way."""
-    found, pending, nbytes = set[fx.Node](), [node], 0
-    while pending:
-        reader = pending.pop()
-        if op_kind(reader) is not OpKind.POINTWISE or reader.target in DRAWN or is_random(reader):
-            return False
-        for source in map(root_of, reader.all_input_nodes):
-            value = source.meta.get("val")
-            if source in found or op_kind(source) is OpKind.CONSTANT or not isinstance(value, torch.Tensor):
-                continue
-            found.add(source)
-            if op_kind(source) is OpKind.POINTWISE and not value.dtype.is_floating_point:
-                pending.append(source)
-            else:
-                nbytes += sizes.storage_nbytes(value)
-    return nbytes < narrow_bytes
 
 
 def _read_in_backward(joint: joint_graph.Joint) -> set[fx.Node]:

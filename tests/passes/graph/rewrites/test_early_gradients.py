@@ -23,7 +23,7 @@ from compile_remat.passes import (
     mark_gradients,
     rewritten,
 )
-from compile_remat.passes.graph.rewrites.early_gradients import _readers
+from compile_remat.passes.graph.reading_kernels import readers_of_memory
 from tests.passes.joint import Traced, joint_of, text
 
 
@@ -96,7 +96,7 @@ def test_a_mark_stands_behind_the_kernel_in_which_the_parameter_is_read() -> Non
     last = max(
         n for n in joint.module.graph.nodes if str(n.target) == "aten.add.Tensor" and n in joint.info.tangents_closure
     )
-    assert mark > last > max(n for n in _readers(primal) if n in joint.info.tangents_closure)
+    assert mark > last > max(n for n in readers_of_memory(primal) if n in joint.info.tangents_closure)
     _, plan = planned(joint)
     backward = backward_of(joint, plan)
     (delivery,) = backward.graph.find_nodes(op="call_function", target=DELIVER)
@@ -190,7 +190,7 @@ def test_a_parameter_that_is_read_by_what_is_recomputed_is_delivered_behind_that
     deliveries = graph.find_nodes(op="call_function", target=DELIVER)
     assert len(deliveries) == 2
     for delivery in deliveries:
-        readers = _readers(delivery.args[0], *delivery.args[1])
+        readers = readers_of_memory(delivery.args[0], *delivery.args[1])
         assert readers and max(places[node] for node in readers) < places[delivery]
 
 

@@ -1,0 +1,90 @@
+"""Which kernels read a node, as far as that can be told of a graph that is not planned yet.
+
+Inductor computes a pointwise node in the kernels of its readers, unless it reads too many buffers or an unfused kernel reads it.
+`materialisation` follows the same rules in more detail, for values of a problem; rewrites come before there is one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import fx
+
+from compile_remat._torch import sizes
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY
+from compile_remat.cost_models import FUSED_KINDS, OpKind, is_random, op_kind
+from compile_remat.passes.graph.views import is_part, may_alias, most_users, readers_of, root_of
+
+ENDS = (DELIVER, GRADIENT_READY)
+"""Where a gradient leaves the graph."""
+
+DRAWN = (torch.ops.prims.inductor_random.default, torch.ops.prims.inductor_randint.default)
+
+
+def readers_of_memory(*nodes: fx.Node) -> list[fx.Node]:
+    """What reads the memory of nodes, through views and whatever may become one; deliveries, marks and the output do not count."""
+    found, pending = dict[fx.Node, None](), list(nodes)
+    while pending:
+        for user in pending.pop().users:
+            if user.op == "output" or user.target in ENDS or user in found:
+                continue
+            found[user] = None
+            if op_kind(user) is OpKind.VIEW or is_part(user) or may_alias(user):
+                pending.append(user)
+    return list(found)
+
+
+def inlined_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """Pointwise nodes that are computed in the kernels of their readers, by the number of buffers that they read."""
+    found: set[fx.Node] = set()
+    reads: dict[fx.Node, frozenset[fx.Node]] = {}
+    rules = functools.cache(inductor_rules)
+    for node in graph.nodes:
+        if node.op == "call_function" and op_kind(node) is OpKind.POINTWISE:
+            sources = {root_of(read) for read in node.all_input_nodes}
+            whole = frozenset[fx.Node]().union(*(reads.get(source, {source}) for source in sources))
+            readers = (reader for reader in readers_of(node) if reader.op != "output" and reader.target not in ENDS)
+            if all(op_kind(reader) in FUSED_KINDS for reader in readers) and len(whole) <= _most_reads(node, rules):
+                found.add(node)
+                reads[node] = whole
+    return found
+
+
+def _most_reads(node: fx.Node, rules: RulesOf) -> int:
+    """How many buffers it may read that is not written to memory itself."""
+    value = node.meta.get("val")
+    own = rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
+    return own.max_reads if most_users(node) == 1 else own.max_reads_if_reused
+
+
+def kernels_of(readers: Sequence[fx.Node], inlined: Collection[fx.Node]) -> list[fx.Node]:
+    """The same nodes, and those in whose kernels they are computed."""
+    found, pending = dict.fromkeys(readers), list(readers)
+    while pending:
+        node = pending.pop()
+        more = [n for n in readers_of_memory(node) if n not in found] if node in inlined else []
+        found |= dict.fromkeys(more)
+        pending += more
+    return list(found)
+
+
+def bytes_of_sources(node: fx.Node) -> int | None:
+    """Bytes that a fused kernel reads to compute a node, bools and whole numbers being computed on the way; None if not fused."""
+    found, pending, nbytes = set[fx.Node](), [node], 0
+    while pending:
+        reader = pending.pop()
+        if op_kind(reader) is not OpKind.POINTWISE or reader.target in DRAWN or is_random(reader):
+            return None
+        for source in map(root_of, reader.all_input_nodes):
+            value = source.meta.get("val")
+            if source in found or op_kind(source) is OpKind.CONSTANT or not isinstance(value, torch.Tensor):
+                continue
+            found.add(source)
+            if op_kind(source) is OpKind.POINTWISE and not value.dtype.is_floating_point:
+                pending.append(source)
+            else:
+                nbytes += sizes.storage_nbytes(value)
+    return nbytes
