@@ -503,9 +503,9 @@ steps, with 95 % intervals; the ratio plain/plain, of a second plain compilation
 The lowest peak with [`slices="auto"`](slices.md) and without. `head`: a layer of width 128, 2,048 rows, 8,192 words and the
 loss. `gpt`: two blocks of width 256, 4,096 tokens, 32,768 words, bfloat16, logits in float32. `long`: one block
 `x + down(gelu(up(norm(x))))` of width 256 on a sequence of 16,384. Then the step inside 0.6 of the whole graph's `min`, timed
-against that `min`, interleaved. "kernels" counts the C++ sources of forward and backward at `min`, whole and in slices, "files" what
-the C++ compiler is called with for that step in empty folders, headers included: kernels are built together. One thread, on a
-machine that was busy with other things.""",
+against that `min`, interleaved. "kernels" counts the C++ sources of forward and backward at `min`, whole and in slices, "files"
+what the C++ compiler is called with for that step in empty folders, headers included: kernels are built together. One thread, on
+a machine that was busy with other things.""",
         _slices,
     ),
     Section(

@@ -19,8 +19,6 @@ from tests.fuzz.trial import Trial
 
 STEPS = 2
 
-LEARNING_RATE = 1e-3
-
 
 @dataclass
 class Trained:
@@ -42,7 +40,11 @@ def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
     """Steps of SGD on the trial's program; with two losses each has a backward of its own, the first keeps the graph."""
     module, inputs = trial.program.module()
     gradients, call, result = _gradients(trial), wrap(module), Trained()
-    optimizer = _InHooks(module, inputs) if trial.steps_in_hooks else _BehindTheStep(module)
+    optimizer = (
+        _InHooks(module, inputs, trial.learning_rate)
+        if trial.steps_in_hooks
+        else _BehindTheStep(module, trial.learning_rate)
+    )
     for step in range(STEPS):
         optimizer.begin()
         outputs: list[torch.Tensor] = []
@@ -78,9 +80,9 @@ def train(trial: Trial, wrap: Wrap, *, is_measured: bool = False) -> Trained:
 class _BehindTheStep:
     """An optimizer as it is used mostly: gradients lie in `.grad` until it takes them."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, learning_rate: float) -> None:
         trained = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained or [torch.zeros(1)], lr=LEARNING_RATE)
+        self.optimizer = torch.optim.SGD(trained or [torch.zeros(1)], lr=learning_rate)
 
     def begin(self) -> None:
         """Before a step."""
@@ -98,7 +100,8 @@ class _BehindTheStep:
 class _InHooks:
     """The same in hooks, one for each leaf, that free its gradient; they copy it into tensors which are there already."""
 
-    def __init__(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, module: torch.nn.Module, inputs: Sequence[torch.Tensor], learning_rate: float) -> None:
+        self.learning_rate = learning_rate
         trained = [p for p in module.parameters() if p.requires_grad]
         self.copies = {leaf: torch.zeros_like(leaf) for leaf in (*trained, *inputs) if leaf.requires_grad}
         self.calls = Counter[torch.Tensor]()
@@ -114,7 +117,7 @@ class _InHooks:
         with torch.no_grad():
             self.copies[leaf].copy_(leaf.grad)
             if leaf in self.trained:
-                leaf.add_(leaf.grad, alpha=-LEARNING_RATE)
+                leaf.add_(leaf.grad, alpha=-self.learning_rate)
         leaf.grad = None
 
     def begin(self) -> None:

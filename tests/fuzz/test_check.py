@@ -11,8 +11,11 @@ from hypothesis import HealthCheck, Phase
 from compile_remat._torch import joint_graph
 from compile_remat._torch.narrowing import bit_ops
 from compile_remat.passes import Plan, Planner
+from tests.fuzz import check as check_module
 from tests.fuzz import joint, partitioners
+from tests.fuzz.agreement import NumbersDiffer
 from tests.fuzz.check import check
+from tests.fuzz.compiled import Outcome
 from tests.fuzz.models import programs, trials
 from tests.fuzz.program import Leaf, Op, Program
 from tests.fuzz.trial import Trial
@@ -62,6 +65,27 @@ def test_bits_that_come_back_wrong_are_caught(entry: str, monkeypatch: pytest.Mo
     places = r"(max|forced plan \d+): "  # all plans of a joint graph have narrow forms
     with pytest.raises(AssertionError, match=places):
         check(trial)
+
+
+def test_numbers_that_inductor_may_choose_are_compared_again_with_weights_that_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last bit of a weight in bfloat16 decided a comparison with a constant in the second step."""
+    ran: list[Trial] = []
+
+    def differs_at_first(trial: Trial) -> list[Outcome]:
+        ran.append(trial)
+        if trial.learning_rate:
+            raise NumbersDiffer("a weight")
+        return []
+
+    monkeypatch.setattr(check_module, "_check_dynamo", differs_at_first)
+    coarse = Program((Leaf("d0", "differentiable", (4, 4), "bfloat16"),), (Op("v0", "sin", ("d0",)),), ("v0",))
+    assert check(Trial(coarse, "dynamo", compiler="inductor")) == []
+    assert [trial.learning_rate > 0 for trial in ran] == [True, False]
+    exact = Program((Leaf("d0", "differentiable", (4, 4)),), (Op("v0", "sin", ("d0",)),), ("v0",))
+    with pytest.raises(NumbersDiffer):
+        check(Trial(exact, "dynamo", compiler="inductor"))
 
 
 def test_a_recompute_that_was_not_planned_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

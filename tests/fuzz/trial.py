@@ -27,6 +27,7 @@ class Trial:
         gradients: `end` or `early`, as the setting.
         slices: `off`, `auto` or a number, as the setting.
         narrow: `off` or `auto`, as the setting; forced plans then save narrow forms at random.
+        learning_rate: Of the steps that are taken.
         steps_in_hooks: Whether hooks of the leaves step each parameter and free its gradient, as early gradients are meant for.
     """
 
@@ -41,6 +42,7 @@ class Trial:
     slices: int | str = "off"
     steps_in_hooks: bool = False
     narrow: str = "off"
+    learning_rate: float = 1e-3
 
     @property
     def options(self) -> dict[str, int | str]:
