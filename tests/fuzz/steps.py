@@ -6,6 +6,7 @@ its end, as the memory model takes it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -81,12 +82,13 @@ class _BehindTheStep:
     """An optimizer as it is used mostly: gradients lie in `.grad` until it takes them."""
 
     def __init__(self, module: torch.nn.Module, learning_rate: float) -> None:
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.SGD(trained or [torch.zeros(1)], lr=learning_rate)
+        self.trained = [p for p in module.parameters() if p.requires_grad]
+        self.learning_rate = learning_rate
 
     def begin(self) -> None:
         """Before a step."""
-        self.optimizer.zero_grad()
+        for parameter in self.trained:
+            parameter.grad = None
 
     def gradient_of(self, leaf: torch.Tensor) -> torch.Tensor | None:
         """What the leaf got in this step."""
@@ -94,7 +96,17 @@ class _BehindTheStep:
 
     def step(self) -> None:
         """After a step."""
-        self.optimizer.step()
+        for parameter in self.trained:
+            if parameter.grad is not None:
+                _descend(parameter, parameter.grad, self.learning_rate)
+
+
+@torch.no_grad()
+def _descend(parameter: torch.Tensor, gradient: torch.Tensor, learning_rate: float) -> None:
+    """A step of SGD, no element of which is larger than the rate: where weights run away, rounding decides where to."""
+    largest = float(torch.linalg.vector_norm(gradient, math.inf)) if gradient.numel() else 0.0
+    if math.isfinite(largest):
+        parameter.add_(gradient, alpha=-learning_rate / max(1.0, largest))
 
 
 class _InHooks:
@@ -117,7 +129,7 @@ class _InHooks:
         with torch.no_grad():
             self.copies[leaf].copy_(leaf.grad)
             if leaf in self.trained:
-                leaf.add_(leaf.grad, alpha=-self.learning_rate)
+                _descend(leaf, leaf.grad, self.learning_rate)
         leaf.grad = None
 
     def begin(self) -> None:
