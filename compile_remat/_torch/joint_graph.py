@@ -151,7 +151,8 @@ def copied_graph(module: fx.GraphModule) -> fx.GraphModule:
     Not by ``copy.deepcopy``: it copies the trees of the arguments, too, each leaf of which then warns that its class is deprecated.
     """
     graph = fx.Graph(tracer_cls=module.graph._tracer_cls)
-    returned, old = graph.graph_copy(module.graph, {}, return_output_node=True)  # type: ignore[misc]
+    old = module.graph.output_node()
+    returned = graph.graph_copy(module.graph, {})
     graph.output(returned, type_expr=old.type).meta = copy.copy(old.meta)
     graph.set_codegen(copy.copy(module.graph._codegen))
     return fx.GraphModule(module, graph)
