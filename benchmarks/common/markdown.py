@@ -505,8 +505,8 @@ loss. `gpt`: two blocks of width 256, 4,096 tokens, 32,768 words, bfloat16, logi
 `x + down(gelu(up(norm(x))))` of width 256 on a sequence of 16,384. Then the step inside 0.6 of the whole graph's `min`, timed
 against that `min`, interleaved. "kernels" counts the C++ sources of forward and backward at `min`, whole and in slices, "files"
 what the C++ compiler is called with for that step in empty folders, headers included: kernels are built together. One thread, on
-a machine that was busy with other things. The row of `gpt` is an earlier one (2026-11-25 00:26 UTC), of a processor that has
-instructions for bfloat16: without them three of its steps do not end in a quarter of an hour.""",
+a machine that was busy with other things. The row of `gpt` is an earlier one (2026-11-25 00:26 UTC), with
+steps of 2 s: on the processor of the others, without instructions for bfloat16, three did not end in a quarter of an hour.""",
         _slices,
     ),
     Section(
