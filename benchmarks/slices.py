@@ -123,7 +123,7 @@ class SliceRow:
 
     Attributes:
         time: Steps inside `PART` of the whole graph's `min`, over steps of that.
-        whole_files, sliced_files: Files that the C++ compiler is called with, each counted once; 0 where they were not counted.
+        whole_files, sliced_files: Files that the C++ compiler is called with, each counted once; None where they were not.
     """
 
     case: str
@@ -139,8 +139,8 @@ class SliceRow:
     whole_kernels: int
     kernels_of_two: int
     sliced_kernels: int
-    whole_files: int = 0
-    sliced_files: int = 0
+    whole_files: int | None = None
+    sliced_files: int | None = None
 
     @property
     def verdict(self) -> str:
@@ -153,7 +153,9 @@ class SliceRow:
             reasons.append(f"above the budget of {PART}")
         if self.time.low > TIME_LIMIT:
             reasons.append(f"time above {TIME_LIMIT}")
-        if self.sliced_files > FILE_LIMIT * self.whole_files:
+        if self.whole_files is None or self.sliced_files is None:
+            reasons.append("files not counted")
+        elif self.sliced_files > FILE_LIMIT * self.whole_files:
             reasons.append(f"files for the compiler above {FILE_LIMIT}")
         return "miss: " + "; ".join(reasons) if reasons else "ok"
 
@@ -276,8 +278,7 @@ def table(rows: Sequence[SliceRow]) -> tuple[list[str], list[list[str]]]:
             str(row.whole_kernels),
             str(row.kernels_of_two),
             str(row.sliced_kernels),
-            str(row.whole_files or "-"),
-            str(row.sliced_files or "-"),
+            *("-" if number is None else str(number) for number in (row.whole_files, row.sliced_files)),
             row.verdict,
         ]
         for row in rows

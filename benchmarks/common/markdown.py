@@ -518,7 +518,8 @@ Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with
 with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096; `gpt`: six blocks like them.
 CPU time of one thread, interleaved, with other work on the machine at times; "estimated" is the same ratio of the plans' extra
 times. "equal" asks for equal bits of all gradients. The extra time of `bert` is a twentieth of a step, and what narrow forms
-change in it is lost in the noise: with 40 rounds the same command gave 0.76 [0.10, 1.43] and 0.84 [-0.08, 1.62].""",
+change in it is lost in the noise: with 40 rounds the same command gave 0.76 [0.10, 1.43] and 0.84 [-0.08, 1.62]. The row of
+`gpt` is of 19:28 UTC.""",
         _narrowing,
     ),
     Section(
