@@ -64,7 +64,7 @@ class Outcome:
     Attributes:
         budget: `kept`, `missed` (a fraction below the lowest peak, which a warning says), `refused` (bytes below what the emitted
             code needs, which an error says), `late` (gradients left at the end of the backward, which a warning says) or `none`.
-        predicted_bytes: The plan's peak, where one graph ran alone and was measured.
+        predicted_bytes: The plan's peak, where a single graph was compiled and its step measured.
         emitted_bytes: That of the emitted code, by its dry run.
         first_bytes, later_bytes: The measured peaks of the first step and the second.
         num_narrowed: Values that plans save in fewer bits.
@@ -157,10 +157,9 @@ def _frees_gradients(trial: Trial) -> bool:
 
 
 def _outcome(budget: str, trained: Trained) -> Outcome:
-    planned = [report for report in compile_remat.reports() if report.plan is not None]
-    if len(planned) != 1 or not trained.peak_bytes:
+    report, *others = compile_remat.reports()
+    if others or not trained.peak_bytes:  # what a graph that is not planned hands on is in no dry run
         return Outcome(budget, num_narrowed=_num_narrowed())
-    (report,) = planned
     return Outcome(
         budget,
         report.predicted_peak_bytes,

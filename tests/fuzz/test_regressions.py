@@ -50,6 +50,34 @@ REGRESSIONS = {
         ("min",),
         compiler="inductor",
     ),
+    # The check itself: the graph before the break has no gradient and is not planned; what it hands on is in no dry run.
+    "graph that is not planned before a graph break": Trial(
+        Program(
+            (
+                Leaf("d0", "differentiable", (96, 48)),
+                Leaf("p1", "parameter", (48,)),
+                Leaf("i2", "input", (96,), "int64", 96),
+                Leaf("f3", "frozen", (96, 48)),
+                Leaf("i4", "input", (96,), "int64", 96),
+                Leaf("p5", "parameter", (96, 48)),
+            ),
+            (
+                START,
+                Op("v1", "detach", ("v0",)),
+                Op("v2", "add", ("v1", "v1")),
+                Op("v3", "loss_of_head", ("v2", "f3", "i2"), (0.0, "mean", -100)),
+                Op("v4", "graph_break", ("v3",)),
+                Op("v5", "loss_of_head", ("v2", "p5", "i4"), (0.0, "mean", -100)),
+                Op("v6", "gelu", ("v2",)),
+                Op("v7", "dropout", ("v6",)),
+            ),
+            ("v5",),
+        ),
+        "dynamo",
+        ("min",),
+        compiler="inductor",
+        slices=3,
+    ),
     # In a plan that was compiled in a later step, FX kept the mask that nobody reads, and drew it.
     "random numbers without a reader before a graph break": Trial(
         Program(
