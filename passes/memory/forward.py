@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, own_path
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
+from compile_remat.passes.memory.reader_levels import reader_levels
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
 
 
@@ -169,6 +170,10 @@ class Forward:
         among = frozenset(varying)
         longest = self.longest.tolist()
         self.varying = [(v, *self._bounded_end(v, among, longest)) for v in varying]
+        self._levels = reader_levels([(v, readers) for v, _, readers in self.varying])
+        self._common_ends = self.longest.copy()
+        for v, least, _ in self.varying:
+            self._common_ends[v] = least
 
     def _bounded_end(self, v: int, varying: frozenset[int], longest: Sequence[int]) -> tuple[int, list[int]]:
         """The last place that all plans have in common, and the readers that lead further in some."""
@@ -256,15 +261,13 @@ class Forward:
 
     def _ends(self, used: Bools) -> NDArray[np.int32]:
         """The last place at which each value's buffer is read, [values, P]."""
-        ends = np.repeat(self.longest[:, None], used.shape[1], axis=1)
-        reach: dict[int, Any] = {}
-        is_used = np.any(used, axis=1).tolist()
-        for v, least, open_readers in self.varying:
-            row = ends[v]
-            row[:] = least
-            for w in open_readers:
-                np.maximum(row, reach[w], out=row)
-            reach[v] = np.where(used[v], np.int32(v), row) if is_used[v] and self.may_be_cut[v] else row
+        ends = np.repeat(self._common_ends[:, None], used.shape[1], axis=1)
+        reach = np.empty_like(ends)  # what a value hands to what it reads
+        for level in self._levels:
+            level.raise_rows(ends, reach)
+            rows = ends[level.values]
+            is_cut = used[level.values] & self.may_be_cut[level.values, None]
+            reach[level.values] = np.where(is_cut, level.values[:, None], rows)
         return ends
 
     def _buffers(self, ends: NDArray[np.int32]) -> Bools:

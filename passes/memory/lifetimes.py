@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from compile_remat.passes.memory.buffers import (
     Bools,
+    Ints,
     effective_ends,
     is_always_stored,
     is_always_stored_again,
@@ -27,6 +28,7 @@ from compile_remat.passes.memory.buffers import (
     stored_steps,
 )
 from compile_remat.passes.memory.inplace import Overwriting
+from compile_remat.passes.memory.reader_levels import ReaderLevel, reader_levels
 from compile_remat.passes.memory.recompute_schedule import Schedule
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Step, Value
 
@@ -53,6 +55,25 @@ class Lifetimes:
     taken: Bools
     copied_until: Sequence[tuple[int, NDArray[np.int32]]]
     held_until: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A level of values whose ends depend on the plan.
+
+    Attributes:
+        readers: The values with the readers that may run behind the last step that reads them.
+        inside: Those that may stay inside a kernel.
+        handing: Those that stay in registers: what they read may be read behind their own slot, [H].
+        may_be_stored: Whether these have a buffer in some plan, [H, 1].
+        joined: The numbers and indices of those of them that are parts of a concatenation.
+    """
+
+    readers: ReaderLevel
+    inside: Ints
+    handing: Ints
+    may_be_stored: Bools
+    joined: Sequence[tuple[int, int]]
 
 
 class LifetimeModel:
@@ -93,7 +114,7 @@ class LifetimeModel:
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
         self.whole_of = {v: w for w, parts in self.parts for v in parts}
-        self._walk = self._readers_behind_steps(latest_step.tolist())
+        self._levels = self._levels_of(self._readers_behind_steps(latest_step.tolist()))
         pairs = sources_in_place(values, self._stays_stored)
         latest, last = latest_step.tolist(), self.last_step.tolist()
         self.overwriting = Overwriting([(w, [v for v in sources if last[v] < latest[w]]) for w, sources in pairs])
@@ -152,6 +173,18 @@ class LifetimeModel:
                 found.append((v, readers, is_inside, not runs_once[v]))
         return found
 
+    def _levels_of(self, walk: Sequence[tuple[int, list[int], bool, bool]]) -> list[_Level]:
+        """What `_readers_behind_steps` gives, in levels."""
+        handing = {v for v, _, _, hands_on in walk if hands_on}
+        found = []
+        for level in reader_levels([(v, readers) for v, readers, _, _ in walk]):
+            values = level.values[[v in handing for v in level.values.tolist()]]
+            may_be_stored = (self.may_stay_inside | self.is_sometimes_stored)[values]
+            joined = [(k, v) for k, v in enumerate(values.tolist()) if v in self.whole_of]
+            inside = level.values[self.may_stay_inside[level.values]]
+            found.append(_Level(level, inside, values, may_be_stored[:, None], joined))
+        return found
+
     def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
         """For each pointwise step that writes over no gradient, the values that it might be written over."""
         busy = set(self.step_last[self.step_in_place > 0].tolist())
@@ -197,31 +230,26 @@ class LifetimeModel:
             [schedule.step_slots.T, np.full((1, plans), -1, dtype=np.int32)]
         )  # for -1 its last row
         ends = by_step[self.last_step]
-        rows = list(ends)
-        reach = list(np.where(recomputed, slots, np.int32(-1)))  # the last slot at which a reader's kernel runs
+        reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
         externs = self._externs(schedule) if self.may_stay_inside.any() else None
-        is_made = np.any(recomputed, axis=1).tolist()
-        for v, readers, may_stay_inside, hands_on in self._walk:
-            row = rows[v]
-            for w in readers:
-                np.maximum(row, reach[w], out=row)
-            if may_stay_inside and externs is not None:
-                at, plan = np.clip(row, 0, schedule.length), np.arange(plans)
-                stored[v] = externs[at, plan] > externs[np.minimum(slots[v], schedule.length), plan]
-            if hands_on and is_made[v]:
-                may_be_stored = may_stay_inside or self.is_sometimes_stored[v]
-                is_in_registers = recomputed[v] & ~stored[v] if may_be_stored else recomputed[v]
-                np.copyto(reach[v], row, where=is_in_registers)  # it is read behind its own slot
-                if v in self.whole_of:
-                    w = self.whole_of[v]
-                    has_place = is_in_registers & recomputed[w] & stored[w]
-                    before, behind = self._around(v, schedule, by_step, reach)
-                    np.copyto(reach[v], before, where=has_place)
-                    np.copyto(row, behind, where=has_place)
-        return ends, np.array([reach[v] for v in self.held], dtype=np.int32).reshape(len(self.held), plans)
+        for level in self._levels:
+            level.readers.raise_rows(ends, reach)
+            if externs is not None and len(inside := level.inside):
+                at, plan = np.clip(ends[inside], 0, schedule.length), np.arange(plans)
+                stored[inside] = externs[at, plan] > externs[np.minimum(slots[inside], schedule.length), plan]
+            handing = level.handing
+            is_in_registers = recomputed[handing] & ~(stored[handing] & level.may_be_stored)
+            reach[handing] = np.where(is_in_registers, ends[handing], reach[handing])  # it is read behind its own slot
+            for k, v in level.joined:
+                w = self.whole_of[v]
+                has_place = is_in_registers[k] & recomputed[w] & stored[w]
+                before, behind = self._around(v, schedule, by_step, reach)
+                np.copyto(reach[v], before, where=has_place)
+                np.copyto(ends[v], behind, where=has_place)
+        return ends, reach[self.held]
 
     def _around(
-        self, v: int, schedule: Schedule, by_step: NDArray[np.int32], reach: Sequence[NDArray[np.int32]]
+        self, v: int, schedule: Schedule, by_step: NDArray[np.int32], reach: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The last slots at which a value in registers is computed and at which its concatenation is read for it, [P]; -1 for none.
 

@@ -117,6 +117,7 @@ class RecomputeSchedule:
         start = np.repeat(self.first_anchor[:, None], plans, axis=1)
         rows = list(start)
         reach = rows.copy()  # the start that a value hands to what it reads
+        hidden = list(np.where(saved, NEVER, np.int32(0)))  # what is saved hands on nothing
         is_saved = np.any(saved, axis=1).tolist()
         for v, readers, is_late in self._walk:
             row = rows[v]
@@ -125,8 +126,7 @@ class RecomputeSchedule:
             if is_late:
                 np.minimum(row, self.late_anchor[v], out=row, where=row < NEVER)
             if is_saved[v]:
-                reach[v] = row.copy()
-                reach[v][saved[v]] = NEVER
+                reach[v] = np.maximum(row, hidden[v])
         return start, (start < NEVER) & ~saved
 
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
