@@ -292,9 +292,9 @@ def _worker(arguments: argparse.Namespace) -> Iterator[Worker | None]:
     if not is_asked or (os.cpu_count() or 1) == 1 or not _can_spawn():
         yield None
         return
-    from compile_remat.forecast.second_process import second_process
+    from compile_remat.forecast.second_process import started
 
-    with second_process("compile_remat.forecast.forecasting") as worker:
+    with started("compile_remat.forecast.forecasting") as worker:
         yield worker
 
 

@@ -24,7 +24,7 @@ from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.called_regions import inline_regions
-from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
 from compile_remat.passes import as_in_torch, rewritten
 
 Seen = tuple[fx.GraphModule, dict[str, Any]]
@@ -128,7 +128,8 @@ def show_graphs(
 
 def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Seen | None:
     """The joint graph of a Dynamo graph, as a partitioner would get it; None where there is no backward."""
-    return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
+    with likely_patterns():
+        return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
 
 
 def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:

@@ -59,7 +59,7 @@ class Worker:
 
 
 @contextmanager
-def second_process(imports: str) -> Iterator[Worker]:
+def started(imports: str) -> Iterator[Worker]:
     """Start it, and let it import a module while it waits for its call.  It is killed when the context ends."""
     context = get_context("spawn")
     here, there = context.Pipe()

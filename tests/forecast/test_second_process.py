@@ -10,7 +10,7 @@ import time
 import pytest
 
 from compile_remat.errors import ConfigError, RematError
-from compile_remat.forecast.second_process import Receive, second_process
+from compile_remat.forecast.second_process import Receive, started
 
 
 def told(receive: Receive, text: str) -> tuple[str, int, bool, bool]:
@@ -29,7 +29,7 @@ def end(receive: Receive) -> None:
 
 def test_it_answers_from_another_process_that_ignores_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with second_process("wave") as worker:
+    with started("wave") as worker:
         assert signal.getsignal(signal.SIGINT) is before
         worker.begin(told, "a text, ")
         worker.send("and more")
@@ -39,13 +39,13 @@ def test_it_answers_from_another_process_that_ignores_interrupts() -> None:
 
 
 def test_what_it_raises_is_raised_here() -> None:
-    with second_process("wave") as worker, pytest.raises(ConfigError, match="no such size"):
+    with started("wave") as worker, pytest.raises(ConfigError, match="no such size"):
         worker.begin(refuse, "no such size")
         worker.result()
 
 
 def test_a_process_that_dies_is_an_error() -> None:
-    with second_process("wave") as worker, pytest.raises(RematError, match="ended with status 3"):
+    with started("wave") as worker, pytest.raises(RematError, match="ended with status 3"):
         worker.begin(end)
         worker.process.join()
         worker.send("too late")
@@ -53,7 +53,7 @@ def test_a_process_that_dies_is_an_error() -> None:
 
 
 def test_it_ends_with_the_context() -> None:
-    with second_process("wave") as worker:
+    with started("wave") as worker:
         time.sleep(0.1)
         assert worker.process.is_alive()  # without a call
     assert not worker.process.is_alive()
