@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
@@ -92,7 +93,11 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print what training comes to; status 1 where it does not fit the device."""
     check_mesh_arguments(arguments)
-    with _saying_what_is_done() as advance, _worker(arguments) as worker:
+    with (
+        collector_paused(),
+        _saying_what_is_done() as advance,
+        _worker(arguments) as worker,
+    ):  # also while torch is imported
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments)

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any
 
+from compile_remat._util.collector import collector_paused
 from compile_remat.errors import RematError
 
 Receive = Callable[[], Any]
@@ -94,7 +95,8 @@ def _work(end: Connection, imports: str) -> None:
     sent = SimpleQueue[Any]()
     threading.Thread(target=_read, args=(end, sent), daemon=True).start()
     try:
-        importlib.import_module(imports)
+        with collector_paused():
+            importlib.import_module(imports)
         function, args = sent.get()
         found, raised = function(sent.get, *args), None
     except Exception as error:
