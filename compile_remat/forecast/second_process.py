@@ -21,6 +21,9 @@ from compile_remat.errors import RematError
 Receive = Callable[[], Any]
 """Waits for what the first process sends."""
 
+SECONDS_TO_END = 1.0
+"""A process that has given its result gives semaphores back: Python warns of those that one leaves when it is killed."""
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -54,6 +57,7 @@ class Worker:
             raise RematError(
                 f"a second process of the forecast ended with status {self.process.exitcode} and no result"
             ) from None
+        self.process.join(SECONDS_TO_END)
         if error is not None:
             raise error
         return found
