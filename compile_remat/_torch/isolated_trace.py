@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from compile_remat._torch.version import private_name
+from compile_remat._torch.version import private_module, private_name
 
+dynamo_config = private_module("torch._dynamo.config")
 get_code_state = private_name("torch._dynamo.pgo", "get_code_state")
 reset_code = private_name("torch._dynamo.eval_frame", "reset_code")
 trace_rules_check = private_name("torch._dynamo.trace_rules", "check")
@@ -32,11 +33,19 @@ def trace_isolated(function: Callable[..., Any], backend: Callable[..., Any], in
         keywords["isolate_recompiles"] = True
     twin, code = _twin(function)
     try:
-        with _own_sizes():
+        with _own_sizes(), _uncollected():
             return torch.compile(twin, backend=backend, **keywords)(*inputs)
     finally:
         if code is not None:  # with its graphs it is a cycle that no garbage collection sees
             reset_code(code)
+
+
+def _uncollected() -> AbstractContextManager[object]:
+    """Inside, Dynamo does not run Python's collector after a compilation: there is next to nothing to collect."""
+    if not hasattr(dynamo_config, "run_gc_after_compile"):
+        return nullcontext()
+    patched: AbstractContextManager[object] = dynamo_config.patch(run_gc_after_compile=False)
+    return patched
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from compile_remat._util.collector import collector_paused
 from compile_remat._util.progress import Advance, progress_bar
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
@@ -22,6 +23,7 @@ from compile_remat.errors import RematError
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
     from compile_remat.forecast.forecasting import Forecast
+    from compile_remat.forecast.second_process import Worker
     from compile_remat.forecast.target_step import Target
 
 
@@ -91,7 +93,11 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 def run_plan(arguments: argparse.Namespace) -> int:
     """Print what training comes to; status 1 where it does not fit the device."""
     check_mesh_arguments(arguments)
-    with _saying_what_is_done() as advance:
+    with (
+        collector_paused(),
+        _saying_what_is_done() as advance,
+        _worker(arguments) as worker,
+    ):  # also while torch is imported
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments)
@@ -104,7 +110,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
             target,
             with_baselines=arguments.compare,
             with_max_batch=not arguments.no_largest_batch,
-            in_parallel=(os.cpu_count() or 1) > 1 and _can_spawn(),
+            worker=worker,
             with_plain=arguments.html is not None,
             advance=advance,
         )
@@ -282,6 +288,19 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         slices=parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
     )
     return builder, target
+
+
+@contextmanager
+def _worker(arguments: argparse.Namespace) -> Iterator[Worker | None]:
+    """A second process for the largest batch, where that is asked for; both import torch at the same time."""
+    is_asked = arguments.mesh is None and arguments.devices is None and not arguments.no_largest_batch
+    if not is_asked or (os.cpu_count() or 1) == 1 or not _can_spawn():
+        yield None
+        return
+    from compile_remat.forecast.second_process import started
+
+    with started("compile_remat.forecast.forecasting") as worker:
+        yield worker
 
 
 def _can_spawn() -> bool:

@@ -132,6 +132,6 @@ def _row(
     largest = nothing_fits(beside, limit_bytes)
     if largest is None and batch is not None and limit_bytes is not None:
         steps = step, step_at(2 * batch)
-        largest = find_max_batch(batch, steps, step_at, planner, beside, limit_bytes)
+        largest = find_max_batch(batch, steps, step_at, planner.on, beside, limit_bytes)
     total_bytes = beside.fixed_bytes + traced.input_bytes + max(plan.peak_bytes, beside.at_end_bytes)
     return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))

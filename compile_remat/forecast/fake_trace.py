@@ -24,7 +24,7 @@ from compile_remat.cost_models import Device
 from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.called_regions import inline_regions
-from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
 from compile_remat.passes import as_in_torch, rewritten
 
 Seen = tuple[fx.GraphModule, dict[str, Any]]
@@ -67,24 +67,29 @@ class Traced:
         return module, keywords
 
 
-def trace(builder: Builder, device: Device, *, keeps_whole: bool = False) -> Traced:
+Built = tuple[nn.Module, tuple[Any, ...]]
+"""A model without data, and its inputs."""
+
+
+def trace(builder: Builder, device: Device, *, model: Built | None = None, keeps_whole: bool = False) -> Traced:
     """Build and trace a model's training step without allocating memory.
 
     Args:
+        model: What the builder gives, if it is built already.
         keeps_whole: Whether the graph is wanted as a partitioner would get it, too.
 
     Raises:
         ConfigError: The builder, or a size, is off.
         RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
     """
-    model, inputs = built(builder)
+    module, inputs = built(builder) if model is None else model
     seen: list[Seen] = []
 
     def see(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         if (found := looked_at(gm, example_inputs)) is not None:
             seen.append(found)
 
-    show_graphs(model, inputs, see, builder.name, device)
+    show_graphs(module, inputs, see, builder.name, device)
     if len(seen) != 1:
         refuse(len(seen), builder.name)
     given = _with_attention_of(device, seen[0])
@@ -92,7 +97,7 @@ def trace(builder: Builder, device: Device, *, keeps_whole: bool = False) -> Tra
     joint = rewritten_joint(given)
     if joint is None:
         refuse(0, builder.name)
-    return Traced(joint, *_bytes_of(model, inputs), whole=whole)
+    return Traced(joint, *model_bytes(module, inputs), whole=whole)
 
 
 def show_graphs(
@@ -123,7 +128,8 @@ def show_graphs(
 
 def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Seen | None:
     """The joint graph of a Dynamo graph, as a partitioner would get it; None where there is no backward."""
-    return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
+    with likely_patterns():
+        return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
 
 
 def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:
@@ -159,10 +165,10 @@ def kind_of(device: Device) -> tuple[bool, bool]:
 
 def bytes_of_model(builder: Builder) -> tuple[int, int, int]:
     """Bytes of a model's parameters and buffers, of the trainable ones, and of its inputs."""
-    return _bytes_of(*built(builder))
+    return model_bytes(*built(builder))
 
 
-def built(builder: Builder) -> tuple[nn.Module, tuple[Any, ...]]:
+def built(builder: Builder) -> Built:
     """A model and its inputs, without data."""
     with fake_tensors(builder.torch_dtype), NumbersAreZero():
         return builder.build()
@@ -191,7 +197,7 @@ def refuse(graphs: int, name: str) -> NoReturn:
     )
 
 
-def _bytes_of(model: nn.Module, inputs: Sequence[Any]) -> tuple[int, int, int]:
+def model_bytes(model: nn.Module, inputs: Sequence[Any]) -> tuple[int, int, int]:
     """Bytes of parameters and buffers, of the trainable ones, of inputs; what is shared counts once."""
     parameters = list(model.parameters())
     kept = sum(t.nbytes for t in (*parameters, *model.buffers()))

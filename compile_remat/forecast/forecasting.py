@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 from compile_remat._util.collector import collector_paused
@@ -16,11 +15,12 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import bytes_of_model, trace
+from compile_remat.forecast.fake_trace import built, model_bytes, trace
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.forecast.second_process import submitted
+from compile_remat.forecast.second_process import Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
+    BesideGraph,
     Target,
     beside_graph,
     largest_gradient_bytes,
@@ -33,6 +33,7 @@ from compile_remat.pages.figures import PageFigures
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import (
     Plan,
+    Planner,
     pictured,
     plain_option,
     split_convolution_gradients,
@@ -153,7 +154,7 @@ def forecast(
     *,
     with_baselines: bool = False,
     with_max_batch: bool = True,
-    in_parallel: bool = False,
+    worker: Worker | None = None,
     with_plain: bool = False,
     advance: Advance = lambda text="", count=1: None,
 ) -> Forecast:
@@ -162,7 +163,7 @@ def forecast(
     Args:
         with_baselines: Also evaluate what people do today, see `baselines`.
         with_max_batch: Also look for the largest batch that fits; needs a second trace.  Not with rows in slices.
-        in_parallel: Trace it in a second process; the builder must then be a name, and the main module importable.
+        worker: Looks for the largest batch meanwhile; the builder must then be a name.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
         advance: Told what is done now.
 
@@ -171,59 +172,56 @@ def forecast(
         RematError: A setting is off, or the model cannot be traced.
     """
     start = time.perf_counter()
-    device, batch = target.figures(), builder.sizes().get("batch")
-    limit = target.limit_bytes
-    parameter_bytes, trainable_bytes, input_bytes = bytes_of_model(builder)
+    device, limit = target.figures(), target.limit_bytes
+    model = built(builder)
+    parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
     state_bytes = target.optimizer.of(trainable_bytes)
     is_early = target.gradients == "early"
-    search = with_max_batch and batch is not None and limit is not None and target.slices == "off"
+    search = with_max_batch and "batch" in builder.sizes() and limit is not None and target.slices == "off"
     beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
     largest = nothing_fits(beside, limit) if search else None
-    with ExitStack() as stack:
-        grown: Callable[[], TracedStep] | None = None
-        if search and largest is None:
-            grown = _begun(stack, in_parallel, replace(builder, batch=2 * (batch or 1)), target)
-        advance(f"tracing {builder.name}")
-        traced = trace(builder, device, keeps_whole=target.slices != "off")
-        largest_bytes = largest_gradient_bytes(traced)
-        workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
-        beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
-        effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
-        needs_plain = effective.budget.kind in ("max", "fraction")
-        is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
-        torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
-        traced.place(device)
-        advance("building the planning problem")
-        plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
-        is_split = split_convolution_gradients(traced.joint) > 0
-        if is_early:
-            traced = with_early_gradients(traced)
-        if plain_ready is None or is_split or is_early:
-            own = ready(traced, target, torch_sets, is_candidate=is_candidate)
-        else:
-            own = plain_ready
-        plain_problem = plain_ready.with_torch if plain_ready is not None and plain_ready.with_torch.reference else None
-        plain = None if plain_problem is None else plain_option(plain_problem, in_groups=device.name == "cpu")
-        if effective.budget.kind == "fraction" and plain is not None:
-            effective = replace(effective, plain_bytes=plain.peak_bytes)
-        planner = own.planner
-        is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
-        chosen_on = plain_ready.planner if plain_ready is not None and is_plain else planner
-        advance("searching for a plan, and for the lowest one")
-        found = with_slices(found_within(chosen_on, planner, effective), traced, target, effective)
-        compared: list[Baseline] = []
-        if with_baselines:
-            advance("comparing with what people do today")
-            masks = hand_written(planner.problem, traced.joint.module.graph)
-            masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
-            compared = compare(planner, masks)
-        if grown is not None and batch is not None and limit is not None:
-            advance("looking for the largest batch")
-
-            def again(b: int) -> TracedStep:
-                return step_of(replace(builder, batch=b), target)
-
-            largest = find_max_batch(batch, (own.step, grown()), again, planner, beside, limit)
+    search = search and largest is None
+    if search and worker is not None:
+        worker.begin(largest_batch, builder, target)
+    advance(f"tracing {builder.name}")
+    traced = trace(builder, device, model=model, keeps_whole=target.slices != "off")
+    largest_bytes = largest_gradient_bytes(traced)
+    workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
+    beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
+    effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
+    needs_plain = effective.budget.kind in ("max", "fraction")
+    is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
+    torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
+    traced.place(device)
+    advance("building the planning problem")
+    plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
+    is_split = split_convolution_gradients(traced.joint) > 0
+    if is_early:
+        traced = with_early_gradients(traced)
+    if plain_ready is None or is_split or is_early:
+        own = ready(traced, target, torch_sets, is_candidate=is_candidate)
+    else:
+        own = plain_ready
+    if search and worker is not None:
+        worker.send((own.step, beside))
+    plain_problem = plain_ready.with_torch if plain_ready is not None and plain_ready.with_torch.reference else None
+    plain = None if plain_problem is None else plain_option(plain_problem, in_groups=device.name == "cpu")
+    if effective.budget.kind == "fraction" and plain is not None:
+        effective = replace(effective, plain_bytes=plain.peak_bytes)
+    planner = own.planner
+    is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
+    chosen_on = plain_ready.planner if plain_ready is not None and is_plain else planner
+    advance("searching for a plan, and for the lowest one")
+    found = with_slices(found_within(chosen_on, planner, effective), traced, target, effective)
+    compared: list[Baseline] = []
+    if with_baselines:
+        advance("comparing with what people do today")
+        masks = hand_written(planner.problem, traced.joint.module.graph)
+        masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
+        compared = compare(planner, masks)
+    if search:
+        advance("looking for the largest batch")
+        largest = largest_batch(lambda: (own.step, beside), builder, target) if worker is None else worker.result()
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
@@ -268,12 +266,25 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: i
     )
 
 
-# -- a second process -----------------------------------------------------------------------------------------------------
+# -- the largest batch ----------------------------------------------------------------------------------------------------
 
 
-def _begun(stack: ExitStack, in_parallel: bool, builder: Builder, target: Target) -> Callable[[], TracedStep]:
-    """Trace a step in another process, or here and now; what is returned waits for it."""
-    if in_parallel:
-        return stack.enter_context(submitted(step_of, builder, target)).result
-    step = step_of(builder, target)
-    return lambda: step
+@frames_in_one_chunk
+@collector_paused()
+def largest_batch(first: Callable[[], tuple[TracedStep, BesideGraph]], builder: Builder, target: Target) -> MaxBatch:
+    """The largest batch that the target can train, in this process.
+
+    Args:
+        first: Waits for the step at the builder's batch, and for what the device holds beside it.
+    """
+    batch, limit = builder.sizes()["batch"], target.limit_bytes
+    assert limit is not None
+
+    def step_at(b: int) -> TracedStep:
+        return step_of(replace(builder, batch=b), target)
+
+    grown = step_at(2 * batch)
+    step, beside = first()
+    return find_max_batch(
+        batch, (step, grown), step_at, lambda problem: Planner(problem, target.time_limit), beside, limit
+    )

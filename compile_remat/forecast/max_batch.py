@@ -9,7 +9,7 @@ from functools import cache
 from compile_remat._util.units import format_bytes
 from compile_remat.forecast.batch_scaling import BatchScaling, TracedStep
 from compile_remat.forecast.target_step import BesideGraph
-from compile_remat.passes import Plan, Planner, timeline
+from compile_remat.passes import Plan, Planner, Problem, peak_bytes_of
 
 MAX_BATCHES = 1 << 20
 """Upper limit of the search."""
@@ -17,8 +17,11 @@ MAX_BATCHES = 1 << 20
 FARTHEST = 8
 """How many times as far as what fits the next number may lie: where gradients dominate the peak, the line is too flat."""
 
-LARGER_BATCHES = (2.0, 1.3, 1.1)
+LARGER_BATCHES = (1.3, 1.1)
 """Lowest-peak plans are made for these multiples of the batch that fits so far, as long as the batch grows."""
+
+FAR = 1.5
+"""A plan that fits so many times the batch that it was made for says that plans for much larger batches may fit these."""
 
 
 @dataclass(frozen=True)
@@ -50,52 +53,95 @@ def find_max_batch(
     batch: int,
     steps: tuple[TracedStep, TracedStep],
     again: Callable[[int], TracedStep],
-    planner: Planner,
+    planner_of: Callable[[Problem], Planner],
     beside: BesideGraph,
     limit_bytes: int,
 ) -> MaxBatch:
-    """Bisect over replayed plans of lowest peak, each made for a larger batch than fitted; then plan for the batch found.
+    """Bisect over replayed plans of low peak, each made for a larger batch than fitted; then plan for the batch found.
 
     A plan has the lowest peak only at its own batch: where gradients dominate the peak of a small batch, it saves tensors for
-    which a large batch has no room.
+    which a large batch has no room.  The first plans only say where to look, so they are those that are quickly found.
 
     Args:
         steps: At `batch`, and at twice that.
         again: Traces another batch.
-        planner: Of the first step; its work budget holds for all searches.
+        planner_of: Makes a planner of the step at another batch.
     """
-    scaling, lowest = BatchScaling((batch, 2 * batch), steps), planner.lowest()
+    scaling = BatchScaling((batch, 2 * batch), steps)
     if not scaling.is_one_graph:  # torch drops operators where a size is 1: take two batches above
         scaling = BatchScaling((2 * batch, 3 * batch), (steps[1], again(3 * batch)))
         if not scaling.is_one_graph:
             return MaxBatch(None, why="the graph is another one at another batch")
-        lowest = planner.on(steps[1].problem).lowest()
-
-    def left_bytes(b: int) -> int:
-        return limit_bytes - beside.fixed_bytes - scaling.input_bytes_at(b)
-
-    def excess_of(plan: Plan) -> Callable[[int], int]:
-        return cache(lambda b: max(timeline(scaling.at(b), plan).peak_bytes, beside.at_end_bytes) - left_bytes(b))
-
-    excess = excess_of(lowest)
-    if excess(1) > 0:
-        lowest = planner.on(scaling.at(1)).lowest()
-        excess = excess_of(lowest)
-        if excess(1) > 0:
-            return MaxBatch(0, why="one sample does not fit")
-    most = _most(1, excess)
+    search = _Search(scaling, planner_of, beside, limit_bytes)
+    start = scaling.batches[1]
+    search.look_at(start, is_quick=True)
+    for made_for in (start, 1, scaling.batches[0]):
+        if not search.most:
+            search.look_at(made_for)
+    if not search.most:
+        return MaxBatch(0, why="one sample does not fit")
+    search.look_at(max(search.most + 1, 2 * search.most), is_quick=True)
     for times in LARGER_BATCHES:
-        found = planner.on(scaling.at(max(most + 1, int(times * most)))).lowest()
-        excess = excess_of(found)
-        if excess(most + 1) > 0:
+        made_for, is_larger = 0, True
+        while is_larger and search.most >= FAR * made_for:
+            made_for = max(search.most + 1, int(times * search.most))
+            is_larger = search.look_at(made_for)
+        if not is_larger:
             break
-        lowest, most = found, _most(most + 1, excess)
-    last = planner.on(scaling.at(most))
-    plan = last.within(left_bytes(most))
-    if not plan.is_feasible:
-        plan = last.plan_of(last.mask_of(lowest.saved), left_bytes(most), lowest.again)
+    plan = search.plan()
     at_peak_bytes = max(plan.peak_bytes, beside.at_end_bytes)
-    return MaxBatch(most, plan, beside.fixed_bytes + scaling.input_bytes_at(most) + at_peak_bytes)
+    total_bytes = beside.fixed_bytes + scaling.input_bytes_at(search.most) + at_peak_bytes
+    return MaxBatch(search.most, plan, total_bytes)
+
+
+class _Search:
+    """The largest batch that fits so far.
+
+    Attributes:
+        most: 0 where none is known.
+    """
+
+    def __init__(
+        self, scaling: BatchScaling, planner_of: Callable[[Problem], Planner], beside: BesideGraph, limit_bytes: int
+    ) -> None:
+        self.scaling, self.beside, self.limit_bytes = scaling, beside, limit_bytes
+        self.planner_at = cache(lambda b: planner_of(scaling.at(b)))
+        self.most = 0
+        self._saved: tuple[str, ...] = ()
+        self._again: tuple[str, ...] = ()
+
+    def look_at(self, batch: int, *, is_quick: bool = False) -> bool:
+        """Replay a plan made for a batch; whether a larger batch fits under it than before.
+
+        Args:
+            is_quick: Whether the plan is one of low peak that is quickly found, instead of the lowest.
+        """
+        planner = self.planner_at(batch)
+        if is_quick:
+            saved, again = planner.low(), tuple[str, ...]()
+        else:
+            lowest = planner.lowest()
+            saved, again = lowest.saved, lowest.again
+
+        @cache
+        def excess(b: int) -> int:
+            peak_bytes = peak_bytes_of(self.scaling.at(b), saved, again)
+            return max(peak_bytes, self.beside.at_end_bytes) - self._left_bytes(b)
+
+        fitting = next((b for b in (batch, self.most + 1) if b > self.most and excess(b) <= 0), None)
+        if fitting is None:
+            return False
+        self.most, self._saved, self._again = _most(fitting, excess), saved, again
+        return True
+
+    def plan(self) -> Plan:
+        """The plan at the largest batch that fits."""
+        last, left_bytes = self.planner_at(self.most), self._left_bytes(self.most)
+        plan = last.within(left_bytes)
+        return plan if plan.is_feasible else last.plan_of(last.mask_of(self._saved), left_bytes, self._again)
+
+    def _left_bytes(self, batch: int) -> int:
+        return self.limit_bytes - self.beside.fixed_bytes - self.scaling.input_bytes_at(batch)
 
 
 def _most(low: int, excess: Callable[[int], int]) -> int:
@@ -104,7 +150,7 @@ def _most(low: int, excess: Callable[[int], int]) -> int:
     A plan's peak is the largest of many sums that are affine in the batch, so the zero is guessed by a line through two numbers,
     which is exact from some batch on; every third number halves what is left, whatever the line says.
     """
-    guess, below, turn = 2 * low, excess(low), 0
+    guess, below, turn = low + 1, excess(low), 0
     while guess <= MAX_BATCHES and (found := excess(guess)) <= 0:
         rise, (low, below) = (found - below) / (guess - low), (guess, found)
         guess = min(FARTHEST * low, low + int(-below / rise) + 1) if rise > 0 else 2 * low

@@ -1,7 +1,9 @@
-"""One call in a process of its own, which ends with the one that asked and says nothing when that is interrupted."""
+"""A process of its own for one call, which ends with the one that asked and says nothing when that is interrupted."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -10,52 +12,70 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from queue import SimpleQueue
+from typing import Any
 
+from compile_remat._util.collector import collector_paused
 from compile_remat.errors import RematError
 
-Result = TypeVar("Result")
+Receive = Callable[[], Any]
+"""Waits for what the first process sends."""
+
+SECONDS_TO_END = 1.0
+"""A process that has given its result gives semaphores back: Python warns of those that one leaves when it is killed."""
 
 
 @dataclass(frozen=True)
-class Submitted(Generic[Result]):
-    """A call that another process works on."""
+class Worker:
+    """A second process: it takes one call, and what the call waits for, and gives the call's result."""
 
     process: BaseProcess
     end: Connection
 
-    def result(self) -> Result:
-        """Wait for it.
+    def begin(self, function: Callable[..., object], *args: object) -> None:
+        """Let it call the function, which has to be importable, with a `Receive` and these arguments."""
+        self.send((function, args))
+
+    def send(self, value: object) -> None:
+        """Send what the call waits for; a process that has ended gets nothing, which `result` says."""
+        try:
+            self.end.send(value)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def result(self) -> Any:
+        """Wait for what the call returns.
 
         Raises:
-            RematError: The process has ended without one.
+            RematError: The process has ended without it.
             Exception: What the call raised.
         """
         try:
             found, error = self.end.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             self.process.join()
             raise RematError(
                 f"a second process of the forecast ended with status {self.process.exitcode} and no result"
             ) from None
+        self.process.join(SECONDS_TO_END)
         if error is not None:
             raise error
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 @contextmanager
-def submitted(function: Callable[..., Result], *args: Any) -> Iterator[Submitted[Result]]:
-    """Begin the call, which has to be importable; the process is killed when the context ends."""
+def started(imports: str) -> Iterator[Worker]:
+    """Start it, and let it import a module while it waits for its call.  It is killed when the context ends."""
     context = get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(there, function, args), daemon=True)
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there, imports), daemon=True)
     with (
         _interrupts_ignored()
     ):  # Ctrl-C goes to all processes of a terminal, and Python's handler would print a traceback
         process.start()
     there.close()
     try:
-        yield Submitted(process, here)
+        yield Worker(process, here)
     finally:
         process.kill()
         process.join()
@@ -75,9 +95,23 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _work(end: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _work(end: Connection, imports: str) -> None:
+    sent = SimpleQueue[Any]()
+    threading.Thread(target=_read, args=(end, sent), daemon=True).start()
     try:
-        found, raised = function(*args), None
+        with collector_paused():
+            importlib.import_module(imports)
+        function, args = sent.get()
+        found, raised = function(sent.get, *args), None
     except Exception as error:
         found, raised = None, error
     end.send((found, raised))
+
+
+def _read(end: Connection, sent: SimpleQueue[Any]) -> None:
+    """Take what is sent at once: the first process must not wait until the call asks for it."""
+    try:
+        while True:
+            sent.put(end.recv())
+    except (EOFError, OSError):  # the first process has ended
+        os._exit(1)

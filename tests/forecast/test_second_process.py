@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 
 import pytest
 
 from compile_remat.errors import ConfigError, RematError
-from compile_remat.forecast.second_process import submitted
+from compile_remat.forecast.second_process import Receive, started
 
 
-def told(text: str) -> tuple[str, int, bool]:
-    """What it was given, where it runs, and whether it ignores Ctrl-C."""
-    return text, os.getpid(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+def told(receive: Receive, text: str) -> tuple[str, int, bool, bool]:
+    """What it was given and sent, where it runs, whether it ignores Ctrl-C, and whether the module is imported."""
+    ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return text + receive(), os.getpid(), ignores, "wave" in sys.modules
 
 
-def refuse(text: str) -> None:
+def refuse(receive: Receive, text: str) -> None:
     raise ConfigError(text)
 
 
-def end() -> None:
+def end(receive: Receive) -> None:
     os._exit(3)
 
 
 def test_it_answers_from_another_process_that_ignores_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with submitted(told, "a text") as call:
+    with started("wave") as worker:
         assert signal.getsignal(signal.SIGINT) is before
-        text, process, ignores = call.result()
-    assert (text, ignores) == ("a text", True) and process == call.process.pid != os.getpid()
-    assert not call.process.is_alive()
+        worker.begin(told, "a text, ")
+        worker.send("and more")
+        text, process, ignores, has_imported = worker.result()
+    assert (text, ignores) == ("a text, and more", True) and process == worker.process.pid != os.getpid()
+    assert has_imported and not worker.process.is_alive()
 
 
 def test_what_it_raises_is_raised_here() -> None:
-    with submitted(refuse, "no such size") as call, pytest.raises(ConfigError, match="no such size"):
-        call.result()
+    with started("wave") as worker, pytest.raises(ConfigError, match="no such size"):
+        worker.begin(refuse, "no such size")
+        worker.result()
 
 
 def test_a_process_that_dies_is_an_error() -> None:
-    with submitted(end) as call, pytest.raises(RematError, match="ended with status 3"):
-        call.result()
+    with started("wave") as worker, pytest.raises(RematError, match="ended with status 3"):
+        worker.begin(end)
+        worker.process.join()
+        worker.send("too late")
+        worker.result()
 
 
 def test_it_ends_with_the_context() -> None:
-    with submitted(signal.pause) as call:
-        assert call.process.is_alive()
-    assert not call.process.is_alive()
+    with started("wave") as worker:
+        time.sleep(0.1)
+        assert worker.process.is_alive()  # without a call
+    assert not worker.process.is_alive()
