@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, own_path
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
-from compile_remat.passes.memory.reader_levels import reader_levels
+from compile_remat.passes.memory.reader_levels import in_levels
 from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
 
 
@@ -170,7 +170,7 @@ class Forward:
         among = frozenset(varying)
         longest = self.longest.tolist()
         self.varying = [(v, *self._bounded_end(v, among, longest)) for v in varying]
-        self._levels = reader_levels([(v, readers) for v, _, readers in self.varying])
+        self._levels = in_levels([(v, readers) for v, _, readers in self.varying])
         self._common_ends = self.longest.copy()
         for v, least, _ in self.varying:
             self._common_ends[v] = least

@@ -28,7 +28,7 @@ from compile_remat.passes.memory.buffers import (
     stored_steps,
 )
 from compile_remat.passes.memory.inplace import Overwriting
-from compile_remat.passes.memory.reader_levels import ReaderLevel, reader_levels
+from compile_remat.passes.memory.reader_levels import ReaderLevel, in_levels
 from compile_remat.passes.memory.recompute_schedule import Schedule
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Step, Value
 
@@ -177,7 +177,7 @@ class LifetimeModel:
         """What `_readers_behind_steps` gives, in levels."""
         handing = {v for v, _, _, hands_on in walk if hands_on}
         found = []
-        for level in reader_levels([(v, readers) for v, readers, _, _ in walk]):
+        for level in in_levels([(v, readers) for v, readers, _, _ in walk]):
             values = level.values[[v in handing for v in level.values.tolist()]]
             may_be_stored = (self.may_stay_inside | self.is_sometimes_stored)[values]
             joined = [(k, v) for k, v in enumerate(values.tolist()) if v in self.whole_of]

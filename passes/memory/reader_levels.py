@@ -48,7 +48,7 @@ class ReaderLevel:
                 np.maximum(row, of_readers[w], out=row)
 
 
-def reader_levels(walk: Sequence[tuple[int, Sequence[int]]]) -> list[ReaderLevel]:
+def in_levels(walk: Sequence[tuple[int, Sequence[int]]]) -> list[ReaderLevel]:
     """Values with their readers, each behind its readers, as levels: a value's readers are in earlier ones or in none."""
     levels: list[list[tuple[int, Sequence[int]]]] = []
     level_of: dict[int, int] = {}
