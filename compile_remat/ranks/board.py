@@ -2,7 +2,7 @@
 
 Each rank posts under its own key and counts itself; the one that comes last puts all posts under one key, so that N ranks need
 some N operations of the store and not N squared.  A wait looks again and again and holds no lock of the store, which other threads
-of torch use as well.  A rank that a wait was in vain for is silent from then on: it is looked for, and not waited for again.
+of torch use as well.  A rank that did not post within a wait is silent from then on: it is looked for, and not waited for again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Board:
 
     Attributes:
         agreed_bytes: What `auto` came to the last time that the ranks agreed, by device and setting.
-        silent: Ranks that a wait was in vain for.
+        silent: Ranks that did not post within a wait.
         is_lost: Whether the store has stopped to answer.
         places: Counts the graphs of this process, see `ranks.places`.
         rereads: Counts how often `auto` was read again, by device and setting.

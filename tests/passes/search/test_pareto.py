@@ -22,7 +22,7 @@ def fastest_within(plans: list[Plan], budget_bytes: int) -> int:
 @pytest.mark.parametrize(
     "seed", [0, 15, 30, 45, *(pytest.param(s, marks=pytest.mark.full) for s in range(0, 60, 3) if s % 15)]
 )
-def test_from_the_fastest_to_the_lowest_and_none_in_vain(seed: int) -> None:
+def test_from_the_fastest_to_the_lowest_each_with_a_lower_peak(seed: int) -> None:
     problem = seeded_problem(seed, LARGE)
     plans = frontier(Planner(problem), 12)
     assert plans[0].extra_time_ns == Planner(problem).fastest().extra_time_ns
