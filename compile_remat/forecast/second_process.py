@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
@@ -69,30 +69,30 @@ def started(imports: str) -> Iterator[Worker]:
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there, imports), daemon=True)
-    with (
-        _interrupts_ignored()
-    ):  # Ctrl-C goes to all processes of a terminal, and Python's handler would print a traceback
-        process.start()
-    there.close()
     try:
+        with _interrupts_held():  # Ctrl-C goes to all processes of a terminal; Python's handler would print a traceback
+            process.start()
+        there.close()
         yield Worker(process, here)
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.kill()
+            process.join()
         here.close()
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A process that starts inside keeps ignoring them; only the main thread can have it so."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_held() -> Iterator[None]:
+    """An interrupt inside comes behind it; a process that starts inside gets none."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # it would let interrupts through again when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(end: Connection, imports: str) -> None:

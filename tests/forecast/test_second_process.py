@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing.context import SpawnProcess
 
 import pytest
 
@@ -14,9 +15,10 @@ from compile_remat.forecast.second_process import Receive, started
 
 
 def told(receive: Receive, text: str) -> tuple[str, int, bool, bool]:
-    """What it was given and sent, where it runs, whether it ignores Ctrl-C, and whether the module is imported."""
-    ignores = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    return text + receive(), os.getpid(), ignores, "wave" in sys.modules
+    """What it was given and sent, where it runs, whether Ctrl-C reaches it, and whether the module is imported."""
+    os.kill(os.getpid(), signal.SIGINT)
+    is_held = signal.SIGINT in signal.sigpending()
+    return text + receive(), os.getpid(), is_held, "wave" in sys.modules
 
 
 def refuse(receive: Receive, text: str) -> None:
@@ -27,14 +29,14 @@ def end(receive: Receive) -> None:
     os._exit(3)
 
 
-def test_it_answers_from_another_process_that_ignores_interrupts() -> None:
-    before = signal.getsignal(signal.SIGINT)
+def test_it_answers_from_another_process_that_no_interrupt_reaches() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with started("wave") as worker:
-        assert signal.getsignal(signal.SIGINT) is before
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
         worker.begin(told, "a text, ")
         worker.send("and more")
-        text, process, ignores, has_imported = worker.result()
-    assert (text, ignores) == ("a text, and more", True) and process == worker.process.pid != os.getpid()
+        text, process, is_held, has_imported = worker.result()
+    assert (text, is_held) == ("a text, and more", True) and process == worker.process.pid != os.getpid()
     assert has_imported and not worker.process.is_alive()
 
 
@@ -57,3 +59,18 @@ def test_it_ends_with_the_context() -> None:
         time.sleep(0.1)
         assert worker.process.is_alive()  # without a call
     assert not worker.process.is_alive()
+
+
+def test_an_interrupt_while_it_starts_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was ignored meanwhile, and lost."""
+    start, seen = SpawnProcess.start, list[SpawnProcess]()
+
+    def start_interrupted(process: SpawnProcess) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        start(process)
+        seen.append(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start_interrupted)
+    with pytest.raises(KeyboardInterrupt), started("wave"):
+        seen.clear()  # not reached
+    assert len(seen) == 1 and not seen[0].is_alive()
