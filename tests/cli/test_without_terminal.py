@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,10 @@ TIMEOUT_S = 300.0
 
 
 def started(arguments: Sequence[str], **given: object) -> subprocess.Popen[str]:
-    """The command where colours are not wanted and lines are to be narrow."""
+    """The command with no colours, in narrow lines, and with interrupts, which a job in the background of a shell ignores."""
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "40", "PYTHONPATH": str(ROOT)}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL, **given}
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     program = [sys.executable, "-m", "compile_remat", *arguments]
     return subprocess.Popen(program, text=True, env=environment, cwd=ROOT, **options)  # type: ignore[call-overload,no-any-return]
 
