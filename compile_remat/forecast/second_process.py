@@ -83,16 +83,24 @@ def started(imports: str) -> Iterator[Worker]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """An interrupt inside comes behind it; a process that starts inside gets none."""
+    """An interrupt inside comes behind it; a process that starts inside gets none, since it inherits what is blocked."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     resource_tracker.ensure_running()  # it would let interrupts through again when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    held = list[int]()
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if handler is not None:  # another thread of this process may get the interrupt
+        signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(end: Connection, imports: str) -> None:
