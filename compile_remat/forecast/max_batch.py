@@ -21,7 +21,7 @@ LARGER_BATCHES = (1.3, 1.1)
 """Lowest-peak plans are made for these multiples of the batch that fits so far, as long as the batch grows."""
 
 FAR = 1.5
-"""A plan that fits so many times the batch that it was made for says that plans for much larger batches may fit these."""
+"""Where a plan fits a batch this many times the one that it was made for, the lowest plan for a still larger batch is sought."""
 
 
 @dataclass(frozen=True)
