@@ -52,7 +52,7 @@ PROOFS = (
     (0.002, SearchOptions(moment_rounds=8, moments_a_round=3, moment_gain=0.0, branch_values=0)),
     (GAP_LIMIT, SearchOptions(moment_rounds=3, moments_a_round=2, moment_gain=0.0, branch_values=100_000)),
 )
-"""Above each of these parts of the step a gap is proven smaller: with more moments, then with branches, a hundred times as long."""
+"""Above each of these parts of the step a gap is proven smaller: with more moments, then with branches, which take longest."""
 
 POINTS = 8
 """Budgets of a small copy, evenly from its lowest peak."""

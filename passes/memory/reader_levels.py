@@ -1,7 +1,7 @@
 """Rows that follow from the rows of a value's readers, for many values at once.
 
-A walk from the last value to the first costs some calls of numpy for each value, and most batches of plans are so small that
-these calls are their time.  Values that do not read each other are walked over together here.
+A walk from the last value to the first costs some calls of numpy for each value, which is much of the time of a small batch of
+plans.  Values that do not read each other are walked over together here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from compile_remat.passes.memory.buffers import Ints
 
 WIDE_BATCH = 192
-"""Of batches with more plans than that each value is taken by itself: `reduceat` would take longer (measured with numpy 2)."""
+"""Of batches with more plans than that each value is taken by itself: there `reduceat` takes longer than single rows."""
 
 
 @dataclass(frozen=True)
