@@ -1,10 +1,14 @@
 """Memory against time on a GPU: plain torch.compile, checkpointed blocks, torch's own budgets, and ours at the same peaks.
 
     python -m benchmarks.gpu --model gpt --minutes 8 --out DIR [--device cuda] [--toy] [--option device=h200.json]
+    python -m benchmarks.gpu --workers 14 --minutes 7 --share 0.25 --torch 0.5 --torch 0.1 --out DIR
 
 One model a call, in bfloat16; without `--model` all, one after the other, each with its own minutes. Every point starts from a
 fresh state: nothing compiled, no memory held. The most telling points come first, and DIR/NAME.json is rewritten after each;
 a second call goes on where the first one stopped. No point is begun that would, by the time of those before it, end too late.
+With `--workers` the points of all models are compiled at once, in so many processes, and timed when all are compiled, each alone,
+in two rounds; `--minutes` is for all models then, and a second call starts anew. `--share` trains with a part of the batch, as
+these processes share the device.
 At the end DIR/NAME.png shows the frontiers (matplotlib is an extra). Times are by CUDA events, peaks by
 `max_memory_allocated` above the level before the step. `error` is of the prediction against the measured figure, `extra` the
 measured time beyond plain's, and beside it the predicted one and its proven lower bound, as parts of the step. `gradients` is
@@ -14,15 +18,17 @@ status is 1 if a point failed or falls short. `--option compiler=eager` runs all
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from benchmarks.common import frontier, harness
+from benchmarks.common import contest, frontier, harness
 from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.contest import Contest, is_alive, tasks
+from benchmarks.common.contest_pool import Pool
 from benchmarks.common.frontier import Point
 from benchmarks.models.large import LARGE
 
@@ -32,39 +38,72 @@ SAME_KIND, OTHER_KIND = 1.2, 1.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
+    if arguments.torch:
+        contest.TORCH_BUDGETS = tuple(arguments.torch)
+    if arguments.workers:
+        return run_together(arguments.model or list(LARGE), arguments)
     with without_graph_caches():
         return max([run(name, arguments) for name in arguments.model or LARGE])
+
+
+def run_together(names: Sequence[str], arguments: argparse.Namespace) -> int:
+    """Compile the points of all models at once, and time each alone."""
+    head = header(arguments) | {"workers": str(arguments.workers)}
+    harness.print_header(head)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "device": arguments.device,
+        "scale": harness.scale_of(arguments),
+        "seed": arguments.seed,
+        "options": dict(arguments.option),
+        "share": arguments.share,
+        "is_apart": True,
+    }
+
+    def keep(name: str, points: Sequence[Point]) -> None:
+        frontier.write(arguments.out / f"{name}.json", name, head, points)
+
+    with tempfile.TemporaryDirectory(prefix="remat-gpu-") as folder:
+        pool = Pool(names, fields, Path(folder), arguments.workers, keep, lambda task: False)
+        told = pool.run(arguments.minutes)
+    return max(conclude(name, arguments, head, pool.points(name), told) for name in names)
 
 
 def run(name: str, arguments: argparse.Namespace) -> int:
     """Measure what is left of one model, as far as its time goes."""
     deadline = time.monotonic() + 60 * arguments.minutes
-    is_timed = torch.device(arguments.device).type == "cuda" and not arguments.toy
     head = header(arguments)
     path = arguments.out / f"{name}.json"
     points = frontier.read(path, head)
     if arguments.retry:
         points = [point for point in points if point.failure is None]
-    contest = Contest(
+    one = Contest(
         name,
         arguments.device,
         harness.scale_of(arguments),
         arguments.seed,
         dict(arguments.option),
         path.with_suffix(".gradients.pt"),
+        arguments.share,
     )
     harness.print_header(head)
     print(f"{name}: {LARGE[name].__doc__} ({len(points)} points from before; sizes in MiB)", flush=True)
-    stopped = measure(contest, points, deadline, lambda: frontier.write(path, name, head, points))
-    print("\n" + frontier.table(points, is_timed=is_timed) + "\n")
+    told = measure(one, points, deadline, lambda: frontier.write(path, name, head, points))
+    return conclude(name, arguments, head, points, told)
+
+
+def conclude(name: str, arguments: argparse.Namespace, head: dict[str, str], points: Sequence[Point], told: str) -> int:
+    """Print what the points of a model show, draw them, and return the command's exit status."""
+    is_timed = torch.device(arguments.device).type == "cuda" and not arguments.toy
+    print(f"\n{name}: {LARGE[name].__doc__}\n\n" + frontier.table(points, is_timed=is_timed) + "\n")
     lines, missed = frontier.summary(points, is_timed=is_timed)
-    print("\n".join([*lines, stopped]))
-    if not frontier.draw(path.with_suffix(".png"), name, head, points):
+    print("\n".join([*lines, told]))
+    if not frontier.draw((arguments.out / name).with_suffix(".png"), name, head, points):
         print("no picture: matplotlib is not installed, or nothing was measured")
     return int(bool(missed))
 
 
-def measure(contest: Contest, points: list[Point], deadline: float, keep: Callable[[], None]) -> str:
+def measure(one: Contest, points: list[Point], deadline: float, keep: Callable[[], None]) -> str:
     """Append to `points` until nothing is left or the time is up; says which. `keep` is called after each."""
     while (task := next(tasks(points), None)) is not None:
         expected_s = estimate_s(task.kind, points)
@@ -72,13 +111,13 @@ def measure(contest: Contest, points: list[Point], deadline: float, keep: Callab
         if points and expected_s > left_s:  # of the first one nothing is known
             times = f"{expected_s:.0f} s, {max(0.0, left_s):.0f} s are left"
             return f"stopped: the next point ({task.kind} {task.setting}) may take {times}; run it again to go on"
-        harness.progress(f"{contest.name}: {task.kind} {task.setting}, {left_s:.0f} s left")
-        point = contest.take(task)
+        harness.progress(f"{one.name}: {task.kind} {task.setting}, {left_s:.0f} s left")
+        point = one.take(task)
         points.append(point)
         keep()
         harness.progress("  " + "  ".join(frontier.cells(point, points, is_timed=False)))
-        if point.failure is not None and not is_alive(contest.device):
-            return f"stopped: {contest.device} does not answer any more after that failure; run it again to go on"
+        if point.failure is not None and not is_alive(one.device):
+            return f"stopped: {one.device} does not answer any more after that failure; run it again to go on"
     return "finished: every point is measured"
 
 
@@ -94,6 +133,7 @@ def header(arguments: argparse.Namespace) -> dict[str, str]:
     """Where and with what; the points of a file agree in `frontier.FIGURES_OF_PLACE`."""
     size = "toy" if arguments.toy else "full"
     options = " ".join(f"{name}={value}" for name, value in sorted(arguments.option)) or "none"
+    size += f", {arguments.share:g} of the batch" if arguments.share != 1 else ""
     versions = {"cuda": str(torch.version.cuda), "size": f"{size}, bfloat16, seed {arguments.seed}", "options": options}
     return harness.header(arguments.device) | versions
 
@@ -106,6 +146,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda (default) or, with --toy, cpu")
     parser.add_argument("--toy", action="store_true", help="tiny models: checks the command, not the claims")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="compile in so many processes at once, then time")
+    parser.add_argument("--share", type=float, default=1.0, help="part of the batch (default 1)")
+    parser.add_argument("--torch", type=float, action="append", help="only these of torch's budgets; may be repeated")
     parser.add_argument("--retry", action="store_true", help="measure once more what failed before")
     parser.add_argument(
         "--option",

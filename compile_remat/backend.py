@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import warnings
@@ -262,10 +263,18 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} = {value!r} (an option of Inductor): {problem}.")
 
 
+def _without_traceback(error: RematError) -> RematError:
+    """The same error, which holds no frame and so no tensor of what raised it."""
+    found = copy.copy(error)
+    found.__traceback__ = found.__cause__ = found.__context__ = None
+    return found
+
+
 def _raiser(error: RematError) -> Callable[..., Any]:
     LOG.debug("where it was raised", exc_info=error)
+    error = _without_traceback(error)  # a hundred lines of compilers say nothing about a budget
 
     def fail(*args: Any, **kwargs: Any) -> Any:
-        raise error.with_traceback(None)  # a hundred lines of compilers say nothing about a budget
+        raise _without_traceback(error)  # a copy: the traceback of what is raised holds the model and its inputs
 
     return fail

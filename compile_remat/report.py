@@ -56,6 +56,8 @@ class Report(Viewable):
             its budget.
         measured_peak_bytes: The peak as the allocator saw it in a step in which this graph ran alone; None before that.  On CUDA
             it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
+        measured_in_first_call: Whether that was the call in which kernels were tuned (each is timed with a buffer of the size of
+            the L2 cache beside it) and libraries took their workspaces: later steps need less.
         check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
             before that and without the option.
         caveat: Why the budget may not hold for this graph: it has no plan, or an option changes its memory after the plan.
@@ -87,6 +89,7 @@ class Report(Viewable):
     reserved_peak_bytes: int | None = None
     required_peak_bytes: int | None = None
     measured_peak_bytes: int | None = None
+    measured_in_first_call: bool = False
     estimated_ops: tuple[str, ...] = ()
     inlined_calls: int = 0
     plain: PlanOption | None = None
@@ -124,7 +127,8 @@ class Report(Viewable):
 
     def _error_of(self, peak_bytes: int | None) -> float | None:
         measured_bytes = self.measured_peak_bytes
-        return None if peak_bytes is None or not measured_bytes else peak_bytes / measured_bytes - 1
+        is_comparable = peak_bytes is not None and measured_bytes and not self.measured_in_first_call
+        return peak_bytes / measured_bytes - 1 if is_comparable and peak_bytes and measured_bytes else None
 
     @property
     def step_time_ns(self) -> int | None:
@@ -212,6 +216,7 @@ class Report(Viewable):
         if self.measured_peak_bytes is not None:
             errors = {"predicted": self.prediction_error, "scheduled": self.schedule_error}
             text = ", ".join(f"{name} {error:+.1%}" for name, error in errors.items() if error is not None)
+            text = "in the first call, with the tuning of kernels" if self.measured_in_first_call else text
             lines.append(f"  measured peak   {format_bytes(self.measured_peak_bytes)}" + f" ({text})" * bool(text))
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.size_range is not None:

@@ -2,6 +2,7 @@
 
 from compile_remat.cost_models.device.caching_allocator import Event as Event
 from compile_remat.cost_models.device.caching_allocator import Reservation as Reservation
+from compile_remat.cost_models.device.caching_allocator import counted_bytes as counted_bytes
 from compile_remat.cost_models.device.caching_allocator import reservation_of as reservation_of
 from compile_remat.cost_models.device.description import Device as Device
 from compile_remat.cost_models.device.links import CollectiveKind as CollectiveKind
@@ -69,6 +70,7 @@ __all__ = [
     "make_cost_model",
     "op_kind",
     "recipe_of",
+    "counted_bytes",
     "reservation_of",
     "sources_of",
     "tf32_kinds",

@@ -1,11 +1,13 @@
 """`torch.compile(backend=remat)` end to end: gradients, settings, bad input, fallbacks, plans on disk, cache keys."""
 
 import copy
+import gc
 import importlib.metadata
 import json
 import logging
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -589,3 +591,20 @@ def test_the_log_level_is_set_only_where_it_is_given(
     monkeypatch.setattr(logger, "level", logging.CRITICAL)  # the user's
     torch.compile(torch.sin, backend=remat, options={"compiler": "eager", **options})(torch.ones(2))
     assert logger.level == level
+
+
+def test_a_refused_budget_leaves_nothing_of_the_model_in_memory() -> None:
+    """Who catches the error goes on with a smaller batch: the refused model must not stay on the device."""
+
+    def refused() -> list[weakref.ref[nn.Parameter]]:
+        model, x = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]), torch.randn(256, 64)
+        call = torch.compile(model, backend=remat, options={"memory_budget": "1KiB", "compiler": "eager"})
+        for _ in range(2):
+            with pytest.raises(BudgetError) as caught:
+                call(x)
+            assert caught.value.graph_key and caught.value.floor_bytes > 1024
+        return [weakref.ref(parameter) for parameter in model.parameters()]
+
+    weights = refused()
+    gc.collect()
+    assert [weight() for weight in weights if weight() is not None] == []

@@ -86,6 +86,7 @@ def test_json_holds_everything() -> None:
         "reserved_peak_bytes": None,
         "required_peak_bytes": None,
         "measured_peak_bytes": None,
+        "measured_in_first_call": False,
         "offers": [{"saved": ["mm"], **OFFER_FIGURES}],
         "estimated_ops": [],
         "inlined_calls": 0,

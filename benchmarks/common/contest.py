@@ -80,28 +80,40 @@ class Contest:
     Args:
         options: Options of our backend beside the budget; with ``compiler=eager`` the others compile nothing, too.
         gradients: The file that keeps samples of plain's gradients from one call to the next.
+        share: Of the batch that the model is trained with.
+        is_apart: Every point is measured in a process of its own and has a file of gradients of its own.
     """
 
     def __init__(
-        self, name: str, device: str, scale: float, seed: int, options: Mapping[str, str], gradients: Path
+        self,
+        name: str,
+        device: str,
+        scale: float,
+        seed: int,
+        options: Mapping[str, str],
+        gradients: Path,
+        share: float = 1.0,
+        *,
+        is_apart: bool = False,
     ) -> None:
-        self.name, self.device, self.scale, self.seed = name, device, scale, seed
-        self.options, self.gradients = options, gradients
+        self.name, self.device, self.scale, self.seed, self.share = name, device, scale, seed, share
+        self.options, self.gradients, self.is_apart = options, gradients, is_apart
 
     def take(self, task: Task) -> Point:
         """Measure one point; what goes wrong is part of it."""
         start = time.perf_counter()
-        budget_bytes = task.memory_budget if isinstance(task.memory_budget, int) else None
-        point = Point(task.kind, task.setting, budget_bytes, date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
         with fresh_state(self.device):
             try:
-                point = self._measured(task, point)
+                run, point = self.prepared(task)
+                point = with_times(point, self._times(run))
             except Exception as error:  # one point must not lose the others
-                point = replace(point, **_failure(error))
+                point = replace(started(task), **failure_of(error))
         return replace(point, wall_s=round(time.perf_counter() - start, 1))
 
-    def _measured(self, task: Task, point: Point) -> Point:
-        case = build_large(self.name, device=self.device, scale=self.scale, seed=self.seed)
+    def prepared(self, task: Task) -> tuple[harness.Training, Point]:
+        """Compile one point and measure all of it but its time; what is handed back can take further steps."""
+        point = started(task)
+        case = build_large(self.name, device=self.device, scale=self.scale, seed=self.seed, share=self.share)
         limit = torch_activation_budget(float(task.setting)) if task.kind == "torch" else nullcontext()
         with limit:
             run = self._training(task, case)
@@ -110,32 +122,28 @@ class Contest:
             first_step_s = time.perf_counter() - start
             run.clear_and_step()  # where graphs share a budget, the second step may plan once more
             run.clear()
-            level_bytes = torch.cuda.memory_allocated(self.device) if self._is_cuda() else 0
+            level_bytes = torch.cuda.memory_allocated(self.device) if self.is_cuda else 0
             peak = harness.second_step_peak(run, self.device)
-            reserved_bytes = torch.cuda.max_memory_reserved(self.device) - level_bytes if self._is_cuda() else None
-            times = self._times(run)
+            reserved_bytes = torch.cuda.max_memory_reserved(self.device) - level_bytes if self.is_cuda else None
             torch.manual_seed(self.seed + 1)
             run.clear_and_step()
         found = samples([parameter.grad for parameter in run.module.parameters()])
         difference, worst = self._compared(task, found)
-        low_ns, median_ns, high_ns = statistics.quantiles(times, n=4)
         grads = [p.grad for p in run.module.parameters() if p.grad is not None]
-        return replace(
+        point = replace(
             point,
             level_bytes=level_bytes,
             peak_bytes=peak.peak_bytes,
             requested_bytes=peak.requested_bytes,
             reserved_bytes=reserved_bytes,
             gradient_bytes=sum(grad.nbytes for grad in grads),
-            step_ns=int(median_ns),
-            step_low_ns=int(low_ns),
-            step_high_ns=int(high_ns),
-            steps=len(times),
             first_step_s=round(first_step_s, 2),
             gradient_difference=difference,
             worst_gradient=worst,
             **(_reported() if task.kind == "remat" else {}),
         )
+        run.clear()
+        return run, point
 
     def _training(self, task: Task, case: Case) -> harness.Training:
         if task.kind == "eager":
@@ -158,17 +166,35 @@ class Contest:
         return device_times_ns(run.clear_and_step, min(MOST_STEPS, max(LEAST_STEPS, count)), self.device)
 
     def _compared(self, task: Task, found: list[Tensor]) -> tuple[float | None, float | None]:
-        """Difference from plain's gradients; plain itself keeps them. None where there are none of plain."""
-        if task.kind == "plain":
+        """Difference from plain's gradients; plain itself keeps them. None where there are none of plain.
+
+        Where `is_apart`, every point keeps its own, and they are compared when all are there.
+        """
+        if task.kind == "plain" or self.is_apart:
             self.gradients.parent.mkdir(parents=True, exist_ok=True)
             torch.save(found, self.gradients)
-            return 0.0, 0.0
+            return (None, None) if self.is_apart else (0.0, 0.0)
         if not self.gradients.exists():
             return None, None
         return differences(found, torch.load(self.gradients, weights_only=True))
 
-    def _is_cuda(self) -> bool:
+    @property
+    def is_cuda(self) -> bool:
         return torch.device(self.device).type == "cuda"
+
+
+def started(task: Task) -> Point:
+    """A point of which nothing is known yet."""
+    budget_bytes = task.memory_budget if isinstance(task.memory_budget, int) else None
+    return Point(task.kind, task.setting, budget_bytes, date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+
+
+def with_times(point: Point, times_ns: Sequence[int]) -> Point:
+    """The point with the median and the quartiles of the times of its steps."""
+    low_ns, median_ns, high_ns = statistics.quantiles(times_ns, n=4)
+    return replace(
+        point, step_ns=int(median_ns), step_low_ns=int(low_ns), step_high_ns=int(high_ns), steps=len(times_ns)
+    )
 
 
 def samples(gradients: Sequence[Tensor | None]) -> list[Tensor]:
@@ -245,7 +271,7 @@ def _reported() -> dict[str, Any]:
     }
 
 
-def _failure(error: Exception) -> dict[str, Any]:
+def failure_of(error: Exception) -> dict[str, Any]:
     """A `BudgetError` is an answer, its floor; anything else is a failure, in its own words."""
     floor_bytes = getattr(error, "floor_bytes", None)
     if type(error).__name__ == "BudgetError" and floor_bytes is not None:

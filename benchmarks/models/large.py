@@ -165,11 +165,18 @@ LARGE: dict[str, Callable[[float], Built]] = {
 }
 
 
-def build_large(name: str, *, device: torch.device | str, scale: float = 1.0, seed: int = 0) -> Case:
-    """The named case on `device`, weights and floating-point inputs in bfloat16, drawn from `seed`."""
+def build_large(
+    name: str, *, device: torch.device | str, scale: float = 1.0, seed: int = 0, share: float = 1.0
+) -> Case:
+    """The named case on `device`, weights and floating-point inputs in bfloat16, drawn from `seed`.
+
+    Args:
+        share: Of the batch, at least one of it.
+    """
     torch.manual_seed(seed)
     with torch.device(device):
         module, inputs = LARGE[name](scale)
+    inputs = tuple(value[: max(1, int(share * len(value)))].clone() for value in inputs)
     moved = tuple(value.to(DTYPE) if value.is_floating_point() else value for value in inputs)
     return Case(name, module.to(DTYPE).train(), moved, (LARGE[name].__doc__ or "").strip())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -22,16 +23,26 @@ class RegionRun:
     """A dry run of a forward and of its backward.
 
     Attributes:
-        peak_bytes: The most bytes live at once between the entry of the forward and the end of the backward.
+        live_bytes: The most bytes live at once between the entry of the forward and the end of the backward.
         events: What both allocate and free, in order: a storage by any key and its bytes, or 0 where it is freed.
+        held: Bytes of each tensor that goes into the forward, parameters and buffers among them.
+        is_cuda: Whether torch's CUDA allocator serves it.
     """
 
-    peak_bytes: int
+    live_bytes: int
     events: tuple[Event, ...]
+    held: tuple[int, ...] = ()
+    is_cuda: bool = False
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most bytes in use at once; on CUDA those of the allocator's blocks, some of which have more than was asked for."""
+        return max(self.live_bytes, self.reservation().allocated_peak_bytes) if self.is_cuda else self.live_bytes
 
     def reservation(self) -> Reservation:
-        """What torch's CUDA allocator, under its present options, holds for such steps where it held nothing before."""
-        return reservation_of(self.events, steps=STEPS, expandable=free_memory.has_expandable_segments())
+        """What torch's CUDA allocator, under its present options, holds for such steps beside what goes into the forward."""
+        expandable = free_memory.has_expandable_segments()
+        return reservation_of(self.events, steps=STEPS, expandable=expandable, held=self.held)
 
 
 def run_unsplit(graph: Emitted) -> RegionRun:
@@ -41,7 +52,7 @@ def run_unsplit(graph: Emitted) -> RegionRun:
         NotUnderstood: The dry run cannot follow the code.
     """
     run = dry_run(graph.source_code, graph.inputs)
-    return RegionRun(run.peak_bytes, tuple((("forward", s), n) for s, n in run.events))
+    return _of_inputs(graph, run.peak_bytes, tuple((("forward", s), n) for s, n in run.events))
 
 
 def run_region(forward: Emitted, backward: Emitted) -> RegionRun:
@@ -70,9 +81,16 @@ def run_region(forward: Emitted, backward: Emitted) -> RegionRun:
             read_again.remove(nbytes)
             counted[position] = (-1 - position, nbytes)  # a number that no storage of the forward has
     second = dry_run(backward.source_code, backward.inputs, counted)
-    peak_bytes = max(first.peak_bytes, sum(held.values()) + second.peak_bytes)
+    live_bytes = max(first.peak_bytes, sum(held.values()) + second.peak_bytes)
     numbers = {-1 - storage: ("forward", storage) for storage, _ in counted.values() if storage >= 0}
-    return RegionRun(peak_bytes, (*((("forward", s), n) for s, n in first.events), *_later(second, numbers)))
+    events = (*((("forward", s), n) for s, n in first.events), *_later(second, numbers))
+    return _of_inputs(forward, live_bytes, events)
+
+
+def _of_inputs(forward: Emitted, live_bytes: int, events: tuple[Event, ...]) -> RegionRun:
+    tensors = [value for value in forward.inputs if isinstance(value, torch.Tensor)]
+    held = tuple(filter(None, map(storage_nbytes, tensors)))
+    return RegionRun(live_bytes, events, held, any(tensor.device.type == "cuda" for tensor in tensors))
 
 
 def _later(backward: DryRun, numbers: Mapping[int, tuple[str, int]]) -> Iterator[Event]:

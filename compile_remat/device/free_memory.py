@@ -58,6 +58,7 @@ def read(device: torch.device, capacity_bytes: int | None = None) -> Free | None
         return Free(free, resident, resident, capacity_bytes, capacity_bytes)
     if device.type != "cuda":
         return None
+    device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
     free, capacity = torch.cuda.mem_get_info(device)
     limit = int(capacity * torch.cuda.get_per_process_memory_fraction(device))
     reserved, allocated = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)

@@ -145,7 +145,7 @@ def plan_joint(
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
     cost = settings.cost(joint.module.graph)
-    builder = ProblemBuilder(joint, cost, settings.workspace)
+    builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
     problem = builder.build(reference)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, deadline)
@@ -156,7 +156,7 @@ def plan_joint(
     found, key = chosen, planner.problem.key()
     kept = with_saved_forms(
         SearchedGraph(joint, forms, builder, planner, chosen),
-        lambda graph: ProblemBuilder(graph, cost, settings.workspace),
+        lambda graph: ProblemBuilder(graph, cost, settings.workspace, expandable=settings.expandable),
         lambda other: _chosen(other, request, effective, settings, budget_bytes, plain, pinned),
         request,
         budget_bytes,
@@ -189,7 +189,8 @@ def plan_joint(
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     if budget_bytes is not None:
         log_unbounded_sizes(joint)
-    varying = Varying(joint, problem, cost, None if problem is planner.problem else frozenset(plan.saved))
+    saved = None if problem is planner.problem else frozenset(plan.saved)
+    varying = Varying(joint, problem, cost, saved, settings.expandable)
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
     return Planned(joint, cost, problem, plan, report, resume, time_ns)
@@ -212,7 +213,8 @@ def priced_problem(
         reference: Nodes that torch's own chooser saves; empty where nothing asks for it.
     """
     cost = settings.cost(joint.module.graph)
-    return build_problem(joint, cost=cost, reference=reference, workspace=settings.workspace), cost
+    workspace, expandable = settings.workspace, settings.expandable
+    return build_problem(joint, cost=cost, reference=reference, workspace=workspace, expandable=expandable), cost
 
 
 def _in_own_graphs(

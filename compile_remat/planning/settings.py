@@ -56,6 +56,7 @@ class Settings:
         is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
         slices: In how many slices the rows of the largest temporaries are computed; 1: none, 0: as many as the budget needs.
         narrows: Whether values may be saved in fewer bits than they have.
+        expandable: Whether torch's CUDA allocator has expandable segments.
         plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
     """
 
@@ -73,6 +74,7 @@ class Settings:
     is_here: bool = True
     slices: int = 1
     narrows: bool = False
+    expandable: bool = field(default_factory=free_memory.has_expandable_segments)
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
         """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""

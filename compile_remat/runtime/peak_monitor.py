@@ -77,7 +77,9 @@ class PeakMonitor(Hook):
     """The hook that puts the measured peak of a region into its report.
 
     The allocator knows the peak of a call that raised its highest level, as the first one mostly does; the user's statistics are
-    left as they are.  The peak counts when no other forward began before the backward ended.
+    left as they are.  The peak counts when no other forward began before the backward ended.  Inductor tunes its Triton kernels in
+    the first call, with a buffer of the size of the L2 cache beside what is alive, and libraries take their workspaces then: the
+    report says so.
 
     Args:
         graph_key: Names the report.
@@ -90,10 +92,12 @@ class PeakMonitor(Hook):
     def __init__(self, graph_key: str, report_dir: str | None, read: Callable[[], Reading] | None) -> None:
         self.graph_key, self.report_dir, self.read = graph_key, report_dir, read
         self.tries = 0 if read is None else TRIES
+        self.num_calls = 0
 
     def called(self, region: CompiledRegion) -> None:
         """Tell a `measured_step` that the region runs in it."""
         PeakMonitor.num_forwards += 1
+        self.num_calls += 1
         step = _STEP.get()
         if step is not None:
             step.ran.append(self.graph_key)
@@ -113,13 +117,13 @@ class PeakMonitor(Hook):
         after = self.read()
         if num_forwards == PeakMonitor.num_forwards and after.most_bytes > before.most_bytes:
             self.tries = 0
-            self.note(after.most_bytes - before.now_bytes)
+            self.note(after.most_bytes - before.now_bytes, in_first_call=self.num_calls == 1)
 
-    def note(self, peak_bytes: int) -> None:
+    def note(self, peak_bytes: int, *, in_first_call: bool = False) -> None:
         """Put a measured peak into the report of the running plan; where that was forgotten, there is nothing to do."""
         report = latest(self.graph_key)
         if report is not None:
-            amend(report, self.report_dir, measured_peak_bytes=peak_bytes)
+            amend(report, self.report_dir, measured_peak_bytes=peak_bytes, measured_in_first_call=in_first_call)
 
 
 def reader_of(device: torch.device) -> Callable[[], Reading] | None:

@@ -48,19 +48,49 @@ class Reservation:
     required_peak_bytes: int
 
 
-def reservation_of(events: Iterable[Event], *, steps: int = 1, expandable: bool = False) -> Reservation:
-    """What an empty allocator reserves for `events`, repeated `steps` times; each time ends with everything freed."""
+def reservation_of(
+    events: Iterable[Event], *, steps: int = 1, expandable: bool = False, held: Iterable[int] = ()
+) -> Reservation:
+    """What an allocator reserves for `events`, repeated `steps` times; each time ends with everything of them freed.
+
+    Args:
+        held: Bytes of each tensor that is in use all the time, as parameters are.  All figures are what the events add to that;
+            they may use what is free in these tensors' segments.
+    """
     allocator = CachingAllocator(expandable)
-    events = list(events)
+    for k, nbytes in enumerate(held):
+        allocator.allocate((_HELD, k), nbytes)
+    before = Reservation(allocator.allocated_bytes, allocator.reserved_bytes, allocator.required_peak_bytes)
+    events, held_keys = list(events), set(allocator.in_use)
     for _ in range(steps):
         for key, nbytes in events:
             if nbytes:
                 allocator.allocate(key, nbytes)
             else:
                 allocator.free(key)
-        for key in list(allocator.in_use):
+        for key in allocator.in_use.keys() - held_keys:
             allocator.free(key)
-    return Reservation(allocator.allocated_peak_bytes, allocator.reserved_bytes, allocator.required_peak_bytes)
+    return Reservation(
+        allocator.allocated_peak_bytes - before.allocated_peak_bytes,
+        allocator.reserved_bytes - before.reserved_peak_bytes,
+        allocator.required_peak_bytes - before.required_peak_bytes,
+    )
+
+
+_HELD = object()
+"""Part of the keys of what is in use all the time."""
+
+
+def counted_bytes(nbytes: int, *, expandable: bool = False) -> int:
+    """What ``max_memory_allocated`` counts for a buffer: its blocks, and where it has a segment of its own what is left of that.
+
+    A rest of more than 1 MiB is cut off.  Smaller requests share segments: what they leave over depends on what was freed before.
+    """
+    size = round_up(nbytes, CUDA_BLOCK_BYTES)
+    if expandable or size < OWN_SEGMENT_BYTES:
+        return size
+    segment = round_up(size, SMALL_SEGMENT_BYTES)
+    return segment if segment - size <= SMALL_BYTES else size
 
 
 @dataclass(eq=False)

@@ -188,8 +188,7 @@ def _fit_products(state: _State) -> None:
     state.fit([("flops_per_s", first), *lengths], state.of("matmul"))
     for operator in ("aten.bmm", "aten.addmm"):
         state.start("half_sizes", operator, list(state.content["half_sizes"]["matmul"]))
-    state.start("efficiency", "aten.bmm", 1.0)
-    state.fit([("efficiency", "aten.bmm"), ("half_sizes", "aten.bmm", 0)], state.of("aten.bmm"))
+    state.fit([("half_sizes", "aten.bmm", place) for place in _LENGTHS], state.of("aten.bmm"))
     # A bias is work for each element of the result, whatever k: as if k were longer.
     state.fit([("half_sizes", "aten.addmm", 2)], state.of("aten.addmm"))
     for name in ("float32", "bfloat16", "float16"):

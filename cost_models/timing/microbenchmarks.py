@@ -91,6 +91,14 @@ class _Maker:
             return max(8, length // 8)
         return length if self.device.type == "cpu" else 4 * length
 
+    def batch(self, count: int) -> int:
+        """How many images or sequences; four times as many on GPUs, whose multiprocessors all get some then."""
+        return count if self.is_toy or self.device.type == "cpu" else 4 * count
+
+    def elements(self, length: int) -> int:
+        """A length of what is computed element by element: 64 times as much on GPUs, where a kernel takes microseconds anyway."""
+        return self.size(length) if self.is_toy or self.device.type == "cpu" else 64 * length
+
     def some(self, items: Sequence[Any], count: int) -> Sequence[Any]:
         """All, or at toy size the first `count`."""
         return items[:count] if self.is_toy else items
@@ -190,7 +198,7 @@ def _transposed(a: Tensor, b: Tensor) -> Tensor:
     return torch.mm(a.t(), b.t())
 
 
-_HEADS = ((8, 4, 256, 64), (8, 4, 128, 64), (2, 4, 1024, 64), (16, 8, 64, 32))
+_HEADS = ((8, 4, 256, 64), (8, 4, 128, 64), (2, 4, 1024, 64), (16, 8, 64, 32), (2, 8, 256, 128))
 _CAUSAL_HEADS = ((8, 4, 256, 64), (2, 4, 1024, 64))
 
 
@@ -198,7 +206,7 @@ def _attention(make: _Maker) -> Iterator[Case]:
     shapes = [(shape, False) for shape in make.some(_HEADS, 1)] + [(s, True) for s in make.some(_CAUSAL_HEADS, 0)]
     for shape, is_causal in shapes:
         b, h, t, d = shape
-        t = make.size(t)
+        b, t = make.batch(b), make.size(t)
         arguments = make.factors(*[(b, t, h, d)] * 3)
         text = f"{b}x{h}x{t}x{d}" + " causal" * is_causal
         attend = _attention_of(is_causal)
@@ -228,6 +236,7 @@ _IMAGES = (
 
 def _convolutions(make: _Maker) -> Iterator[Case]:
     for b, cin, cout, side, kernel, stride, groups in make.some(_IMAGES, 1):
+        b = make.batch(b)
         image, weight = (
             (b, cin, max(8, make.size(side)), max(8, make.size(side))),
             (cout, cin // groups, kernel, kernel),
@@ -269,7 +278,7 @@ fused kernels. Their memory traffic is taken off, as measured by a copy of the s
 
 
 def _pointwise(make: _Maker) -> Iterator[Case]:
-    shape = (make.size(64), 1024)
+    shape = (make.elements(64), 1024)
     yield Case("copy for comparison", "baseline", lambda x: torch.clone(x), make.tensors(shape))
     for name in make.some(FUNCTIONS, 2):
         function = getattr(torch, name)
@@ -309,8 +318,8 @@ def sums(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fused(make: _Maker) -> Iterator[Case]:
-    rows = make.tensors((make.size(2048), 256))
-    cached = make.tensors((make.size(64), 1024))
+    rows = make.tensors((make.elements(2048), 256))
+    cached = make.tensors((make.elements(64), 1024))
     yield Case("polynomial", "pointwise", polynomial, cached, compiled=True)
     yield Case("random numbers", "prims.inductor_random", dropout_mask, rows, compiled=True)
     if not make.is_toy:

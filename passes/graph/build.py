@@ -108,6 +108,7 @@ def build_problem(
     workspace: Workspace = lambda node: 0,
     rules: RulesOf = inductor_rules,
     in_blocks: bool = True,
+    expandable: bool = False,
     saved: frozenset[str] | None = None,
 ) -> Problem:
     """Read a joint graph.
@@ -121,15 +122,16 @@ def build_problem(
             takes what these allocate for themselves.
         rules: Asked once for every type of device that a tensor is on, which need not be here.  By default those of the
             installed Inductor under its present options.
-        in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (512 bytes on CUDA), or as it is:
-            then bytes are affine in the batch.
+        in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (`counted_bytes` on CUDA), or as it
+            is: then bytes are affine in the batch.
+        expandable: Whether torch's CUDA allocator has expandable segments.
         saved: Names of the values that a plan saves.  Then values are in memory where Inductor writes them in the graphs of that
             plan: what is computed in one kernel with its readers, and how much fits there, depends on what is loaded.  By
             default whatever the backward reads is taken to be computed again.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    return ProblemBuilder(joint, cost, workspace, rules, in_blocks).build(reference, saved)
+    return ProblemBuilder(joint, cost, workspace, rules, in_blocks, expandable).build(reference, saved)
 
 
 class ProblemBuilder:
@@ -145,8 +147,10 @@ class ProblemBuilder:
         workspace: Workspace = lambda node: 0,
         rules: RulesOf = inductor_rules,
         in_blocks: bool = True,
+        expandable: bool = False,
     ) -> None:
-        self._cost, self._given_workspace, self._given_rules, self._in_blocks = cost, workspace, rules, in_blocks
+        self._cost, self._given_workspace, self._given_rules = cost, workspace, rules
+        self._in_blocks, self._expandable = in_blocks, expandable
         rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
         self._read = _read(joint, functools.cache(rules_of))
         self._problem_of = functools.cache(self._inner_problem)
@@ -163,7 +167,7 @@ class ProblemBuilder:
         for run in PASSES:
             run(graph)
         if self._in_blocks:
-            fill_blocks(graph)
+            fill_blocks(graph, expandable=self._expandable)
         step_time_ns = price(graph.values, graph.steps, self._cost)
         return _problem(graph, reference, self._workspace, self._origin, step_time_ns)
 
@@ -197,6 +201,7 @@ class ProblemBuilder:
             workspace=self._given_workspace,
             rules=self._given_rules,
             in_blocks=self._in_blocks,
+            expandable=self._expandable,
         )
 
 

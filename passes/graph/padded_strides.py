@@ -1,11 +1,11 @@
-"""What GPUs round up: Inductor lays long rows out to start at multiples of 128 bytes, torch's allocator hands out blocks of 512."""
+"""What GPUs round up: Inductor lays long rows out to start at multiples of 128 bytes, torch's allocator hands out whole blocks."""
 
 from __future__ import annotations
 
 import torch
 
 from compile_remat._torch import sizes
-from compile_remat.cost_models import OpKind
+from compile_remat.cost_models import OpKind, counted_bytes
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION
 
@@ -24,12 +24,12 @@ def pad_strides(graph: DraftGraph) -> None:
             draft.nbytes = max(draft.nbytes, sizes.padded_nbytes(value, rules.padded_above, rules.padding_bytes))
 
 
-def fill_blocks(graph: DraftGraph) -> None:
-    """Count the blocks of the allocator that a buffer lies in."""
+def fill_blocks(graph: DraftGraph, *, expandable: bool) -> None:
+    """Count what CUDA's allocator counts for a buffer, whose segments are `expandable` or not."""
     for draft in graph.by_node.values():
         value = draft.node.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            draft.nbytes = sizes.in_blocks(draft.nbytes, value.device.type)
+        if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+            draft.nbytes = counted_bytes(draft.nbytes, expandable=expandable)
 
 
 def _unpadded(graph: DraftGraph) -> set[Draft]:

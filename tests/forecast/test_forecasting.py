@@ -12,6 +12,7 @@ from torch import nn
 
 import compile_remat
 from compile_remat import api
+from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import load_device, op_kind
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
@@ -325,8 +326,12 @@ def test_saved_bytes_are_those_of_a_trace_on_a_gpu(name: str) -> None:
         torch.set_default_dtype(torch.float32)
     on_gpu = [value.cuda() for value in inputs]
     seen = api.look(model.cuda(), on_gpu, device="h100-sxm", memory_budget="max")[0].plan
-    assert planned.saved_bytes == seen.saved_bytes
-    assert planned.peak_bytes == seen.peak_bytes
+    blocks_bytes = CUDA_BLOCK_BYTES * len(
+        seen.saved
+    )  # a forecast counts bytes, which are affine in the batch, no blocks
+    assert planned.saved == seen.saved
+    assert planned.saved_bytes <= seen.saved_bytes <= planned.saved_bytes + blocks_bytes
+    assert seen.peak_bytes == pytest.approx(planned.peak_bytes, rel=0.03)
 
 
 def test_what_is_compiled_stays_compiled() -> None:

@@ -8,7 +8,12 @@ import random
 import pytest
 
 from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
-from compile_remat.cost_models.device.caching_allocator import CachingAllocator, Event, reservation_of
+from compile_remat.cost_models.device.caching_allocator import (
+    CachingAllocator,
+    Event,
+    counted_bytes,
+    reservation_of,
+)
 
 MIB = 1 << 20
 
@@ -37,6 +42,23 @@ def allocated(*sizes: int, expandable: bool = False) -> CachingAllocator:
 def test_one_request(nbytes: int, allocated_bytes: int, reserved_bytes: int) -> None:
     allocator = allocated(nbytes)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (allocated_bytes, reserved_bytes)
+
+
+@pytest.mark.parametrize("nbytes", [1, 513, MIB, MIB + 1, 8_519_680, 10 * MIB, 11 * MIB, 43 * MIB, 100 * MIB + 1])
+@pytest.mark.parametrize("expandable", [False, True])
+def test_what_one_buffer_counts_is_what_an_empty_allocator_says(nbytes: int, expandable: bool) -> None:
+    allocator = CachingAllocator(expandable)
+    allocator.allocate("x", nbytes)
+    assert counted_bytes(nbytes, expandable=expandable) == allocator.allocated_bytes
+
+
+def test_steps_use_what_is_free_in_the_segments_of_what_is_held() -> None:
+    """A parameter of 5 MiB leaves 15 of its segment free: a buffer of 14.5 takes all of that, as the rest is below 1 MiB."""
+    events: list[Event] = [("a", 9 * MIB), ("b", 5 * MIB + 512), ("a", 0)]
+    alone, beside = reservation_of(events), reservation_of(events, steps=2, held=[5 * MIB])
+    assert (alone.allocated_peak_bytes, alone.reserved_peak_bytes) == (14 * MIB + 512, 20 * MIB)
+    assert (beside.allocated_peak_bytes, beside.reserved_peak_bytes) == (15 * MIB, 0)
+    assert beside.required_peak_bytes == 0
 
 
 def test_small_and_large_requests_use_different_segments() -> None:
