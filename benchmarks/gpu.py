@@ -17,11 +17,13 @@ status is 1 if a point failed or falls short. `--option compiler=eager` runs all
 """
 
 import argparse
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -63,8 +65,11 @@ def run_together(names: Sequence[str], arguments: argparse.Namespace) -> int:
     def keep(name: str, points: Sequence[Point]) -> None:
         frontier.write(arguments.out / f"{name}.json", name, head, points)
 
+    def keep_kernels(name: str, kernels: Mapping[str, Sequence[Any]]) -> None:
+        (arguments.out / f"{name}.kernels.json").write_text(json.dumps(kernels, indent=0) + "\n")
+
     with tempfile.TemporaryDirectory(prefix="remat-gpu-") as folder:
-        pool = Pool(names, fields, Path(folder), arguments.workers, keep, lambda task: False)
+        pool = Pool(names, fields, Path(folder), arguments.workers, keep, keep_kernels)
         told = pool.run(arguments.minutes)
     return max(conclude(name, arguments, head, pool.points(name), told) for name in names)
 

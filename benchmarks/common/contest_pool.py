@@ -26,7 +26,7 @@ from benchmarks.common.frontier import Point, cells
 ROUNDS = 2
 """Times that all points are timed, one after the other, so that a slow spell of the device does not meet one of them alone."""
 
-SHARE_OF_TIME = 0.68
+SHARE_OF_TIME = 0.72
 """Of the time that there is, compilation may take this part; what is not compiled then is left out."""
 
 
@@ -50,7 +50,7 @@ class Pool:
         folder: For the processes' gradients.
         workers: Processes that compile at once.
         keep: Is called with a model and its points whenever one of them changed.
-        leave_out: Tasks that are not measured.
+        keep_kernels: Is called with a model and the kernels of a step of each of its points, at the end.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class Pool:
         folder: Path,
         workers: int,
         keep: Callable[[str, Sequence[Point]], None],
-        leave_out: Callable[[Task], bool],
+        keep_kernels: Callable[[str, Mapping[str, Sequence[Any]]], None],
     ) -> None:
         self.models, self.fields, self.folder, self.workers = models, fields, folder, workers
-        self.keep, self.leave_out = keep, leave_out
+        self.keep, self.keep_kernels = keep, keep_kernels
         self.members: list[_Member] = []
         self._lines: queue.Queue[tuple[_Member, str]] = queue.Queue()
 
@@ -78,6 +78,7 @@ class Pool:
             left_out = self._compile(start + 60 * SHARE_OF_TIME * minutes)
             self._compare()
             rounds = self._time(start + 60 * minutes)
+            self._profile(start + 60 * minutes)
         text = f"timed in {rounds} rounds, each point alone"
         return f"{text}; not compiled in time: {', '.join(left_out)}" if left_out else text
 
@@ -117,14 +118,14 @@ class Pool:
         found: list[list[tuple[str, Task]]] = []
         for model in self.models:
             begun = {(m.task.kind, m.task.setting) for m in self.members if m.model == model}
-            new = [t for t in tasks(self.points(model)) if (t.kind, t.setting) not in begun and not self.leave_out(t)]
+            new = [t for t in tasks(self.points(model)) if (t.kind, t.setting) not in begun]
             found.append([(model, task) for task in new])
         return [each[k] for k in range(max(map(len, found), default=0)) for each in found if k < len(each)]
 
     def _begin(self, model: str, task: Task) -> _Member:
         gradients = self.folder / f"{model} {task.kind} {task.setting}.pt"
         fields = {"name": model, "task": asdict(task), "gradients": str(gradients), **self.fields}
-        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "2", "OMP_NUM_THREADS": "2", **os.environ}
+        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "2", **os.environ}
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.common.contest_process", json.dumps(fields)],
             stdin=subprocess.PIPE,
@@ -180,20 +181,31 @@ class Pool:
             for member in ready:
                 if time.monotonic() > deadline:
                     return done
-                assert member.process.stdin is not None and member.point is not None
-                try:
-                    member.process.stdin.write("time\n")
-                    member.process.stdin.flush()
-                except BrokenPipeError:
-                    continue
-                member.times_ns += self._answer(member, deadline)
-                if len(member.times_ns) > 1:
+                member.times_ns += self._asked(member, "time", deadline)
+                if len(member.times_ns) > 1 and member.point is not None:
                     member.point = with_times(member.point, member.times_ns)
                     self.keep(member.model, self.points(member.model))
         return ROUNDS
 
-    def _answer(self, member: _Member, deadline: float) -> list[int]:
-        """The times that a process sends; none where it ends or fails."""
+    def _profile(self, deadline: float) -> None:
+        """Store the kernels of each point, where there is a GPU and time for it."""
+        if torch.device(self.fields["device"]).type != "cuda":
+            return
+        for model in self.models:
+            found = {}
+            for member in self.members:
+                if member.model == model and member.times_ns and time.monotonic() < deadline:
+                    found[f"{member.task.kind} {member.task.setting}"] = self._asked(member, "kernels", deadline)
+            self.keep_kernels(model, found)
+
+    def _asked(self, member: _Member, what: str, deadline: float) -> list[Any]:
+        """What a process answers; nothing where it ends or fails."""
+        assert member.process.stdin is not None
+        try:
+            member.process.stdin.write(f"{what}\n")
+            member.process.stdin.flush()
+        except BrokenPipeError:
+            return []
         while True:
             try:
                 other, line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()) + 5)

@@ -1,9 +1,8 @@
 """One point of a contest in a process of its own: compiled beside others, timed alone, when it is told to.
 
-    python -m benchmarks.common.contest_process '{"name": "gpt", "task": {...}, ...}'
-
-Prints a line of JSON with the point once it is compiled and its peak is measured, and then one with the times of its steps, in
-nanoseconds, for each line that it is sent. It ends when its input does. A device without room, as others hold it, is tried again.
+Run as a module, with one argument: JSON of what `Contest` takes and of the `Task`.  Prints a line of JSON with the point once it is compiled and its peak is measured, and then one for each line that it is sent:
+after `time` the times of its steps in nanoseconds, after `kernels` the device's kernels of a step, each with its nanoseconds and
+how often it ran. It ends when its input does. A device without room, as others hold it, is tried again.
 """
 
 import gc
@@ -15,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import without_graph_caches
@@ -23,7 +23,7 @@ from benchmarks.common.frontier import Point
 from benchmarks.common.timing import device_times_ns
 
 TRIES, PAUSE_S = 8, 5.0
-LEAST_STEPS, TIMED_S = 5, 1.0
+LEAST_STEPS, TIMED_S = 5, 0.7
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,9 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         start = time.perf_counter()
         run, point = prepared(contest, task)
         print(json.dumps(asdict(replace(point, wall_s=round(time.perf_counter() - start, 1)))), flush=True)
-        for _ in sys.stdin:
+        for line in sys.stdin:
             if run is not None:
-                print(json.dumps(times_ns(run, contest)), flush=True)
+                answer = kernels(run) if line.strip() == "kernels" else times_ns(run, contest)
+                print(json.dumps(answer), flush=True)
     return 0
 
 
@@ -61,8 +62,20 @@ def prepared(contest: Contest, task: Task) -> tuple[harness.Training | None, Poi
     return None, point
 
 
+def kernels(run: harness.Training) -> list[tuple[str, int, int]]:
+    """Name, nanoseconds and number of runs of each kernel of a step, the longest first; none on a CPU."""
+    run.clear_and_step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run.clear_and_step()
+        torch.cuda.synchronize()
+    run.clear()
+    found = [(e.key, round(1000 * e.self_device_time_total), e.count) for e in profiler.key_averages()]
+    return sorted((each for each in found if each[1]), key=lambda each: -each[1])
+
+
 def times_ns(run: harness.Training, contest: Contest) -> list[int]:
-    """Times of the steps of about a second, after two that nobody looks at; the device is given free afterwards."""
+    """Times of the steps of about TIMED_S seconds, after two that nobody looks at; the device is given free afterwards."""
     warm = device_times_ns(run.clear_and_step, 2, contest.device)
     count = max(LEAST_STEPS, int(TIMED_S * 1e9 / max(1, warm[-1]))) if contest.scale == 1 else LEAST_STEPS
     found = device_times_ns(run.clear_and_step, count, contest.device)

@@ -33,6 +33,9 @@ _SMALLEST = 1e-3
 _REACH = math.log(1e4)
 """No figure is moved further from where it starts than by this factor."""
 
+_SHIFTS = tuple(math.log(factor) for factor in (1, 4, 1 / 4, 16, 1 / 16, 64, 1 / 64))
+"""Searches start at so many times the figures, too: where a kernel waits for memory its arithmetic has no slope to follow."""
+
 _STEP = 0.01
 
 _SOFT = 0.1
@@ -81,10 +84,14 @@ def fit(content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Poin
         steps = np.eye(len(logarithms)) * _STEP
         return np.stack([(errors(logarithms + step) - here) / _STEP for step in steps], axis=1)
 
-    found = scipy.optimize.least_squares(
-        errors, start, slopes, (start - _REACH, start + _REACH), loss="soft_l1", f_scale=_SOFT
-    )
-    return _with(content, paths, found.x)
+    bounds = start - _REACH, start + _REACH
+    fits = [
+        scipy.optimize.least_squares(
+            errors, np.clip(start + shift, *bounds), slopes, bounds, loss="soft_l1", f_scale=_SOFT
+        )
+        for shift in _SHIFTS
+    ]
+    return _with(content, paths, min(fits, key=lambda found: float(found.cost)).x)
 
 
 def _with(content: Mapping[str, Any], paths: Sequence[Path], logarithms: NDArray[np.float64]) -> dict[str, Any]:
