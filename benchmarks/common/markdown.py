@@ -419,11 +419,11 @@ SECTIONS = (
 The models of `benchmarks.cuda_codegen` on the device: byte budgets of 0.8, 0.5 and 0.3 of plain's measured peak, `min`, and
 torch's own `activation_memory_budget` at 0.5 and 0.1. `dry run` is the peak of the emitted code by a dry run; errors are against
 what was measured. "floor": the budget is below the lowest reachable peak. gpt, llama, resnet and unet in bfloat16 were measured
-once more at 0.8, 0.5 and `min`, after plans and dry runs had begun to count what the allocator leaves with a large buffer: of the four
-rows in the first run that were up to 0.6 % above their budget, the U-Net's stayed (0.2 %); the two of the ResNet in float32 (0.1 %)
-are of the first run. Torch's own budgets give other gradients where a model has dropout (bert, vit): its recomputation draws other
-random numbers. ResNet's gradients at a random start magnify rounding: in float32 without TF32 all of them, plain's as ours, are
-0.4 % from eager mode in float64, with TF32 14 %.""",
+once more at 0.8, 0.5 and `min`, after plans and dry runs had begun to count what the allocator leaves with a large buffer: of the
+four rows in the first run that were up to 0.6 % above their budget, the U-Net's stayed (0.2 %); the two of the ResNet in float32
+(0.1 %) are of the first run. Torch's own budgets give other gradients where a model has dropout (bert, vit): its recomputation
+draws other random numbers. ResNet's gradients at a random start magnify rounding: in float32 without TF32 all of them, plain's as
+ours, are 0.4 % from eager mode in float64, with TF32 14 %.""",
         _gpu_peaks,
         _gpu_peaks_summary,
     ),

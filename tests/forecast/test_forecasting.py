@@ -12,6 +12,7 @@ from torch import nn
 
 import compile_remat
 from compile_remat import api
+from compile_remat._torch.sizes import CUDA_BLOCK_BYTES
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.cost_models import load_device, op_kind
 from compile_remat.errors import BudgetError, ConfigError, PlannerWarning, RematError
@@ -312,12 +313,16 @@ def test_without_a_capacity_the_plan_is_that_of_max() -> None:
 # -- on a GPU -----------------------------------------------------------------------------------------------------------
 
 
+TEMPORARIES = 16
+"""More buffers than these models have at once beside what is saved."""
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["llama", "llama_with_dropout", "attention_of_odd_heads", "convolution"])
 def test_a_forecast_is_the_plan_of_a_trace_on_a_gpu(name: str) -> None:
     """But for the blocks of the GPU's allocator, which a forecast does not count: they are no part of what grows with the batch."""
-    builder = Builder(f"{OURS}:{name}", batch=64, dtype="bf16")
+    builder = Builder(f"{OURS}:{name}", dtype="bf16")
     planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_max_batch=False).plan
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -327,8 +332,8 @@ def test_a_forecast_is_the_plan_of_a_trace_on_a_gpu(name: str) -> None:
     on_gpu = [value.cuda() for value in inputs]
     seen = api.look(model.cuda(), on_gpu, device="h100-sxm", memory_budget="max")[0].plan
     assert planned.saved == seen.saved
-    assert seen.saved_bytes == pytest.approx(planned.saved_bytes, rel=0.02)
-    assert seen.peak_bytes == pytest.approx(planned.peak_bytes, rel=0.02)
+    assert 0 <= seen.saved_bytes - planned.saved_bytes < CUDA_BLOCK_BYTES * len(seen.saved)
+    assert 0 <= seen.peak_bytes - planned.peak_bytes < CUDA_BLOCK_BYTES * (len(seen.saved) + TEMPORARIES)
 
 
 def test_what_is_compiled_stays_compiled() -> None:
