@@ -177,10 +177,9 @@ def _name(draft: Draft) -> str:
 
 def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
     """One for each operation beside the loads; equal numbers of one type are one, whoever computes with them, and so are casts."""
-    numbers = OWN_NUMBERS.get(_name(draft), ())
-    for number, number_dtype in numbers:
-        yield _number(number, number_dtype)
-    for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0) - len(numbers)):
+    own_numbers = OWN_NUMBERS.get(_name(draft), ())
+    yield from (_number(*own) for own in own_numbers)
+    for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0) - len(own_numbers)):
         yield draft.node.name, k
     dtype = computed_dtype(draft.node)
     for number in numbers_of(draft.node):
