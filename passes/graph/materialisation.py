@@ -79,6 +79,7 @@ def count_reads(graph: DraftGraph) -> None:
 
 
 def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
+    draft.concatenates |= _name(draft) == "cat" and all(map(_is_place, draft.sources))
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = _load_of(draft)
         return
@@ -102,6 +103,11 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     draft.expression = _load_of(draft) if is_read or draft.is_materialised else forward
     is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
     draft.backward_expression = _load_of(draft) if is_loaded else backward
+
+
+def _is_place(part: Draft) -> bool:
+    """Whether a part of a concatenation is in memory whatever reads it, in both graphs: then it is written where it belongs."""
+    return part.kernel != POINTWISE or (part.is_materialised and part.is_written_again)
 
 
 def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:

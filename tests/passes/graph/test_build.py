@@ -523,6 +523,20 @@ def test_a_part_that_others_read_lies_in_what_a_product_reads() -> None:
         )
 
 
+def test_parts_that_are_in_memory_lie_in_their_concatenation() -> None:
+    """On a GPU: a sum that two read is in memory if it reads many buffers, and Inductor then copies no part."""
+
+    def skip(x: Tensor, w: Tensor, *others: Tensor) -> Tensor:
+        part = sum(others, x)
+        return (torch.cat([part, w @ w]) @ w).sum() + (part @ w).sum()
+
+    rules = replace(inductor_rules("cuda"), concatenates_shared=False)
+    for num_others, parts in ((4, ["add_3"]), (3, [])):
+        problem = problem_of(skip, *weights(2 + num_others), rules=lambda device: rules)
+        (whole,) = [v for v in problem.values if v.name == "cat"]
+        assert [problem.values[i].name for i in whole.parts] == parts
+
+
 def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
     """Inductor's Triton code of 2.13: a reduction in the backward would draw another mask than the forward's pointwise kernel."""
 
