@@ -35,6 +35,14 @@ EXTRA_OPS = (
 )  # fmt: skip
 """`InductorRules.extra_ops`: of a square, a slice with two ends, a padding at both sides of one dimension, windows of 2 x 2."""
 
+OWN_NUMBERS: dict[str, tuple[tuple[float, torch.dtype], ...]] = {
+    "avg_pool2d_backward": ((0.0, torch.float32),),
+    "max_pool2d_with_indices_backward": ((0.0, torch.float32),),
+}
+"""Numbers with their types that are among an operator's `EXTRA_OPS`: what else computes with such a number shares it."""
+
+PROCESSORS = 132
+"""Of an H100 or H200."""
 
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add")
 """`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index."""
@@ -59,6 +67,8 @@ class InductorRules:
             ``config.realize_reads_threshold``).
         max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
             ``config.realize_opcount_threshold``).
+        split_below: A sum with fewer results may be computed in two halves, to keep all processors busy: 64 results for each of
+            them (``Reduction.num_splits`` in ``ir.py``); 0 where none is.  A GPU that is not here is taken to have `PROCESSORS`.
         unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
             ``config.unroll_reductions_threshold``).
         extra_ops: Operations of an operator beyond one, its loads and its numbers, by name.
@@ -115,6 +125,7 @@ class InductorRules:
     scatters: tuple[str, ...] = ()
     unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
     unrolled_below: int = 8
+    split_below: int = 0
 
 
 RulesOf = Callable[[str], InductorRules]
@@ -148,8 +159,15 @@ def inductor_rules(device_type: str) -> InductorRules:
         and not getattr(config, "align_random_eager", False),
         scatters=() if torch.are_deterministic_algorithms_enabled() else _scatters(is_cpu),
         unrolled_below=int(config.unroll_reductions_threshold),
+        split_below=0 if is_cpu or not config.split_reductions else 64 * _num_processors(),
         unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )
+
+
+def _num_processors() -> int:
+    if not torch.cuda.is_available():
+        return PROCESSORS
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
 
 def _scatters(is_cpu: bool) -> tuple[str, ...]:

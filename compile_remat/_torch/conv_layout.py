@@ -59,14 +59,20 @@ def is_channels_last(value: object, rules: RulesOf = inductor_rules) -> bool:
 
 
 def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) -> tuple[int, ...]:
-    """Strides, in elements, under which a convolution gets or makes this tensor; a slice of channels keeps their distance."""
+    """Strides, in elements, under which a convolution gets or makes this tensor.
+
+    A slice of channels keeps their distance, and one of pixels whose channels are innermost already that of its pictures.
+    """
     strides = sizes.hint_strides(value)
     if not is_channels_last(value, rules):
         return strides
     _, channels, height, width = sizes.hint_shape(value)
     if strides[1:] == (height * width, width, 1):
         channels = max(channels, strides[0] // (height * width))
-    return channels * height * width, 1, width * channels, channels
+    picture = channels * height * width
+    if strides[1:] == (1, width * channels, channels):
+        picture = max(picture, strides[0])
+    return picture, 1, width * channels, channels
 
 
 def add_channels_last(graph: fx.Graph, node: fx.Node) -> fx.Node:

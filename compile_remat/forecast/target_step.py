@@ -149,7 +149,7 @@ def _step(traced: Traced, target: Target) -> TracedStep:
 
 def _builder(traced: Traced, target: Target) -> ProblemBuilder:
     device = target.figures()
-    workspace = node_workspace_bytes if device.name == "cpu" else (lambda node: 0)
+    workspace = node_workspace_bytes if device.name == "cpu" else (lambda node, rules: 0)
     cost: CostModel = make_cost_model(target.cost_model, device)
     if traced.times_ns:
         cost = Profile(cost, traced.times_ns)

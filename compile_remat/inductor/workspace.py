@@ -32,7 +32,7 @@ from torch import fx
 
 from compile_remat._torch import ambient, cache_key_text, conv_layout, operators, sizes
 from compile_remat._torch.allocator_events import most_allocated
-from compile_remat._torch.codegen_rules import inductor_rules
+from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.delivery.delivery_ops import DELIVER
 from compile_remat._torch.operators import Like, NotPlain, Strides, filled, likes, plain, text
 from compile_remat._torch.version import private_name
@@ -69,29 +69,41 @@ UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_depend
 _implementations = private_name("torch.library", "_impls")
 
 
-def node_workspace_bytes(node: fx.Node) -> int:
+def node_workspace_bytes(node: fx.Node, rules: RulesOf = inductor_rules) -> int:
     """Bytes that a node's kernel takes beside its outputs, under the layout that Inductor gives its inputs; 0 if Inductor emits it.
 
     The first question of its kind runs the operator once.
+
+    Args:
+        rules: Of the node's graph.  On a GPU its convolutions decide how they lie (`conv_layout.with_layout`).
     """
     if node.op != "call_function" or not is_library_kernel(node):
         return 0
-    return _beside(node.target, node.args, node.kwargs, _strides_for(node))
+    return _beside(node.target, _args_of(node), node.kwargs, _strides_for(node, rules))
 
 
-def _strides_for(node: fx.Node) -> Strides:
+def _args_of(node: fx.Node) -> tuple[Any, ...]:
+    """What a node's kernel is called with: on a GPU, Inductor adds a convolution's bias by a kernel of its own."""
+    value = node.meta.get("val")
+    if node.target is aten.convolution.default and isinstance(value, torch.Tensor) and value.device.type != "cpu":
+        return (*node.args[:2], None, *node.args[3:])
+    return node.args
+
+
+def _strides_for(node: fx.Node, rules: RulesOf) -> Strides:
     """The strides under which a node's kernel gets each tensor; for `InductorRules.gradients_read_eager_strides`."""
     if node.target not in CONVOLUTIONS:
         return sizes.hint_strides
+    of_convolution = functools.partial(conv_layout.convolution_strides, rules=rules)
     concatenated = [n.meta["val"] for n in node.all_input_nodes if n.target is aten.cat.default]
     if node.target is not aten.convolution_backward.default or not concatenated:
-        return conv_layout.convolution_strides
-    if not inductor_rules(concatenated[0].device.type).gradients_read_eager_strides:
-        return conv_layout.convolution_strides
+        return of_convolution
+    if not rules(concatenated[0].device.type).gradients_read_eager_strides:
+        return of_convolution
 
     def strides(value: torch.Tensor) -> tuple[int, ...]:
         is_eager = any(value is v for v in concatenated)
-        return sizes.hint_strides(value) if is_eager else conv_layout.convolution_strides(value)
+        return sizes.hint_strides(value) if is_eager else of_convolution(value)
 
     return strides
 

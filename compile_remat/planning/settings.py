@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch.codegen_rules import RulesOf
 from compile_remat._util.size_range import Sizes
 from compile_remat.budget import MemoryBudget
 from compile_remat.config import RematConfig
@@ -81,11 +82,15 @@ class Settings:
         by_ratio = not self.is_given and (self.torch_ratio < 1 or joint_graph.annotated_ratios(graph).any)
         return self.budget.kind != "max" or by_ratio
 
-    def workspace(self, node: fx.Node) -> int:
-        """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here."""
+    def workspace(self, node: fx.Node, rules: RulesOf) -> int:
+        """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here.
+
+        Args:
+            rules: Of the node's graph, which say how convolutions lie.
+        """
         place = place_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
         is_on_device = (place.type == "cpu") == self.is_for_cpu
-        return node_workspace_bytes(node) if self.is_here and is_on_device else 0
+        return node_workspace_bytes(node, rules) if self.is_here and is_on_device else 0
 
     @property
     def is_for_cpu(self) -> bool:

@@ -17,6 +17,7 @@ from math import isfinite, prod
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.codegen_rules import RulesOf
 from compile_remat._torch.sizes import FALLBACK, Symbol, sizes_at, storage_nbytes, symbols_of, unbounded_of
 from compile_remat._util.size_range import SizeRange, Sizes
 from compile_remat.cost_models import CostModel
@@ -73,7 +74,7 @@ class Varying:
         nodes = [node for node in self.joint.module.graph.nodes if node.name in measured]
         before: dict[str, int] = {node.name: _largest_bytes(node) for node in nodes}
 
-        def workspace(node: fx.Node) -> int:
+        def workspace(node: fx.Node, rules: RulesOf) -> int:
             grown: int = measured.get(node.name, 0) * max(1, _largest_bytes(node))
             return -(-grown // max(1, before.get(node.name, 1)))
 

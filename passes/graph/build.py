@@ -94,8 +94,9 @@ PASSES = (
 )
 """What runs over the drafts, in this order; see the table above."""
 
-Workspace = Callable[[fx.Node], int]
-"""Bytes that a node's kernel takes beside its outputs while it runs."""
+Workspace = Callable[[fx.Node, RulesOf], int]
+"""Bytes that a node's kernel takes beside its outputs while it runs, by the rules of its graph: they say how convolutions lie."""
+BytesOf = Callable[[fx.Node], int]
 OriginOf = Callable[[fx.Node], Origin]
 
 
@@ -105,7 +106,7 @@ def build_problem(
     num_fwd_outputs: int = 1,
     cost: CostModel,
     reference: Iterable[fx.Node] = (),
-    workspace: Workspace = lambda node: 0,
+    workspace: Workspace = lambda node, rules: 0,
     rules: RulesOf = inductor_rules,
     in_blocks: bool = True,
     expandable: bool = False,
@@ -144,15 +145,15 @@ class ProblemBuilder:
         self,
         joint: joint_graph.Joint,
         cost: CostModel,
-        workspace: Workspace = lambda node: 0,
+        workspace: Workspace = lambda node, rules: 0,
         rules: RulesOf = inductor_rules,
         in_blocks: bool = True,
         expandable: bool = False,
     ) -> None:
         self._cost, self._given_workspace, self._given_rules = cost, workspace, rules
         self._in_blocks, self._expandable = in_blocks, expandable
-        rules_of = conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure)
-        self._read = _read(joint, functools.cache(rules_of))
+        self._rules_of = functools.cache(conv_layout.with_layout(rules, joint.module, joint.info.tangents_closure))
+        self._read = _read(joint, self._rules_of)
         self._problem_of = functools.cache(self._inner_problem)
         for draft in self._read.by_node.values():
             if is_sliced(draft.node):
@@ -177,7 +178,7 @@ class ProblemBuilder:
 
     def _with_inner(self, node: fx.Node) -> int:
         """The workspace of a node, what the graphs allocate that its operator calls included."""
-        found = max(self._given_workspace(node), copied_bytes(node))
+        found = max(self._given_workspace(node, self._rules_of), copied_bytes(node))
         for module in inner_graphs(node):
             inner = self._problem_of(module)
             handed = sum(sizes.storage_nbytes(n.meta["val"]) for n in _returned(module)) if is_sliced(node) else 0
@@ -273,7 +274,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def _problem(
-    graph: DraftGraph, reference: Iterable[fx.Node], workspace: Workspace, origin: OriginOf, step_time_ns: int
+    graph: DraftGraph, reference: Iterable[fx.Node], workspace: BytesOf, origin: OriginOf, step_time_ns: int
 ) -> Problem:
     values, steps = _values(graph, workspace, origin), _steps(graph, workspace, origin)
     returned = list(graph.drafts_of(*graph.joint.bwd_outputs))
@@ -286,7 +287,7 @@ def _saved_by(graph: DraftGraph, nodes: Iterable[fx.Node], values: Sequence[Valu
     return tuple(i for i in _values_among(graph.drafts_of(*nodes)) if values[i].is_saveable)
 
 
-def _values(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> tuple[Value, ...]:
+def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Value, ...]:
     positions = _positions(graph.values)
     readers = gradient_readers(graph, {draft: draft.index for draft in graph.steps})
     return tuple(
@@ -322,7 +323,7 @@ def _values(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> tuple[
     )
 
 
-def _steps(graph: DraftGraph, workspace: Workspace, origin: OriginOf) -> list[Step]:
+def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step]:
     return [
         Step(
             name=draft.node.name,

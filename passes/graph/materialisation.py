@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from compile_remat._torch.codegen_rules import InductorRules
+from compile_remat._torch.codegen_rules import OWN_NUMBERS, InductorRules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import computed_dtype, numbers_of, promoted_inputs, reduced_dims, tree_leaves
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
+from compile_remat.passes.graph.rewrites.shape_only_inputs import POOLINGS
 from compile_remat.passes.graph.views import most_users, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SCATTER
 
@@ -29,6 +30,12 @@ NEVER_FUSED = -1
 
 LARGE_FOR_ALL = 100
 """An expression with more operations is materialised even if it reads one buffer (``GraphLowering.run_node``)."""
+
+FILLS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+"""Constants that are one number everywhere."""
+
+SPLIT_ROW, SPLIT_COLUMN = 8192, 128
+"""A sum of more elements than these may be split, of neighbours and of others (``InductorChoices.reduction_split_factor``)."""
 
 COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
 """Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
@@ -63,7 +70,7 @@ def count_reads(graph: DraftGraph) -> None:
         if draft.kernel == POINTWISE:
             _count_reads_of(draft, graph)
         elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
-            draft.expression = draft.backward_expression = Expression(ops=frozenset({draft.node.name}))
+            draft.expression = draft.backward_expression = Expression(ops=frozenset({_constant(draft.node)}))
         else:
             draft.expression = draft.backward_expression = _load_of(draft)
             if is_variance(draft.node):
@@ -72,12 +79,14 @@ def count_reads(graph: DraftGraph) -> None:
 
 
 def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
+    draft.concatenates |= _name(draft) == "cat" and all(map(_is_place, draft.sources))
     if draft.is_drawn or draft.concatenates:
         draft.expression = draft.backward_expression = _load_of(draft)
         return
     rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
-    backward = joined(draft, [s.backward_expression for s in draft.sources])
-    forward = backward if draft.in_backward else joined(draft, [s.expression for s in draft.sources])
+    operands = _operands_of(draft)
+    backward = joined(draft, [s.backward_expression for s in operands])
+    forward = backward if draft.in_backward else joined(draft, [s.expression for s in operands])
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
     is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
@@ -94,6 +103,11 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     draft.expression = _load_of(draft) if is_read or draft.is_materialised else forward
     is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
     draft.backward_expression = _load_of(draft) if is_loaded else backward
+
+
+def _is_place(part: Draft) -> bool:
+    """Whether a part of a concatenation is in memory whatever reads it, in both graphs: then it is written where it belongs."""
+    return part.kernel != POINTWISE or (part.is_materialised and part.is_written_again)
 
 
 def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:
@@ -143,7 +157,7 @@ def _scaled(draft: Draft) -> Expression:
     num_reduced = math.prod(size for dim, size in enumerate(sizes) if not dims or dim in dims)
     steps = ((draft.node.name, k) for k in ("subtract", "maximum", "divide"))
     dtype = computed_dtype(node)
-    numbers = ((number, dtype) for number in (0, num_reduced, node.kwargs.get("correction", 1)))
+    numbers = (_number(number, dtype) for number in (0, num_reduced, node.kwargs.get("correction", 1)))
     return Expression(frozenset({draft.node.name}), frozenset({*steps, *numbers}))
 
 
@@ -169,13 +183,35 @@ def _name(draft: Draft) -> str:
 
 def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
     """One for each operation beside the loads; equal numbers of one type are one, whoever computes with them, and so are casts."""
-    for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0)):
+    own_numbers = OWN_NUMBERS.get(_name(draft), ())
+    yield from (_number(*own) for own in own_numbers)
+    for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0) - len(own_numbers)):
         yield draft.node.name, k
     dtype = computed_dtype(draft.node)
     for number in numbers_of(draft.node):
-        yield number, dtype
+        yield _number(number, dtype)
     for source in promoted_inputs(draft.node):
         yield source.name, dtype
+
+
+def _number(number: object, dtype: torch.dtype | None) -> tuple[str, torch.dtype | None]:
+    """A number as an operation: Inductor compares constants by their text, so 0 and 0.0 are two."""
+    return str(number), dtype
+
+
+def _constant(node: fx.Node) -> object:
+    """A constant as an operation: one number everywhere is that number, anything else an operation of its own."""
+    value = node.meta.get("val")
+    if node.target not in FILLS or not isinstance(value, torch.Tensor):
+        return node.name
+    (number,) = numbers_of(node)
+    return _number(number, value.dtype)
+
+
+def _operands_of(draft: Draft) -> tuple[Draft, ...]:
+    """The sources whose elements a node's expression takes: a pooling's gradient asks the pooling's input for its size alone."""
+    given = draft.node.args[1] if draft.node.target in POOLINGS else None
+    return tuple(s for s in draft.sources if s.kernel != CONSTANT or s.node is not given)
 
 
 def is_written(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
@@ -223,7 +259,7 @@ def _with_load_of(part: Draft | None, draft: Draft) -> Expression:
     seen, stack = {part, draft}, [draft]
     while stack:
         node = stack.pop()
-        new = [source for source in node.sources if source not in seen]
+        new = [source for source in _operands_of(node) if source not in seen]
         seen.update(new)
         stack += filter(_is_inlined, new)
         found.append(joined(node, [s.backward_expression for s in new if not _is_inlined(s)]))
@@ -281,7 +317,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
     backward.
     """
     depths = _depths(graph)
-    reading = _reading_kernels(depths)
+    reading = _reading_kernels(depths, graph)
     if graph.saved is not None:
         _mark_otherwise_again(graph, reading)
     for draft, depth in depths.items():
@@ -291,6 +327,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             kernels = reading[draft]
             is_for_one = _are_one(kernels) and all(k.in_backward for k in kernels)
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
+            is_own = is_own and not any(k.is_split for k in kernels)
             if (
                 is_own
                 and draft.in_backward
@@ -320,8 +357,8 @@ def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[
 
 
 def _are_one(kernels: Collection[_Kernel]) -> bool:
-    """Whether readers may be one fused kernel."""
-    return len({k.depth for k in kernels}) == 1 and all(k.depth != NEVER_FUSED for k in kernels)
+    """Whether readers may be one fused kernel, with what they read."""
+    return len({k.depth for k in kernels}) == 1 and all(k.depth != NEVER_FUSED and not k.is_split for k in kernels)
 
 
 def _are_alike(draft: Draft, kernels: Collection[_Kernel]) -> bool:
@@ -385,14 +422,15 @@ def _is_over_others(node: fx.Node, rules: InductorRules) -> bool:
 
 
 class _Kernel(NamedTuple):
-    """A kernel that reads a node; `num_elements` is 0 where it is not pointwise."""
+    """A kernel that reads a node; `num_elements` is 0 where it is not pointwise, `is_split` as `_is_split` says."""
 
     depth: int
     in_backward: bool
     num_elements: int
+    is_split: bool = False
 
 
-def _reading_kernels(of: Mapping[Draft, int]) -> dict[Draft, set[_Kernel]]:
+def _reading_kernels(of: Mapping[Draft, int], graph: DraftGraph) -> dict[Draft, set[_Kernel]]:
     """The kernels that read each node, by their depths, NEVER_FUSED for unfused ones.
 
     A reader that stays in registers is part of its own readers' kernels, which may run much later: the state of a
@@ -407,10 +445,31 @@ def _reading_kernels(of: Mapping[Draft, int]) -> dict[Draft, set[_Kernel]]:
         elif is_in_registers and found and all(kernel.depth != NEVER_FUSED for kernel in found):
             here = found
         else:
-            here = {_Kernel(of[draft], draft.in_backward, _num_elements(draft))}
+            here = {_Kernel(of[draft], draft.in_backward, _num_elements(draft), _is_split(draft, graph))}
         for source in draft.sources:
             kernels[source] |= here
     return kernels
+
+
+def _is_split(draft: Draft, graph: DraftGraph) -> bool:
+    """Whether a node is a sum over other dimensions than the last ones that Inductor computes in two halves.
+
+    The first half goes over its parts in an order that no pointwise kernel has: nothing that is written to memory is fused with
+    it.  Which sums are split is ``Reduction.num_splits`` in ``ir.py``: few ones of many elements, where those of neighbours are
+    few below a 32nd of the others.
+    """
+    if draft.kernel != REDUCTION:
+        return False
+    rules, node = graph.rules_of(draft.node), draft.node
+    if not rules.split_below or not _is_over_others(node, rules):
+        return False
+    sizes, dims = shape(node.all_input_nodes[0]), reduced_dims(node)
+    num_reduced = math.prod(size for d, size in enumerate(sizes) if d in dims)
+    num_kept = math.prod(size for d, size in enumerate(sizes) if d not in dims)
+    is_laid_out = len(sizes) == 4 and any(source.is_channels_last for source in draft.sources)
+    if (1 if is_laid_out else len(sizes) - 1) in dims:  # each sum reads neighbours
+        return num_kept < rules.split_below // 32 and num_reduced > SPLIT_ROW
+    return num_kept < rules.split_below and num_reduced > SPLIT_COLUMN
 
 
 def _num_elements(draft: Draft) -> int:

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_remat._torch.codegen_rules import inductor_rules
-from compile_remat._torch.conv_layout import with_layout
+from compile_remat._torch.conv_layout import convolution_strides, with_layout
 from compile_remat._torch.fake import say_device
 
 
@@ -30,3 +30,10 @@ def test_a_gpus_layout_depends_on_the_forwards_convolutions(
     assert rules("cpu") == inductor_rules("cpu")
     backward = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
     assert not with_layout(inductor_rules, graph, backward)("cuda").has_channels_last
+
+
+def test_a_slice_of_pixels_keeps_the_distance_of_its_pictures() -> None:
+    """The gradient of an image's patches, without that of the token that is put before them."""
+    tokens = torch.empty(2, 17, 8)[:, 1:].transpose(1, 2).unflatten(-1, (4, 4))
+    assert convolution_strides(tokens) == tokens.stride() == (136, 1, 32, 8)
+    assert convolution_strides(torch.empty(2, 8, 4, 4)) == (128, 1, 32, 8)

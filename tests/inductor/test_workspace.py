@@ -14,10 +14,13 @@ from torch.nn import functional
 
 import compile_remat
 from compile_remat._torch import conv_layout
+from compile_remat._torch.fake import say_device
 from compile_remat.backend import remat
+from compile_remat.cost_models import UnitCost
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor import workspace
 from compile_remat.inductor.workspace import workspace_bytes
+from compile_remat.passes import build_problem
 
 pytestmark = pytest.mark.usefixtures("own_caches")
 
@@ -177,6 +180,27 @@ def test_what_dropout_takes_for_its_mask_under_fallback_random_counts() -> None:
     (node,) = (n for n in graph.nodes if n.target is aten.native_dropout.default)
     assert workspace.node_workspace_bytes(node) == 512 * 512 * 4
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_gpus_convolutions_are_asked_about_in_the_layout_of_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patches of an image lie channels last there, a decoder that halves the channels does not; another kernel adds the bias."""
+    asked: list[list[tuple[int, ...]]] = []
+
+    def known(target: Any, call: Any, device_type: str) -> int:
+        assert (target, device_type) == (aten.convolution.default, "cuda")
+        asked.append([like.strides for like in workspace.likes(call)])
+        return 77
+
+    monkeypatch.setattr(workspace, "_is_here", lambda device_type: True)
+    monkeypatch.setattr(workspace, "_known_or_measured", known)
+    for channels, kernel in ((3, 128), 8), ((256, 128), 3):
+        with FakeTensorMode():
+            shapes = (1, channels[0], 16, 16), (channels[1], channels[0], kernel, kernel), (channels[1],)
+            graph = make_fx(lambda x, w, b: torch.conv2d(x, w, b))(*map(torch.empty, shapes))
+        say_device(graph, torch.device("cuda", 0))
+        problem = build_problem(graph, cost=UnitCost(), workspace=workspace.node_workspace_bytes)
+        assert [value.workspace_bytes for value in problem.values] == [77]
+    assert asked == [[(768, 1, 48, 3), (192, 1, 24, 3)], [(65536, 256, 16, 1), (2304, 9, 3, 1)]]
 
 
 @pytest.mark.parametrize(

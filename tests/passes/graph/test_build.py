@@ -14,6 +14,11 @@ from expecttest import assert_expected_inline
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
+from torch._inductor import ir
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
@@ -28,6 +33,7 @@ from compile_remat.passes.graph.node_drafts import DraftGraph
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, SAVE, SCATTER, Value
 
 MIB = 1 << 20
+aten = torch.ops.aten
 
 
 def problem_of(
@@ -336,6 +342,23 @@ def test_a_large_step_that_reads_both_orders_of_dimensions_keeps_its_loops(gives
     ]
 
 
+def test_what_is_too_large_for_a_kernel_is_written_for_a_sum_in_two_halves() -> None:
+    """On a GPU: the sum of few channels goes over parts of them, which no pointwise kernel does; of many it is one kernel."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y).sin().cos().tan().sum((0, 2, 3))
+
+    def rules(device: str) -> InductorRules:
+        return replace(inductor_rules("cuda"), max_ops=5)
+
+    found = []
+    for channels in (4, 16384):
+        arguments = [torch.randn(2, channels, 128, 128, device="meta", requires_grad=True) for _ in range(2)]
+        problem = problem_of(function, *arguments, rules=rules)
+        found.append({v.name for v in problem.values if v.in_forward and v.realised} & {"cos", "tan"})
+    assert found == [{"tan"}, set()]
+
+
 def expressions(function: Callable[..., Any], *arguments: Tensor) -> dict[str, int]:
     """For each pointwise value of a function, how many operations its expression has."""
     found: dict[str, int] = {}
@@ -357,6 +380,31 @@ def test_each_reader_of_a_variance_divides_it() -> None:
         return torch.rsqrt(variance + 1e-5) * mean
 
     assert expressions(function, torch.ones(4, 4, requires_grad=True))["rsqrt"] == 9
+
+
+def test_equal_constants_are_one_operation_and_a_size_is_none() -> None:
+    """Inductor compares constants by their text: 0 and 0.0 are two, and a pooling's gradient has a 0.0, too."""
+
+    def function(x: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
+        like_x = aten.full([1, 2, 8, 8], 0.0, dtype=torch.float32)
+        zero = aten.full([], 0.0, dtype=torch.float32)
+        spread = aten.max_pool2d_with_indices_backward(gradient, like_x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+        other = aten.full([], 0.0, dtype=torch.float32)
+        return torch.where(x <= 0, zero, torch.where(x > 3, other, spread))
+
+    x, gradient = torch.ones(1, 2, 8, 8), torch.ones(1, 2, 4, 4)
+    arguments = (x, gradient, torch.zeros(1, 2, 4, 4, dtype=torch.int64))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        module = make_fx(function)(*arguments)
+    lowered = GraphLowering(module)
+    with V.set_graph_handler(lowered), V.set_fake_mode(mode):
+        lowered.run(*[n.meta["val"] for n in module.graph.find_nodes(op="placeholder")])  # type: ignore[no-untyped-call]
+    (result,) = lowered.operations
+    assert isinstance(result, ir.ComputedBuffer) and isinstance(result.data, ir.Pointwise)
+    num_ops = result.data.inner_fn_opcount().num_ops
+    arguments = (x.requires_grad_(), gradient.requires_grad_(), arguments[2])
+    found = expressions(lambda *given: function(*given) * 1.5, *arguments)
+    assert found["mul"] == num_ops + 2  # the number 1.5, and the product
 
 
 def test_a_tensor_of_another_type_is_converted_first() -> None:
@@ -475,6 +523,20 @@ def test_a_part_that_others_read_lies_in_what_a_product_reads() -> None:
         )
 
 
+def test_parts_that_are_in_memory_lie_in_their_concatenation() -> None:
+    """On a GPU: a sum that two read is in memory if it reads many buffers, and Inductor then copies no part."""
+
+    def skip(x: Tensor, w: Tensor, *others: Tensor) -> Tensor:
+        part = sum(others, x)
+        return (torch.cat([part, w @ w]) @ w).sum() + (part @ w).sum()
+
+    rules = replace(inductor_rules("cuda"), concatenates_shared=False)
+    for num_others, parts in ((4, ["add_3"]), (3, [])):
+        problem = problem_of(skip, *weights(2 + num_others), rules=lambda device: rules)
+        (whole,) = [v for v in problem.values if v.name == "cat"]
+        assert [problem.values[i].name for i in whole.parts] == parts
+
+
 def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
     """Inductor's Triton code of 2.13: a reduction in the backward would draw another mask than the forward's pointwise kernel."""
 
@@ -497,7 +559,7 @@ def test_a_builder_gives_each_plan_the_problem_that_is_built_for_it_alone() -> N
     def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
         prepared = prepare(joint, num_fwd_outputs=num_fwd_outputs)
 
-        def workspace(node: fx.Node) -> int:
+        def workspace(node: fx.Node, rules: RulesOf) -> int:
             asked.append(node.name)
             return len(node.name)
 
