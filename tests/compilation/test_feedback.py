@@ -115,8 +115,8 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
 
     def inflated(forward: Emitted, backward: Emitted) -> RegionRun:
         run = run_region(forward, backward)
-        seen.append(int(run.peak_bytes * factor))
-        return replace(run, peak_bytes=seen[-1])
+        seen.append(int(run.live_bytes * factor))
+        return replace(run, live_bytes=seen[-1])
 
     monkeypatch.setattr(feedback, "run_region", inflated)
     return seen
