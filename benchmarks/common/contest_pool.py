@@ -23,6 +23,8 @@ from benchmarks.common import harness
 from benchmarks.common.contest import Task, differences, tasks, with_times
 from benchmarks.common.frontier import Point, cells
 
+COMMAND = (sys.executable, "-m", "benchmarks.common.contest_process")
+
 ROUNDS = 2
 """Times that all points are timed, one after the other, so that a slow spell of the device does not meet one of them alone."""
 
@@ -127,7 +129,7 @@ class Pool:
         fields = {"name": model, "task": asdict(task), "gradients": str(gradients), **self.fields}
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "2", **os.environ}
         process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.common.contest_process", json.dumps(fields)],
+            [*COMMAND, json.dumps(fields)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,0 +1,80 @@
+"""Points that are compiled at once and timed alone: with processes that compile nothing and answer by a list."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.common import contest, contest_pool
+from benchmarks.common.contest_pool import ROUNDS, Pool
+from benchmarks.common.frontier import Point
+
+MIB = 1 << 20
+
+PROCESS = """\
+import json, shutil, sys, time
+
+fields = json.loads(sys.argv[1])
+task = fields["task"]
+if task["kind"] == "eager":
+    sys.exit(3)
+if (task["kind"], task["setting"]) == ("remat", "min"):
+    time.sleep(fields["sleep_s"])
+peak = {"plain": 100, "checkpoint": 40, "torch": 60}.get(task["kind"], 30) << 20
+shutil.copy(fields["folder"] + ("/twos.pt" if task["kind"] == "torch" else "/ones.pt"), fields["gradients"])
+budget = task["memory_budget"] if isinstance(task["memory_budget"], int) else None
+print("a line that is no answer")
+point = {"kind": task["kind"], "setting": task["setting"], "budget_bytes": budget, "peak_bytes": peak}
+print(json.dumps(point), flush=True)
+for line in sys.stdin:
+    with open(fields["folder"] + "/log", "a") as log:
+        log.write(task["kind"] + " " + task["setting"] + "\\n")
+    print(json.dumps([100, 200, 300]), flush=True)
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pool:
+    script = tmp_path / "process.py"
+    script.write_text(PROCESS)
+    monkeypatch.setattr(contest_pool, "COMMAND", (sys.executable, str(script)))
+    monkeypatch.setattr(contest, "TORCH_BUDGETS", (0.5,))
+    for name, value in (("ones", 1.0), ("twos", 2.0)):
+        torch.save([torch.full((4,), value)], tmp_path / f"{name}.pt")
+    kept: dict[str, Sequence[Point]] = {}
+    fields: dict[str, Any] = {"device": "cpu", "folder": str(tmp_path), "sleep_s": 0}
+    return Pool(["model"], fields, tmp_path, 4, kept.__setitem__, lambda model, kernels: None)
+
+
+def test_all_points_are_compiled_and_each_is_timed_in_every_round(pool: Pool) -> None:
+    assert pool.run(1.0) == f"timed in {ROUNDS} rounds, each point alone"
+    points = {point.name: point for point in pool.points("model")}
+    assert set(points) == {
+        "plain default", "remat 0.5", "remat 0.3", "checkpoint blocks", "eager -", "remat max", "torch 0.5",
+        "remat at checkpoint blocks", "remat at torch 0.5", "remat min",
+    }  # fmt: skip
+    assert points["remat 0.5"].budget_bytes == 50 * MIB  # of plain's peak, which was measured first
+    assert points["remat at torch 0.5"].budget_bytes == 60 * MIB
+    assert points["eager -"].failure == "ended with status 3" and points["eager -"].step_ns is None
+    timed = [point for point in points.values() if point.failure is None]
+    assert all((point.step_ns, point.steps) == (200, 3 * ROUNDS) for point in timed)
+    assert points["torch 0.5"].gradient_difference == 1.0 and points["remat min"].gradient_difference == 0.0
+    asked = (pool.folder / "log").read_text().split("\n")[:-1]
+    assert len(asked) == ROUNDS * len(timed) and asked[: len(timed)] == asked[len(timed) :]
+    assert all(member.process.poll() is not None for member in pool.members)
+
+
+def test_what_is_not_compiled_in_time_is_left_out(pool: Pool) -> None:
+    pool.fields = {**pool.fields, "sleep_s": 600}
+    start = time.monotonic()
+    told = pool.run(0.1)
+    assert time.monotonic() - start < 60
+    assert "not compiled in time: model remat min" in told
+    assert "remat min" not in {point.name for point in pool.points("model")}
+    assert torch.load(pool.folder / "model plain default.pt")[0].sum() == 4
