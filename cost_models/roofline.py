@@ -9,6 +9,9 @@ reach (`Device.efficiency`). Of products (matrix products, convolutions, attenti
 * where the device says how many tiles it works on at once (`Device.multiprocessors`), tiles count as whole ones, and so
   do the waves of them that run one after the other.
 
+A convolution with one channel a group is no matrix product: where the device says so (``depthwise``, ``depthwise_backward``), it
+runs at a part of the float32 rate, whatever its size.
+
 What a kernel reads of a result that is still in the cache (`cached_bytes`) passes at the cache's bandwidth.
 """
 
@@ -90,6 +93,9 @@ class Roofline:
 
     def _rate(self, op: Op) -> float:
         """Operations per second. Inductor computes pointwise and reduction operators in float32, whatever is stored."""
+        part = self._depthwise(op)
+        if part is not None:
+            return self.device.rate("float32") * part
         dtype = op.dtype if op.kind in HEAVY_KINDS or op.kind is OpKind.OTHER else "float32"
         if dtype == "float32" and op.kind in self.tf32_kinds:
             dtype = "tf32"
@@ -97,7 +103,7 @@ class Roofline:
 
     def _fraction(self, op: Op) -> float:
         """Part of the rate of large products that one of this size reaches, more where not all of it has to be done."""
-        if op.product is None or not self._half_sizes:
+        if op.product is None or not self._half_sizes or self._depthwise(op) is not None:
             return 1.0
         halves = _figure(self._half_sizes, op, (0.0, 0.0, 0.0))
         fraction = 1.0
@@ -106,6 +112,12 @@ class Roofline:
         if self.device.multiprocessors and op.kind is not OpKind.ATTENTION:
             fraction *= wave_fraction(op.product, self.device.multiprocessors)
         return fraction / op.visible
+
+    def _depthwise(self, op: Op) -> float | None:
+        """What the device says of convolutions with one channel a group; None for all else."""
+        if op.kind is not OpKind.CONV or op.product is None or op.product[0] == 1 or op.product[2] > 1:
+            return None
+        return self._efficiency.get("depthwise_backward" if "backward" in op.target else "depthwise")
 
     @cached_property
     def _efficiency(self) -> dict[str, float]:

@@ -51,7 +51,8 @@ class Device:
         bandwidth_bytes_per_s: of device memory, read and write together.
         flops_per_s: dense rate for each type of `DTYPES` that the device states, sorted by type.
         launch_ns: time of an empty kernel, in nanoseconds.
-        efficiency: fraction of the rate reached by each kind of operator or by one operator, and of the bandwidth;
+        efficiency: fraction of the rate reached by each kind of operator or by one operator, and of the bandwidth; that of
+            ``depthwise`` and ``depthwise_backward`` is of the float32 rate;
             sorted. Absent is 1. A calibrated file may say more than 1 of an operator that is cheaper than assumed.
         sources: the documents that the figures come from.
         host_bandwidth_bytes_per_s: of the link to the host, in one direction; None where there is none or it is not known.

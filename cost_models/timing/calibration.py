@@ -7,6 +7,7 @@ measured (memory, host link, caches of GPUs) stays as the device table has it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,7 @@ def fitted(start: Mapping[str, Any], cases: Sequence[TimedCase]) -> Calibration:
     _fit_launches(state)
     _fit_products(state)
     _fit_heavy(state)
+    _fit_depthwise(state)
     _fit_arithmetic(state)
     _fit_scatters(state)
     order = [timed.case.name for timed in cases]
@@ -131,10 +133,10 @@ class _State:
     cases: dict[str, list[TimedCase]]
     points: dict[str, Point]
 
-    def fit(self, paths: Sequence[Path], points: Iterable[Point]) -> None:
+    def fit(self, paths: Sequence[Path], points: Iterable[Point], most_efficiency: float = math.inf) -> None:
         found = list(points)
         self.points.update((point.name, point) for point in found)
-        self.content = fit(self.content, paths, found)
+        self.content = fit(self.content, paths, found, most_efficiency)
 
     def start(self, figure: str, key: str, value: Any) -> None:
         self.content.setdefault(figure, {}).setdefault(key, value)
@@ -206,12 +208,20 @@ def _fit_heavy(state: _State) -> None:
     for kind in ("attention", "conv"):
         state.start("efficiency", kind, 0.7)
         state.start("half_sizes", kind, list(_START_LENGTHS))
-        state.fit([("efficiency", kind), *[("half_sizes", kind, place) for place in _LENGTHS]], state.of(kind))
+        state.fit([("efficiency", kind), *[("half_sizes", kind, place) for place in _LENGTHS]], state.of(kind), 1.0)
         for operator in sorted({op.target.rpartition(".")[0] for op in _backwards(state, kind)}):
             state.start("efficiency", operator, state.content["efficiency"][kind])
             state.start("half_sizes", operator, list(state.content["half_sizes"][kind]))
             paths: list[Path] = [("efficiency", operator), ("half_sizes", operator, 1), ("half_sizes", operator, 2)]
-            state.fit(paths, state.of(f"{kind} backward"))
+            state.fit(paths, state.of(f"{kind} backward"), 1.0)
+
+
+def _fit_depthwise(state: _State) -> None:
+    """Convolutions with one channel a group: the part of the float32 rate, forward and backward."""
+    for group, figure in (("depthwise", "depthwise"), ("depthwise backward", "depthwise_backward")):
+        if group in state.cases:
+            state.start("efficiency", figure, 0.2)
+            state.fit([("efficiency", figure)], state.of(group), 1.0)
 
 
 def _backwards(state: _State, kind: str) -> list[Op]:

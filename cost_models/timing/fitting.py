@@ -64,11 +64,16 @@ def model_of(content: Mapping[str, Any]) -> Roofline:
     return Roofline(device_from_json("calibrated", content, "calibration"), tf32_kinds=())
 
 
-def fit(content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Point]) -> dict[str, Any]:
+def fit(
+    content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Point], most_efficiency: float = math.inf
+) -> dict[str, Any]:
     """The object with the figures at `paths` changed so that the prices of `points` come closest to what was measured.
 
     Figures start where they stand; where nothing stands, the object has to have been given a start. Nothing is changed
     where there are no points.
+
+    Args:
+        most_efficiency: Of every efficiency among the figures: no kernel is faster than the rate that large products reach.
     """
     if not points or not paths:
         return copy.deepcopy(dict(content))
@@ -84,7 +89,9 @@ def fit(content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Poin
         steps = np.eye(len(logarithms)) * _STEP
         return np.stack([(errors(logarithms + step) - here) / _STEP for step in steps], axis=1)
 
-    bounds = start - _REACH, start + _REACH
+    limit = math.log(most_efficiency)
+    limits = np.array([limit if path[0] == "efficiency" else math.inf for path in paths])
+    bounds = np.minimum(start, limits) - _REACH, np.minimum(start + _REACH, limits)
     fits = [
         scipy.optimize.least_squares(
             errors, np.clip(start + shift, *bounds), slopes, bounds, loss="soft_l1", f_scale=_SOFT

@@ -248,8 +248,9 @@ def _convolutions(make: _Maker) -> Iterator[Case]:
             images = _channels_last(images)
         forward = _convolution(stride, kernel // 2, groups)
         text = f"{b}x{cin}->{cout} {side}x{side} by {kernel}" + f", {groups} groups" * (groups > 1)
-        yield Case(f"conv {text}", "conv", forward, images, is_cold=True)
-        yield Case(f"conv {text} with backward", "conv backward", _and_back(forward), images, is_cold=True)
+        group = "conv" if groups == 1 else "depthwise"
+        yield Case(f"conv {text}", group, forward, images, is_cold=True)
+        yield Case(f"conv {text} with backward", f"{group} backward", _and_back(forward), images, is_cold=True)
 
 
 def _channels_last(draw: Callable[[], tuple[Tensor, ...]]) -> Callable[[], tuple[Tensor, ...]]:

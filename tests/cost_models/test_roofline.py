@@ -111,6 +111,19 @@ def test_an_operator_of_its_own_figures_does_not_take_those_of_its_kind() -> Non
     assert model.op_time_ns(an_op(OpKind.CONV)) == ROUND.launch_ns
 
 
+def test_a_convolution_of_one_channel_a_group_runs_at_a_part_of_the_float32_rate() -> None:
+    device = replace(load_device("h200"), efficiency=(("conv", 0.5), ("depthwise", 0.2), ("depthwise_backward", 0.1)))
+    model = Roofline(device)
+    op = product(1 << 14, 1, 49, batch=64, kind=OpKind.CONV, target="aten.convolution.default")
+    assert model.arithmetic_time_ns(op) == pytest.approx(op.flops / (0.2 * device.rate("float32")) * 1e9, abs=1)
+    back = replace(op, target="aten.convolution_backward.default")
+    assert model.arithmetic_time_ns(back) == pytest.approx(op.flops / (0.1 * device.rate("float32")) * 1e9, abs=1)
+    for other in (replace(op, product=(1, 1 << 14, 1, 49)), replace(op, product=(64, 1 << 14, 2, 49))):
+        assert model.arithmetic_time_ns(other) != model.arithmetic_time_ns(op)  # one group, or two channels: a product
+    silent = Roofline(replace(device, efficiency=(("conv", 0.5),)))
+    assert silent.arithmetic_time_ns(op) == silent.arithmetic_time_ns(back)
+
+
 @pytest.mark.parametrize("name", ["h100-sxm", "a100-80gb", "t4", "mi300x", "cpu"])
 def test_more_work_never_takes_less_time(name: str) -> None:
     """In each length alone, over the edges of tiles and waves; a hair of slack for the change to smaller tiles."""

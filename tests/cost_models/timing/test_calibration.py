@@ -95,6 +95,8 @@ def test_cases_are_made_on_the_device_that_is_asked_for() -> None:
     dtypes = {case.group: {x.dtype for x in case.arguments()} for case in found}
     for group in ("matmul", "attention", "conv", "conv backward"):
         assert dtypes[group] == {torch.bfloat16}
+    groups = {case.group for case in cases(torch.device("meta"), torch.bfloat16)}
+    assert {"depthwise", "depthwise backward"} <= groups
     assert dtypes["rate float32"] == dtypes["rate tf32"] == dtypes["pointwise"] == {torch.float32}
 
 

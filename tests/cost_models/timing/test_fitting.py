@@ -104,3 +104,27 @@ def test_nothing_measured_changes_nothing() -> None:
 def test_a_device_survives_being_written_and_read(name: str) -> None:
     device = load_device(name)
     assert device_from_json("another", device_to_json(device), "a test") == device
+
+
+def test_arithmetic_that_starts_behind_the_traffic_is_found() -> None:
+    """At the start the kernel waits for memory, whatever its arithmetic: there is no slope to follow (random numbers, an H200)."""
+    op = Op("rand", "aten.exp.default", OpKind.POINTWISE, "float32", 10**9, 4 * 10**6, 4 * 10**6, False, False)
+    content = PLANTED | {"efficiency": {"aten.exp": 0.01}}
+    measured = model_of(content).arithmetic_time_ns(op)
+    point = Point(
+        "rand", measured, lambda model: float(max(model.arithmetic_time_ns(op), model.traffic_time_ns(8 * 10**6)))
+    )
+    start = PLANTED | {"efficiency": {"aten.exp": 100.0}}
+    assert point.error(model_of(start)) < -0.9
+    found = fit(start, [("efficiency", "aten.exp")], [point])
+    assert found["efficiency"]["aten.exp"] == pytest.approx(0.01, rel=0.02)
+
+
+def test_an_efficiency_may_have_an_upper_limit() -> None:
+    op = replace(product(256, 256, 256), kind=OpKind.CONV, target="aten.convolution.default")
+    point = Point(
+        "conv", model_of(PLANTED | {"efficiency": {"conv": 3.0}}).op_time_ns(op), lambda model: model.op_time_ns(op)
+    )
+    start = PLANTED | {"efficiency": {"conv": 0.7}}
+    assert fit(start, [("efficiency", "conv")], [point])["efficiency"]["conv"] == pytest.approx(3.0, rel=0.02)
+    assert fit(start, [("efficiency", "conv")], [point], 1.0)["efficiency"]["conv"] == pytest.approx(1.0)
