@@ -4,16 +4,16 @@
     python -m benchmarks.gpu --workers 14 --minutes 7 --share 0.25 --torch 0.5 --torch 0.1 --out DIR
 
 One model a call, in bfloat16; without `--model` all, one after the other, each with its own minutes. Every point starts from a
-fresh state: nothing compiled, no memory held. The most telling points come first, and DIR/NAME.json is rewritten after each;
-a second call goes on where the first one stopped. No point is begun that would, by the time of those before it, end too late.
-With `--workers` the points of all models are compiled at once, in so many processes, and timed when all are compiled, each alone,
-in two rounds; `--minutes` is for all models then, and a second call starts anew. `--share` trains with a part of the batch, as
-these processes share the device.
-At the end DIR/NAME.png shows the frontiers (matplotlib is an extra). Times are by CUDA events, peaks by
-`max_memory_allocated` above the level before the step. `error` is of the prediction against the measured figure, `extra` the
-measured time beyond plain's, and beside it the predicted one and its proven lower bound, as parts of the step. `gradients` is
-the relative difference from plain's; eager mode draws other random numbers, so a model with dropout differs there. The exit
-status is 1 if a point failed or falls short. `--option compiler=eager` runs all graphs without compiling them.
+fresh state: nothing compiled, no memory held. The most telling points come first, and DIR/NAME.json is rewritten after each; a
+second call goes on where the first one stopped. No point is begun that would, by the time of those before it, end too late. With
+`--workers` the points of all models are compiled at once, in so many processes, and timed when all are compiled, each alone, in
+two rounds; DIR/NAME.kernels.json has the kernels of a step of each, where time is left. `--minutes` is for all models then, and a
+second call starts anew. `--share` trains with a part of the batch, as these processes share the device. At the end DIR/NAME.png
+shows the frontiers (matplotlib is an extra). Times are by CUDA events, peaks by `max_memory_allocated` above the level before the
+step. `error` is of the prediction against the measured figure, `extra` the measured time beyond plain's, and beside it the
+predicted one and its proven lower bound, as parts of the step. `gradients` is the relative difference from plain's; eager mode
+draws other random numbers, so a model with dropout differs there. The exit status is 1 if a point failed or falls short.
+`--option compiler=eager` runs all graphs without compiling them.
 """
 
 import argparse
