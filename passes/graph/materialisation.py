@@ -204,8 +204,8 @@ def _constant(node: fx.Node) -> object:
     value = node.meta.get("val")
     if node.target not in FILLS or not isinstance(value, torch.Tensor):
         return node.name
-    (number,) = numbers_of(node)
-    return _number(number, value.dtype)
+    numbers = list(numbers_of(node))
+    return _number(numbers[0], value.dtype) if len(numbers) == 1 else node.name  # none where it is a size or an item
 
 
 def _operands_of(draft: Draft) -> tuple[Draft, ...]:
