@@ -38,7 +38,8 @@ from torch import Tensor
 
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import without_graph_caches
-from benchmarks.common.contest import differences, fresh_state, samples
+from benchmarks.common.contest import differences, failure_of, fresh_state, samples
+from benchmarks.common.frontier import relative_error
 from benchmarks.common.harness import mib, percent
 from benchmarks.common.torch_budget import torch_activation_budget
 from benchmarks.models import codegen
@@ -96,19 +97,15 @@ class PeakRow:
     @property
     def error(self) -> float | None:
         """Of the prediction, as a part of the measured peak."""
-        return _error(self.predicted_peak_bytes, self.peak_bytes)
+        return relative_error(self.predicted_peak_bytes, self.peak_bytes)
 
     @property
     def dry_run_error(self) -> float | None:
-        return _error(self.scheduled_peak_bytes, self.peak_bytes)
+        return relative_error(self.scheduled_peak_bytes, self.peak_bytes)
 
     @property
     def is_over(self) -> bool:
         return None not in (self.budget_bytes, self.peak_bytes) and (self.peak_bytes or 0) > (self.budget_bytes or 0)
-
-
-def _error(figure: int | None, measured: int | None) -> float | None:
-    return None if figure is None or not measured else figure / measured - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -211,7 +208,7 @@ def rows_here(model: str, dtype: str, settings: Sequence[str], plain_bytes: int,
             try:
                 row, found = _measured(row, device)
             except Exception as error:  # one row must not lose the others
-                row, found = _failed(row, error), []
+                row, found = replace(row, **failure_of(error)), []
         if setting == PLAIN:
             plain_bytes, expected = row.peak_bytes or plain_bytes, found
         elif found and expected:
@@ -278,18 +275,6 @@ def _measured(row: PeakRow, device: str) -> tuple[PeakRow, list[Tensor]]:
             message=report.message,
         )
     return row, samples([parameter.grad for parameter in run.module.parameters()])
-
-
-def _failed(row: PeakRow, error: Exception) -> PeakRow:
-    from compile_remat.errors import BudgetError, find_error
-
-    refused = find_error(error, BudgetError)
-    if refused is not None:
-        return replace(row, floor_bytes=refused.floor_bytes)
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    return replace(row, failure=f"{type(inner).__name__}: {' '.join(str(inner).split())[:1000]}")
 
 
 # -- what they show ---------------------------------------------------------------------------------------------------

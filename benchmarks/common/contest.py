@@ -272,8 +272,13 @@ def _reported() -> dict[str, Any]:
 
 
 def failure_of(error: Exception) -> dict[str, Any]:
-    """A `BudgetError` is an answer, its floor; anything else is a failure, in its own words."""
-    floor_bytes = getattr(error, "floor_bytes", None)
-    if type(error).__name__ == "BudgetError" and floor_bytes is not None:
-        return {"floor_bytes": int(floor_bytes)}
-    return {"failure": f"{type(error).__name__}: {error}"[:2000]}
+    """A `BudgetError` is an answer, its floor; anything else is a failure, in the words of what Dynamo and Inductor wrapped."""
+    from compile_remat.errors import BudgetError, find_error
+
+    refused = find_error(error, BudgetError)
+    if refused is not None:
+        return {"floor_bytes": refused.floor_bytes}
+    inner: BaseException = error
+    while inner.__cause__ is not None:
+        inner = inner.__cause__
+    return {"failure": f"{type(inner).__name__}: {inner}"[:2000]}

@@ -85,11 +85,11 @@ class Point:
     @property
     def peak_error(self) -> float | None:
         """By which part of the measured peak the prediction is above it."""
-        return _error(self.predicted_peak_bytes, self.peak_bytes)
+        return relative_error(self.predicted_peak_bytes, self.peak_bytes)
 
     @property
     def time_error(self) -> float | None:
-        return _error(self.predicted_step_ns, self.step_ns)
+        return relative_error(self.predicted_step_ns, self.step_ns)
 
     @property
     def bound_share(self) -> float | None:
@@ -106,7 +106,7 @@ class Point:
         return time_ns / max(1, self.predicted_step_ns - self.extra_ns)
 
 
-def _error(predicted: int | None, measured: int | None) -> float | None:
+def relative_error(predicted: int | None, measured: int | None) -> float | None:
     return None if predicted is None or not measured else predicted / measured - 1
 
 
@@ -147,7 +147,7 @@ def find(points: Sequence[Point], kind: str, setting: str) -> Point | None:
 def measured_extra(point: Point, points: Sequence[Point]) -> float | None:
     """Time beyond plain torch.compile, as a part of plain's."""
     plain = find(points, "plain", "default")
-    return _error(point.step_ns, plain.step_ns) if plain is not None and point is not plain else None
+    return relative_error(point.step_ns, plain.step_ns) if plain is not None and point is not plain else None
 
 
 def rivals_beaten(points: Sequence[Point]) -> Iterator[tuple[Point, Point, float]]:

