@@ -31,12 +31,12 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
 
 from benchmarks.common import harness
+from benchmarks.common.code_only import peaks_of_rounds
 from benchmarks.common.compile_caches import without_graph_caches
 from benchmarks.common.contest import differences, failure_of, fresh_state, samples
 from benchmarks.common.frontier import relative_error
@@ -70,6 +70,7 @@ class PeakRow:
         scheduled_peak_bytes: Peak of the code that runs.
         predicted_reserved_bytes: The report's.
         rounds: How often it was planned and compiled.
+        first_step_peak_bytes: The most in use during the first step above what there was before, tuning and workspaces included.
         gradient_difference: Norm of the difference from plain's gradients over the norm of these, of evenly spaced samples.
         floor_bytes: Of the BudgetError that was raised.
     """
@@ -105,7 +106,7 @@ class PeakRow:
 
     @property
     def is_over(self) -> bool:
-        return None not in (self.budget_bytes, self.peak_bytes) and (self.peak_bytes or 0) > (self.budget_bytes or 0)
+        return self.budget_bytes is not None and (self.peak_bytes or 0) > self.budget_bytes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,25 +219,13 @@ def rows_here(model: str, dtype: str, settings: Sequence[str], plain_bytes: int,
 
 def _measured(row: PeakRow, device: str) -> tuple[PeakRow, list[Tensor]]:
     import compile_remat
-    from compile_remat.compilation import driver
 
     torch.manual_seed(0)
     with torch.device(device):
         case = codegen.build(row.model, getattr(torch, row.dtype))
     is_cuda = torch.device(device).type == "cuda"
-    rounds: list[tuple[int | None, int | None]] = []
-    see = driver.with_scheduled_peak
-
-    def seen(reports: Any, emissions: Any) -> Any:
-        found = see(reports, emissions)
-        rounds.extend((report.predicted_peak_bytes, report.scheduled_peak_bytes) for report in found)
-        return found
-
     ratio = float(row.setting.split()[1]) if row.setting in RIVALS else None
-    with (
-        mock.patch.object(driver, "with_scheduled_peak", seen),
-        nullcontext() if ratio is None else torch_activation_budget(ratio),
-    ):
+    with peaks_of_rounds() as rounds, nullcontext() if ratio is None else torch_activation_budget(ratio):
         run = harness.plain(case)
         if row.setting in BUDGETS:
             run = harness.remat(case, row.budget_bytes or row.setting)

@@ -127,8 +127,9 @@ class Report(Viewable):
 
     def _error_of(self, peak_bytes: int | None) -> float | None:
         measured_bytes = self.measured_peak_bytes
-        is_comparable = peak_bytes is not None and measured_bytes and not self.measured_in_first_call
-        return peak_bytes / measured_bytes - 1 if is_comparable and peak_bytes and measured_bytes else None
+        if peak_bytes is None or not measured_bytes or self.measured_in_first_call:
+            return None
+        return peak_bytes / measured_bytes - 1
 
     @property
     def step_time_ns(self) -> int | None:

@@ -40,6 +40,23 @@ def without_compiler() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def peaks_of_rounds() -> Iterator[list[tuple[int | None, int | None]]]:
+    """Collects, for each time that a graph is planned and compiled inside, its predicted peak and that of its code, in bytes."""
+    from compile_remat.compilation import driver
+
+    found: list[tuple[int | None, int | None]] = []
+    see = driver.with_scheduled_peak
+
+    def seen(reports: Any, emissions: Any) -> Any:
+        result = see(reports, emissions)
+        found.extend((report.predicted_peak_bytes, report.scheduled_peak_bytes) for report in result)
+        return result
+
+    with mock.patch.object(driver, "with_scheduled_peak", seen):
+        yield found
+
+
 def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budget: object) -> None:
     """Emit the code of a training step under our backend, which reports it; inside of `without_compiler`.
 

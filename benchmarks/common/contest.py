@@ -278,7 +278,4 @@ def failure_of(error: Exception) -> dict[str, Any]:
     refused = find_error(error, BudgetError)
     if refused is not None:
         return {"floor_bytes": refused.floor_bytes}
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    return {"failure": f"{type(inner).__name__}: {inner}"[:2000]}
+    return {"failure": harness.reason_of(error)}

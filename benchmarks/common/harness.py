@@ -193,6 +193,13 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def reason_of(error: BaseException) -> str:
+    """The innermost error of those that Dynamo and Inductor wrapped, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:2000]
+
+
 def mib(nbytes: int | None) -> str:
     return "-" if nbytes is None else f"{nbytes / MIB:.1f}"
 

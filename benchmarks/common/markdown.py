@@ -422,12 +422,12 @@ what was measured. "floor": the budget is below the lowest reachable peak. gpt, 
 once more at 0.8, 0.5 and `min`, after plans and dry runs had begun to count what the allocator leaves with a large buffer: of the
 four rows in the first run that were up to 0.6 % above their budget, the U-Net's stayed (0.2 %); the two of the ResNet in float32
 (0.1 %) are of the first run. Torch's own budgets give other gradients where a model has dropout (bert, vit): its recomputation
-draws other random numbers. ResNet's gradients at a random start magnify rounding: in float32 without TF32 all of them, plain's as
-ours, are 0.4 % from eager mode in float64, with TF32 14 %. Three predictions of the first run are far too low: the U-Net in
-float32 at `min` (14 %), ConvNeXt in float32 at `min` (8 %; at larger budgets the code was planned once more), the vision
-transformer in bfloat16 at `min` (3 %). The U-Net's rules are in the planner since, and its convolutions' workspaces are measured
-in the layout that the code has, which is what ConvNeXt's most likely lacked; neither was measured again. The vision transformer's
-is a mask that its backward draws again ([limits](memory-model.md#limits)).""",
+draws other random numbers. ResNet's gradients at a random start magnify rounding: eager mode's of ResNet-50 are as far from
+plain's [in the contest](#memory-against-time-on-a-gpu). Three predictions of the first run are far too low: the U-Net in float32
+at `min` (14 %), ConvNeXt in float32 at `min` (8 %; at larger budgets the code was planned once more), the vision transformer in
+bfloat16 at `min` (3 %). The U-Net's rules are in the planner since, and its convolutions' workspaces are measured in the layout
+that the code has, which is what ConvNeXt's most likely lacked; neither was measured again. The vision transformer's is a mask
+that its backward draws again ([limits](memory-model.md#limits)).""",
         _gpu_peaks,
         _gpu_peaks_summary,
     ),

@@ -77,7 +77,7 @@ def with_scheduled_peak(reports: Sequence[Report], emissions: Emissions) -> list
         return list(reports)
     report = replace(reports[0], scheduled_peak_bytes=run.peak_bytes)
     if emissions.is_for_cuda():
-        held = run.reservation()
+        held = run.reservation
         reserved_bytes, required_bytes = held.reserved_peak_bytes, held.required_peak_bytes
         report = replace(report, reserved_peak_bytes=reserved_bytes, required_peak_bytes=required_bytes)
     return [report]

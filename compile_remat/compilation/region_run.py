@@ -37,10 +37,11 @@ class RegionRun:
     @cached_property
     def peak_bytes(self) -> int:
         """The most bytes in use at once; on CUDA those of the allocator's blocks, some of which have more than was asked for."""
-        return max(self.live_bytes, self.reservation().allocated_peak_bytes) if self.is_cuda else self.live_bytes
+        return max(self.live_bytes, self.reservation.allocated_peak_bytes) if self.is_cuda else self.live_bytes
 
+    @cached_property
     def reservation(self) -> Reservation:
-        """What torch's CUDA allocator, under its present options, holds for such steps beside what goes into the forward."""
+        """What torch's CUDA allocator holds for such steps beside what goes into the forward, by its options when first asked."""
         expandable = free_memory.has_expandable_segments()
         return reservation_of(self.events, steps=STEPS, expandable=expandable, held=self.held)
 

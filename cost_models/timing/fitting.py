@@ -34,7 +34,8 @@ _REACH = math.log(1e4)
 """No figure is moved further from where it starts than by this factor."""
 
 _SHIFTS = tuple(math.log(factor) for factor in (1, 4, 1 / 4, 16, 1 / 16, 64, 1 / 64))
-"""Searches start at so many times the figures, too: where a kernel waits for memory its arithmetic has no slope to follow."""
+"""A fit is searched from the given figures and from these multiples of them (as logarithms), and the best result is kept: where a
+kernel's price is its memory traffic, it does not change with the rate of its arithmetic, and a search from there ends at once."""
 
 _STEP = 0.01
 

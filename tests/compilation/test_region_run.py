@@ -75,12 +75,12 @@ def test_an_output_that_the_backward_reads_is_allocated_once_and_its_tangent_bes
 
 
 def test_the_allocators_options_decide_what_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = RegionRun(60 * MIB, (("a", 30 * MIB), ("b", 30 * MIB), ("a", 0), ("c", 31 * MIB)))
+    events = (("a", 30 * MIB), ("b", 30 * MIB), ("a", 0), ("c", 31 * MIB))
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(variable, raising=False)
-    assert run.reservation().reserved_peak_bytes == 92 * MIB
+    assert RegionRun(60 * MIB, events).reservation.reserved_peak_bytes == 92 * MIB
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native,expandable_segments:True")
-    assert run.reservation().reserved_peak_bytes == 100 * MIB
+    assert RegionRun(60 * MIB, events).reservation.reserved_peak_bytes == 100 * MIB
 
 
 def test_on_cuda_the_peak_is_of_blocks_which_may_have_more_than_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

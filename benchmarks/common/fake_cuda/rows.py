@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from benchmarks.common.fake_cuda import install
 
@@ -49,6 +48,7 @@ def rows(
     """A row for each setting, ours by `make`; what fails says why."""
     from dataclasses import replace
 
+    from benchmarks.common import harness
     from benchmarks.cuda_codegen import CodegenRow
 
     known: dict[Any, CodegenRow] = {}
@@ -61,17 +61,10 @@ def rows(
                 budget = setting if setting == "min" else int(float(setting) * plain_bytes)
                 row = make(base, budget)
         except Exception as error:  # one broken row must not lose the others
-            row = replace(base, failure=_text(error))
+            row = replace(base, failure=harness.reason_of(error))
         if setting == PLAIN and row.first_peak_bytes is not None:
             plain_bytes = row.first_peak_bytes
         yield row
-
-
-def _text(error: BaseException) -> str:
-    """The innermost reason: Dynamo and Inductor wrap what was raised."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _torchs_row(base: CodegenRow, ratio: float, known: dict[Any, CodegenRow]) -> CodegenRow:
@@ -100,22 +93,14 @@ def _our_row(base: CodegenRow, budget: int | str) -> CodegenRow:
     from dataclasses import replace
 
     import compile_remat
+    from benchmarks.common.code_only import peaks_of_rounds
     from benchmarks.common.fake_cuda import step
-    from compile_remat.compilation import driver
     from compile_remat.compilation.region_run import run_region
     from compile_remat.errors import BudgetError, find_error
 
     row = replace(base, budget_bytes=budget if isinstance(budget, int) else None)
-    rounds: list[tuple[int | None, int | None]] = []
-    see = driver.with_scheduled_peak
-
-    def seen(reports: Any, emissions: Any) -> Any:
-        found = see(reports, emissions)
-        rounds.extend((report.predicted_peak_bytes, report.scheduled_peak_bytes) for report in found)
-        return found
-
     compile_remat.reset_reports()
-    with mock.patch.object(driver, "with_scheduled_peak", seen):
+    with peaks_of_rounds() as rounds:
         try:
             emitted = step.compile_step(_build(base), step.ours(budget))
         except Exception as error:
