@@ -102,7 +102,7 @@ def at_the_begin(simulator: Simulator) -> BudgetPoint:
 
     A first step that reads no value is that kernel in every plan, and what it writes is alive too.
     """
-    fixed = simulator.output_bytes
+    fixed = simulator.output_bytes + int(simulator.step_held.sum())
     if not simulator.problem.steps[0].reads:
         fixed += int(simulator.lifetimes.step_bytes[0])
     return BudgetPoint(fixed, np.ones(simulator.num_values, dtype=bool))
@@ -181,9 +181,11 @@ def surely_buffers(simulator: Simulator) -> Bools:
 
 
 def gradient_bytes(simulator: Simulator) -> Ints:
-    """Bytes of outputs, gradients and temporaries while each step runs, [steps]."""
+    """Bytes of outputs, gradients, copies of inputs and temporaries while each step runs, [steps]."""
     m = simulator.num_steps
     delta = np.zeros(m + 2, dtype=np.int64)
+    delta[0] = simulator.step_held.sum()
+    np.subtract.at(delta, np.array(simulator.lifetimes.step_end, dtype=np.int64) + 1, simulator.step_held)
     np.add.at(delta, simulator.step_item_of, simulator.lifetimes.step_bytes)
     ends = np.minimum(simulator.lifetimes.step_last + 1 - simulator.lifetimes.step_in_place, m + 1)
     np.add.at(delta, ends, -simulator.lifetimes.step_bytes)

@@ -2,7 +2,8 @@
 
 A point of `lp_bound` counts what is saved.  A moment counts what is recomputed as well.  In the backward that is what a burst of
 recomputations leaves behind for later steps: there, for each value, a variable says whether it is recomputed *later* than the
-moment.  In the forward it is what a saved value would have freed: buffers that later kernels read through values in registers.
+moment.  What is recomputed before it and stays in registers is computed in its readers' kernels: what it reads lives until these
+run.  In the forward a moment counts what a saved value would have freed: buffers that later kernels read through values in registers.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ class Moments:
         self.earliest, self.last = schedules.earliest, last_steps(simulator)
         self.gradients = gradient_bytes(simulator)
         self.is_always_saved = [v.pin == SAVE and v.is_saveable for v in problem.values]
+        self._written_over = dict(model.step_in_place_sources)
+        self.is_in_registers = ~(model.runs_once | model.may_stay_inside | model.is_sometimes_stored)
+        self.is_in_registers[list(model.whole_of)] = False  # a concatenation may store it
 
     # -- in the backward ----------------------------------------------------------------------------------------------
 
@@ -38,6 +42,7 @@ class Moments:
         """The rows of the moment at which step `b` runs."""
         later = self._later(programme, int(self.simulator.schedules.step_anchor[b]))
         self._runs_with_its_readers(programme, later)
+        through = self._through_registers(programme, later, b)
         fixed, entries = int(self.gradients[b]), list[Entry]()
         for v in np.flatnonzero(self.simulator.saved_nbytes > 0).tolist():
             nbytes = int(self.simulator.saved_nbytes[v])
@@ -46,7 +51,9 @@ class Moments:
                 fixed += nbytes
                 entries += [] if absent is None else [(absent, -nbytes)]
             else:
-                awaited = [later[w] for w in self.simulator.readers[v]]
+                readers = self.simulator.readers[v]
+                awaited = [later[w] for w in readers]
+                awaited += [] if v in self._written_over.get(b, ()) else [through.get(w) for w in readers]
                 entries += self._awaited(programme, awaited, absent, nbytes)
         entries += self._concatenations(programme, later)
         programme.point(entries, fixed)
@@ -78,6 +85,23 @@ class Moments:
                 only += [(n + w, -1), *is_later]
             programme.at_most(only)
 
+    def _through_registers(self, programme: Programme, later: Sequence[int | None], b: int) -> dict[int, int]:
+        """Values that stay in registers, with variables that say whether one is computed before the moment and read behind it."""
+        n, through = programme.num_values, dict[int, int]()
+        for w in reversed(np.flatnonzero(self.is_in_registers).tolist()):
+            if self.is_always_saved[w] or later[w] == n + w:
+                continue
+            if self.last[w] >= b:  # a step reads it
+                through[w] = n + w
+                continue
+            readers = self.simulator.readers[w]
+            behind = [x for r in readers for x in (later[r], through.get(r)) if x is not None]
+            if behind:
+                through[w] = programme.variables()
+                for x in dict.fromkeys(behind):
+                    programme.at_most([(n + w, 1), (x, 1), (through[w], -1)], 1.0)
+        return through
+
     def _absent(self, programme: Programme, later: Sequence[int | None], v: int) -> int | None:
         """The variable that says that an available value has no buffer at the moment; None where it has one in any case."""
         if self.is_always_saved[v]:
@@ -87,7 +111,7 @@ class Moments:
     def _awaited(
         self, programme: Programme, readers: Sequence[int | None], absent: int | None, nbytes: int
     ) -> list[Entry]:
-        """What is there and read by a recomputation to come lives on."""
+        """What is there and read by a recomputation to come, or through registers behind the moment, lives on."""
         waiting = [reader for reader in readers if reader is not None]
         if not waiting:
             return []

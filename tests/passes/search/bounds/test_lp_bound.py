@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -39,7 +41,7 @@ def test_no_plan_is_faster_than_the_bound(shape: Shape, request: pytest.FixtureR
 @pytest.mark.parametrize("seed", range(0, 60, 4))
 def test_what_is_fixed_is_alive_in_every_plan(seed: int) -> None:
     """Of every plan: fixed bytes and what is held or late, at each point, never more than its peak."""
-    problem = seeded_problem(seed, SHAPES[0])
+    problem = seeded_problem(seed, replace(SHAPES[0], with_memory_of_kernels=True))
     plans, simulator = all_plans(problem), Simulator(problem)
     batch = simulator.run(plans.masks)
     for point in LpBound(simulator).points:

@@ -18,6 +18,7 @@ SHAPES = (
     Shape(max_values=9, max_late=3, max_steps=9),
     Shape(max_values=7, max_late=0, max_steps=12, extern_only=True),
     Shape(max_values=10, max_late=0, max_steps=4),
+    Shape(max_values=9, max_late=2, max_steps=9, with_memory_of_kernels=True),
 )
 
 
@@ -26,7 +27,7 @@ def budgets(plans: AllPlans) -> range:
     return range(plans.lowest_peak, int(plans.peaks[plans.times == plans.times.min()].min()) + 1)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern", "forward"])
+@pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern", "forward", "kernels"])
 def test_no_plan_is_faster_than_the_bound_with_every_moment(shape: Shape, request: pytest.FixtureRequest) -> None:
     for seed in range(200 if request.config.getoption("--full") else 40):
         problem = seeded_problem(seed, shape)
