@@ -3,7 +3,8 @@
 A point of `lp_bound` counts what is saved.  A moment counts what is recomputed as well.  In the backward that is what a burst of
 recomputations leaves behind for later steps: there, for each value, a variable says whether it is recomputed *later* than the
 moment.  What is recomputed before it and stays in registers is computed in its readers' kernels: what it reads lives until these
-run.  In the forward a moment counts what a saved value would have freed: buffers that later kernels read through values in registers.
+run.  In the forward a moment counts what a saved value would have freed: buffers that later kernels read through values in
+registers.
 """
 
 from __future__ import annotations
