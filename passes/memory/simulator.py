@@ -223,6 +223,11 @@ class Simulator:
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed), self.num_steps + recomputed.sum(axis=0)
 
+    def copied_bytes(self, recomputed: Bools) -> Ints:
+        """Copies of inputs that the forward hands to the backward, [P]: what its steps read, or what is recomputed from."""
+        held = self.forward.held
+        return np.asarray(self.forward.held_nbytes @ recomputed[held] + self.step_held.sum(), dtype=np.int64)
+
     def _times_ns(self, used: Bools, recomputed: Bools) -> Ints:
         return np.asarray(_sums(self.time_ns, recomputed) + _sums(self.save_time_ns, used))
 
@@ -256,7 +261,7 @@ class Simulator:
             -copied[again],
         )
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
-        first = saved_bytes + coming.sum(axis=0) + copied.sum(axis=0) + (self.output_bytes + self.step_held.sum())
+        first = saved_bytes + coming.sum(axis=0) + self.copied_bytes(schedule.recomputed) + self.output_bytes
         delta[rows] += first
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
         self._add_transients(live, schedule)

@@ -25,7 +25,7 @@ class PlanOption:
 
     Attributes:
         saved: Names of the values that it saves.
-        held_bytes: What lies there between its forward and its backward: what is saved, and the outputs.
+        held_bytes: What lies there between its forward and its backward: what is saved, the outputs, and copies of inputs.
         forward_peak_bytes: The most bytes live at once in its forward.
         peak_bytes: The same of forward and backward.
         time_ns: Estimated time beyond the fastest plan.
@@ -98,12 +98,13 @@ def _sizes(option: PlanOption) -> tuple[int, int, int, int]:
 
 def _described(simulator: Simulator, masks: Bools, fastest_time_ns: int) -> list[PlanOption]:
     batch = simulator.run(masks)
+    copied_bytes = simulator.copied_bytes(batch.recomputed)
     names = [value.name for value in simulator.problem.values]
     output_nbytes = simulator.nbytes - simulator.saved_nbytes
     return [
         PlanOption(
             saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, p])),
-            held_bytes=int(batch.saved_bytes[p]) + simulator.output_bytes,
+            held_bytes=int(batch.saved_bytes[p] + copied_bytes[p]) + simulator.output_bytes,
             forward_peak_bytes=int(batch.forward_peak[p]),
             peak_bytes=int(batch.peak[p]),
             time_ns=int(batch.time_ns[p]) - fastest_time_ns,

@@ -216,6 +216,32 @@ def test_below_what_the_step_needs_is_an_error() -> None:
     assert caught.value.floor_bytes > caught.value.budget_bytes
 
 
+@pytest.mark.usefixtures("empty_kernels")
+def test_copies_of_weights_are_held_while_other_graphs_run() -> None:
+    """The forward of a convolution's graph makes them in the kernel's order and hands them to its backward: 9 MiB here."""
+    model = nn.Sequential(*[nn.Sequential(nn.Conv2d(256, 256, 3, padding=1), nn.ReLU()) for _ in range(8)])
+    x = torch.linspace(-1, 1, 4 * 256 * 64).reshape(4, 256, 8, 8)
+
+    def loss(x: Tensor) -> Tensor:
+        x = model[:4](x)
+        torch._dynamo.graph_break()
+        return mean_square(model[4:](x))
+
+    def peak(budget: object) -> int:
+        torch.compiler.reset()
+        call = torch.compile(loss, backend=remat, options={"memory_budget": budget})
+        found = 0
+        for _ in range(3):
+            model.zero_grad(set_to_none=True)
+            found = peak_bytes(lambda: call(x).backward(), "cpu").peak_bytes
+        return found
+
+    with pytest.raises(SharedBudgetError) as caught:
+        peak("20MiB")
+    budget_bytes = int(1.01 * caught.value.floor_bytes)
+    assert 0.95 * budget_bytes < peak(budget_bytes) <= budget_bytes + EAGER_BYTES
+
+
 def test_a_fraction_is_of_what_plain_takes_for_the_whole_step() -> None:
     steps = Steps("three graph breaks", 0.5, compiler="eager")
     for _ in range(2):

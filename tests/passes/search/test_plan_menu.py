@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compile_remat.passes import Planner, plan_options
+from compile_remat.passes import Planner, Problem, Step, Value, plan_options
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 from tests.oracles import Shape, seeded_problem
 
 
@@ -21,7 +22,7 @@ def test_no_offer_is_better_than_another_in_everything(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_figures_are_those_of_the_plan_that_the_names_make(seed: int) -> None:
-    problem = seeded_problem(seed, Shape(max_values=14, max_steps=9))
+    problem = seeded_problem(seed, Shape(max_values=14, max_steps=9, with_memory_of_kernels=True))
     planner = Planner(problem)
     for option in plan_options(planner):
         plan = planner.plan_of(planner.mask_of(option.saved), None)
@@ -37,3 +38,16 @@ def test_both_ends_are_there(seed: int) -> None:
     assert min(o.peak_bytes for o in found) <= planner.lowest().peak_bytes
     fewest = min(cut.saved_bytes for cut in planner.search.hull)
     assert min(o.held_bytes for o in found) <= fewest + planner.simulator.output_bytes
+
+
+def test_copies_of_inputs_lie_between_forward_and_backward() -> None:
+    """One that a step reads in every plan, and one that a value is computed from, where it is computed once more."""
+    values = (Value("a", 8, EXTERN, (), 9), Value("p", 4, POINTWISE, (0,), 1, position=1, held_bytes=32))
+    steps = (
+        Step("g0", 4, EXTERN, (1,), (), is_output=True, held_bytes=16),
+        Step("output", 0, CONSTANT, (), (0,)),
+    )
+    planner = Planner(Problem(values, steps, 20))
+    held = {names: planner.plan_of(planner.mask_of(names), None).held_bytes for names in [(), ("a",), ("p",)]}
+    assert held == {(): 32 + 16, ("a",): 8 + 32 + 16, ("p",): 4 + 16}
+    assert {option.saved: option.held_bytes for option in plan_options(planner)}.items() <= held.items()
