@@ -223,7 +223,7 @@ class Simulator:
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed), self.num_steps + recomputed.sum(axis=0)
 
-    def copied_bytes(self, recomputed: Bools) -> Ints:
+    def input_copy_bytes(self, recomputed: Bools) -> Ints:
         """Copies of inputs that the forward hands to the backward, [P]: what its steps read, or what is recomputed from."""
         held = self.forward.held
         return np.asarray(self.forward.held_nbytes @ recomputed[held] + self.step_held.sum(), dtype=np.int64)
@@ -261,7 +261,7 @@ class Simulator:
             -copied[again],
         )
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
-        first = saved_bytes + coming.sum(axis=0) + self.copied_bytes(schedule.recomputed) + self.output_bytes
+        first = saved_bytes + coming.sum(axis=0) + self.input_copy_bytes(schedule.recomputed) + self.output_bytes
         delta[rows] += first
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, :length]
         self._add_transients(live, schedule)

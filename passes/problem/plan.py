@@ -49,7 +49,7 @@ class Plan(Viewable):
         peak_bytes: Predicted region peak: the most bytes live at once in forward and backward.
         forward_peak_bytes: The same, of the forward alone.
         saved_bytes: Bytes of saved values that the forward hands to the backward, outputs not counted.
-        copied_bytes: Bytes of copies of inputs that it hands on with them: weights in the order of a convolution.
+        input_copy_bytes: Bytes of copies of inputs that it hands on with them: weights in the order of a convolution.
         output_bytes: Bytes of the outputs.
         step_time_ns: Estimated time of forward and backward with nothing recomputed.
         recompute_time_ns: Estimated time of the recomputed values.
@@ -77,7 +77,7 @@ class Plan(Viewable):
     bound_time_ns: int
     largest: tuple[LiveBuffer, ...] = ()
     output_bytes: int = 0
-    copied_bytes: int = 0
+    input_copy_bytes: int = 0
     simulations: int = 0
     again: tuple[str, ...] = ()
     least_peak_bytes: int = 0
@@ -88,7 +88,7 @@ class Plan(Viewable):
     @property
     def held_bytes(self) -> int:
         """What lies there from the end of the forward to the backward."""
-        return self.saved_bytes + self.copied_bytes + self.output_bytes
+        return self.saved_bytes + self.input_copy_bytes + self.output_bytes
 
     @property
     def gap(self) -> float:

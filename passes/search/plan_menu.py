@@ -98,13 +98,13 @@ def _sizes(option: PlanOption) -> tuple[int, int, int, int]:
 
 def _described(simulator: Simulator, masks: Bools, fastest_time_ns: int) -> list[PlanOption]:
     batch = simulator.run(masks)
-    copied_bytes = simulator.copied_bytes(batch.recomputed)
+    input_copy_bytes = simulator.input_copy_bytes(batch.recomputed)
     names = [value.name for value in simulator.problem.values]
     output_nbytes = simulator.nbytes - simulator.saved_nbytes
     return [
         PlanOption(
             saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, p])),
-            held_bytes=int(batch.saved_bytes[p] + copied_bytes[p]) + simulator.output_bytes,
+            held_bytes=int(batch.saved_bytes[p] + input_copy_bytes[p]) + simulator.output_bytes,
             forward_peak_bytes=int(batch.forward_peak[p]),
             peak_bytes=int(batch.peak[p]),
             time_ns=int(batch.time_ns[p]) - fastest_time_ns,

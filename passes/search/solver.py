@@ -193,7 +193,7 @@ class Planner:
             forward_peak_bytes=seen.forward_peak_bytes,
             saved_bytes=int(batch.saved_bytes[0]),
             output_bytes=simulator.output_bytes,
-            copied_bytes=int(simulator.copied_bytes(batch.recomputed)[0]),
+            input_copy_bytes=int(simulator.input_copy_bytes(batch.recomputed)[0]),
             step_time_ns=self.problem.step_time_ns,
             recompute_time_ns=int(simulator.time_ns @ batch.recomputed[:, 0]),
             extra_time_ns=extra,

@@ -71,9 +71,8 @@ def test_an_interrupt_while_it_starts_comes_later(monkeypatch: pytest.MonkeyPatc
         seen.append(process)
 
     monkeypatch.setattr(SpawnProcess, "start", start_interrupted)
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background jobs inherit that it is ignored
+    # A shell's background jobs inherit that it is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), started("wave"):
             seen.clear()  # not reached

@@ -70,11 +70,12 @@ def test_copies_of_inputs_are_alive_up_to_their_last_reader(b: int) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["kernels", "extern"])
-@pytest.mark.parametrize(
-    "seed", [*range(0, 60, 3), 94, 148]
-)  # in the last two a step writes over what it reads through registers
+@pytest.mark.parametrize("seed", [*range(0, 60, 3), 94, 148])
 def test_no_moment_counts_more_than_a_plan_has(seed: int, shape: Shape) -> None:
-    """And where every kernel has a buffer of its own, no less either."""
+    """And where every kernel has a buffer of its own, no less either.
+
+    In 94 and 148 a step writes over what it reads through registers.
+    """
     problem = seeded_problem(seed, shape)
     simulator, masks = Simulator(problem), all_plans(problem).masks
     for p in range(0, masks.shape[1], max(1, masks.shape[1] // 4)):
