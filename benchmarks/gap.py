@@ -48,10 +48,11 @@ OPTIMUM_LIMIT = 0.005
 FLOOR_LIMIT = 0.01
 """How far above the lowest peak of all plans the planner's may end."""
 
-PROOFS = (
-    (0.002, SearchOptions(moment_rounds=8, moments_a_round=3, moment_gain=0.0, branch_values=0)),
-    (GAP_LIMIT, SearchOptions(moment_rounds=3, moments_a_round=2, moment_gain=0.0, branch_values=100_000)),
+MORE_MOMENTS = SearchOptions(moment_rounds=8, moments_a_round=3, moment_gain=0.0, moment_excess=1.0, branch_values=0)
+BRANCHES = replace(
+    MORE_MOMENTS, moment_rounds=3, moments_a_round=2, branch_values=100_000, branch_rounds=4, branch_seconds=60.0
 )
+PROOFS = (0.002, MORE_MOMENTS), (GAP_LIMIT, BRANCHES)
 """Above each of these parts of the step a gap is proven smaller: with more moments, then with branches, which take longest."""
 
 POINTS = 8

@@ -71,6 +71,7 @@ class InductorRules:
             them (``Reduction.num_splits`` in ``ir.py``); 0 where none is.  A GPU that is not here is taken to have `PROCESSORS`.
         unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
             ``config.unroll_reductions_threshold``).
+        unrolls_to_one: Whether one with a single result is, too.
         extra_ops: Operations of an operator beyond one, its loads and its numbers, by name.
         heavy_ops: A value with several readers whose expression has one of these is materialised
             (``StorageBox.should_realize_on_reuse``), ascending.
@@ -98,6 +99,8 @@ class InductorRules:
         draws_by_kernel: Whether random numbers depend on the kernel that they are drawn in, not on their seed and place alone:
             then they cannot be drawn again (``TritonOverrides.rand`` in ``codegen/triton.py``: from 2.13 on, a pointwise kernel
             for CUDA draws four numbers at once, a reduction one).
+        reorders_loops: Whether a pointwise kernel takes the order of loops of a reduction that reads it
+            (``Scheduler.shared_data_after_reordering_loop``; ``config.loop_ordering_after_fusion``).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
         mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
@@ -121,10 +124,12 @@ class InductorRules:
     gradients_read_eager_strides: bool = False
     gives_others_loops: bool = True
     draws_by_kernel: bool = False
+    reorders_loops: bool = False
     max_pooling_window: int = 25
     scatters: tuple[str, ...] = ()
     unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
     unrolled_below: int = 8
+    unrolls_to_one: bool = True
     split_below: int = 0
 
 
@@ -154,11 +159,13 @@ def inductor_rules(device_type: str) -> InductorRules:
         padding_bytes=int(config.padding_alignment_bytes),
         gives_others_loops=not is_cpu or _aligns_loops(),
         gradients_read_eager_strides=_convolution_gradients_fall_back(),
+        reorders_loops=not is_cpu and bool(config.loop_ordering_after_fusion),
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
         scatters=() if torch.are_deterministic_algorithms_enabled() else _scatters(is_cpu),
         unrolled_below=int(config.unroll_reductions_threshold),
+        unrolls_to_one=not is_cpu,
         split_below=0 if is_cpu or not config.split_reductions else 64 * _num_processors(),
         unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )

@@ -14,7 +14,7 @@ node itself says and what stands in the second column, and writes what stands in
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
 | `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner, |
-| | is_written_again | is_materialised_again |
+| | is_written_again, is_drawn | is_materialised_again, is_drawn_apart |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
@@ -29,10 +29,10 @@ import torch
 from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph, sizes
-from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
+from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
-from compile_remat.cost_models import CostModel, OpKind, op_kind
+from compile_remat.cost_models import FUSED_KINDS, CostModel, OpKind, op_kind
 from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.kept_values import mark_kept_values
 from compile_remat.passes.graph.materialisation import (
@@ -42,6 +42,7 @@ from compile_remat.passes.graph.materialisation import (
     loaded_by,
     mark_parts,
     mark_written_constants,
+    num_unrolled,
     read_own,
     without_start,
 )
@@ -54,6 +55,7 @@ from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.rewrites.early_gradients import copied_bytes
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.slices.calls import is_sliced, slices_of
+from compile_remat.passes.graph.views import moved_operands
 from compile_remat.passes.memory.simulator import temporary_bytes
 from compile_remat.passes.problem.problem import (
     CONSTANT,
@@ -63,6 +65,7 @@ from compile_remat.passes.problem.problem import (
     REDUCTION,
     SAVE,
     SCATTER,
+    Kernel,
     Origin,
     Problem,
     Step,
@@ -240,9 +243,11 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
             draft = Draft(
                 node=node,
                 op=op,
-                kernel=SCATTER if is_fused_scatter(node, graph.rules_of(node)) else KERNELS[op.kind],
+                kernel=_kernel_of(node, op.kind, graph.rules_of(node)),
                 nbytes=0 if writes_into_input(node) else _nbytes(node),
                 sources=tuple(graph.drafts_of(*node.all_input_nodes)),
+                moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
+                num_unrolled=num_unrolled(node, graph.rules_of(node)) if op.kind is OpKind.REDUCTION else 0,
                 input_reads=tuple((r.name, _nbytes(r)) for r in roots if r not in graph.by_node),
                 in_forward=joint.info.is_required_fw(node),
                 in_backward=node in closure,
@@ -259,6 +264,13 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
             graph.add(draft)
     read_own(graph)
     return graph
+
+
+def _kernel_of(node: fx.Node, kind: OpKind, rules: InductorRules) -> Kernel:
+    if is_fused_scatter(node, rules):
+        return SCATTER
+    is_unrolled = kind is OpKind.REDUCTION and num_unrolled(node, rules) > 0
+    return POINTWISE if is_unrolled else KERNELS[kind]
 
 
 def _nbytes(node: fx.Node) -> int:
@@ -306,6 +318,8 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             realised_again=draft.is_materialised_again,
             is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
+            is_drawn_apart=draft.is_drawn_apart,
+            moved=_values_among(draft.moved),
             may_differ=draft.may_differ,
             position=position,
             late_step=draft.epilogue_step,
@@ -335,6 +349,8 @@ def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step
             is_output=draft.is_output,
             realised=draft.is_materialised,
             is_inner=draft.is_inner,
+            moved=_values_among(draft.moved),
+            moved_gradients=indices_of(d for d in draft.moved if d.in_backward),
             excess_ops=draft.excess_ops,
             sparing=tuple(value.index for value in draft.spared_ops),
             spared_ops=tuple(draft.spared_ops.values()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,31 @@ SPLIT_ROW, SPLIT_COLUMN = 8192, 128
 
 COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
 """Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
+
+
+UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
+"""Reductions with one result, by name."""
+
+
+class _Number(NamedTuple):
+    """A number as an operation."""
+
+    text: str
+    dtype: torch.dtype | None
+
+
+def num_unrolled(node: fx.Node, rules: InductorRules) -> int:
+    """Of how many elements each element is reduced inside of a fused expression; 0 where Inductor makes a reduction of it."""
+    if _operator_name(node) not in UNROLLED:
+        return 0
+    value, dims = node.all_input_nodes[0].meta["val"], reduced_dims(node)
+    sizes = [size for d, size in enumerate(value.shape) if not dims or d in dims]
+    if not all(isinstance(size, int) for size in sizes):
+        return 0
+    num_reduced, num_results = math.prod(sizes), math.prod(shape(node))
+    if num_reduced == 1:
+        return 1
+    return num_reduced if num_reduced < rules.unrolled_below and (num_results > 1 or rules.unrolls_to_one) else 0
 
 
 def read_own(graph: DraftGraph) -> None:
@@ -163,12 +189,12 @@ def _scaled(draft: Draft) -> Expression:
 
 def joined(draft: Draft, parts: Sequence[Expression]) -> Expression:
     """A draft's expression, made of its own operations and of the expressions of what it reads."""
-    own = draft.own_expression
-    return Expression(
-        own.reads.union(*(p.reads for p in parts)),
-        own.ops.union(*(p.ops for p in parts)),
-        own.has_heavy or any(p.has_heavy for p in parts),
-    )
+    own, inner_ops = draft.own_expression, frozenset[object]().union(*(p.ops for p in parts))
+    reads = own.reads.union(*(p.reads for p in parts))
+    more = range(1, draft.num_unrolled)  # of what each other element is computed
+    repeated = {(op, k) for op in (*inner_ops, *reads) if not isinstance(op, _Number) for k in more}
+    has_heavy = own.has_heavy or any(p.has_heavy for p in parts)
+    return Expression(reads, own.ops.union(inner_ops, repeated), has_heavy)
 
 
 def _own_expression(draft: Draft, rules: InductorRules) -> Expression:
@@ -181,11 +207,16 @@ def _name(draft: Draft) -> str:
     return target.split(".")[1] if "." in target else target
 
 
+def _operator_name(node: fx.Node) -> str:
+    return str(node.target).split(".")[-2 if str(node.target).count(".") > 1 else 0]
+
+
 def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
     """One for each operation beside the loads; equal numbers of one type are one, whoever computes with them, and so are casts."""
     own_numbers = OWN_NUMBERS.get(_name(draft), ())
     yield from (_number(*own) for own in own_numbers)
-    for k in range(1 + dict(rules.extra_ops).get(_name(draft), 0) - len(own_numbers)):
+    num_ops = draft.num_unrolled - 1 + (_name(draft) == "mean") if draft.num_unrolled else 1
+    for k in range(num_ops + dict(rules.extra_ops).get(_name(draft), 0) - len(own_numbers)):
         yield draft.node.name, k
     dtype = computed_dtype(draft.node)
     for number in numbers_of(draft.node):
@@ -194,9 +225,9 @@ def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
         yield source.name, dtype
 
 
-def _number(number: object, dtype: torch.dtype | None) -> tuple[str, torch.dtype | None]:
+def _number(number: object, dtype: torch.dtype | None) -> _Number:
     """A number as an operation: Inductor compares constants by their text, so 0 and 0.0 are two."""
-    return str(number), dtype
+    return _Number(str(number), dtype)
 
 
 def _constant(node: fx.Node) -> object:
@@ -318,6 +349,8 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
     """
     depths = _depths(graph)
     reading = _reading_kernels(depths, graph)
+    for draft, kernels in reading.items():
+        draft.is_drawn_apart = draft.is_drawn and _is_drawn_apart(draft, kernels, graph)
     if graph.saved is not None:
         _mark_otherwise_again(graph, reading)
     for draft, depth in depths.items():
@@ -325,9 +358,9 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             draft.is_materialised = True
         elif draft.is_materialised:
             kernels = reading[draft]
-            is_for_one = _are_one(kernels) and all(k.in_backward for k in kernels)
+            is_for_one = _are_one(draft, kernels) and all(k.in_backward for k in kernels)
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
-            is_own = is_own and not any(k.is_split for k in kernels)
+            is_own = is_own and not any(k.is_split or _takes_part(k, draft) for k in kernels)
             if (
                 is_own
                 and draft.in_backward
@@ -352,13 +385,19 @@ def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[
         if draft.is_materialised == draft.is_written_again or draft.node not in graph.run_again:
             continue
         kernels = reading[draft]
-        draft.is_materialised_again = draft.is_written_again and not _are_one(kernels)
-        draft.is_inner = draft.is_written_again and (_are_one(kernels) or _are_alike(draft, kernels))
+        draft.is_materialised_again = draft.is_written_again and not _are_one(draft, kernels)
+        draft.is_inner = draft.is_written_again and (_are_one(draft, kernels) or _are_alike(draft, kernels))
 
 
-def _are_one(kernels: Collection[_Kernel]) -> bool:
-    """Whether readers may be one fused kernel, with what they read."""
-    return len({k.depth for k in kernels}) == 1 and all(k.depth != NEVER_FUSED and not k.is_split for k in kernels)
+def _are_one(draft: Draft, kernels: Collection[_Kernel]) -> bool:
+    """Whether a value's readers may be one fused kernel, with what they read."""
+    is_apart = any(k.depth == NEVER_FUSED or k.is_split or _takes_part(k, draft) for k in kernels)
+    return len({k.depth for k in kernels}) == 1 and not is_apart
+
+
+def _takes_part(kernel: _Kernel, draft: Draft) -> bool:
+    """Whether a pointwise kernel reads some of a value's elements, as of a slice: its loops are not those that compute them all."""
+    return 0 < kernel.num_elements < _num_elements(draft)
 
 
 def _are_alike(draft: Draft, kernels: Collection[_Kernel]) -> bool:
@@ -421,13 +460,45 @@ def _is_over_others(node: fx.Node, rules: InductorRules) -> bool:
     return bool(dims) and not is_unrolled and kept != large[: len(kept)]
 
 
+def _is_drawn_apart(draft: Draft, kernels: Collection[_Kernel], graph: DraftGraph) -> bool:
+    """Whether random numbers that the backward draws again are drawn by a kernel of their own.
+
+    Inductor draws them in one loop over all elements.  A pointwise kernel that reads them has it, or gets it; a reduction that is
+    not read with such a kernel has it only where it goes over all elements at once.
+    """
+    again = [k for k in kernels if k.runs_again and k.depth != NEVER_FUSED]
+    if graph.rules_of(draft.node).reorders_loops or not again:
+        return False
+    if any(k.loops is _Loops.OTHERS for k in again):
+        return True
+    is_read_alike = any(k.num_elements == _num_elements(draft) for k in again)
+    return not (is_read_alike or all(k.loops is _Loops.ALL for k in again))
+
+
+class _Loops(Enum):
+    """What a reduction goes over."""
+
+    ALL = "all elements, in one loop"
+    LAST = "the last dimensions"
+    OTHERS = "other dimensions than the last ones"
+
+
 class _Kernel(NamedTuple):
-    """A kernel that reads a node; `num_elements` is 0 where it is not pointwise, `is_split` as `_is_split` says."""
+    """A kernel that reads a node.
+
+    Attributes:
+        num_elements: 0 where it is not pointwise.
+        is_split: As `_is_split` says.
+        runs_again: Whether the backward may run it.
+        loops: Of a reduction.
+    """
 
     depth: int
     in_backward: bool
     num_elements: int
     is_split: bool = False
+    runs_again: bool = False
+    loops: _Loops | None = None
 
 
 def _reading_kernels(of: Mapping[Draft, int], graph: DraftGraph) -> dict[Draft, set[_Kernel]]:
@@ -445,10 +516,30 @@ def _reading_kernels(of: Mapping[Draft, int], graph: DraftGraph) -> dict[Draft, 
         elif is_in_registers and found and all(kernel.depth != NEVER_FUSED for kernel in found):
             here = found
         else:
-            here = {_Kernel(of[draft], draft.in_backward, _num_elements(draft), _is_split(draft, graph))}
+            runs_again = (not draft.is_output and draft.node in graph.run_again) or draft.in_backward
+            loops = _loops(draft, graph)
+            is_split = _is_split(draft, graph)
+            here = {_Kernel(of[draft], draft.in_backward, _num_elements(draft), is_split, runs_again, loops)}
         for source in draft.sources:
             kernels[source] |= here
     return kernels
+
+
+def _loops(draft: Draft, graph: DraftGraph) -> _Loops | None:
+    """What a reduction goes over; None for another kernel.  What it reads with fewer elements gives it several loops."""
+    if draft.kernel != REDUCTION:
+        return None
+    if _is_over_others(draft.node, graph.rules_of(draft.node)):
+        return _Loops.OTHERS
+    sizes, stack, seen = {1, _elements_reduced(draft)}, [draft], {draft}
+    while stack and math.prod(shape(draft.node)) == 1:
+        node = stack.pop()
+        if any(math.prod(shape(operand)) not in sizes for operand in node.node.all_input_nodes):
+            return _Loops.LAST
+        inlined = [source for source in node.sources if source not in seen and _is_inlined(source)]
+        seen.update(inlined)
+        stack += inlined
+    return _Loops.LAST if math.prod(shape(draft.node)) > 1 else _Loops.ALL
 
 
 def _is_split(draft: Draft, graph: DraftGraph) -> bool:

@@ -38,6 +38,8 @@ class Draft:
     Attributes:
         sources: The drafts that it reads, views seen through.
         input_reads: Names and bytes of the graph inputs that it reads.
+        moved: Those of the sources of which it reads other elements than the one it computes.
+        num_unrolled: How many elements each element of it is reduced from in a fused expression; 0 where it is no such reduction.
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
@@ -48,6 +50,7 @@ class Draft:
         own_expression: Of a fused node, its own operations and the graph inputs that it reads.
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
+        is_drawn_apart: Whether no kernel of the backward that reads these random numbers has their loops.
         concatenates: Whether it is a buffer that its parts are written into.
         becomes_addmm: Whether it is an addition that Inductor makes an unfused kernel of, with the product that it reads.
         is_always_written: Whether what it becomes or is read by makes it a buffer, whatever its expression.
@@ -73,6 +76,8 @@ class Draft:
     nbytes: int
     sources: tuple[Draft, ...] = ()
     input_reads: tuple[tuple[str, int], ...] = ()
+    moved: tuple[Draft, ...] = ()
+    num_unrolled: int = 0
     in_forward: bool = True
     in_backward: bool = False
     depth: int = 0
@@ -89,6 +94,7 @@ class Draft:
     expression: Expression = Expression()
     backward_expression: Expression = Expression()
     is_drawn: bool = False
+    is_drawn_apart: bool = False
     concatenates: bool = False
     becomes_addmm: bool = False
     is_always_written: bool = False
@@ -182,6 +188,7 @@ def copied(graph: DraftGraph, saved: frozenset[str] | None) -> DraftGraph:
     for node, read in graph.by_node.items():
         draft = made.by_node[node] = copy.copy(read)
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)
+        draft.moved = tuple(made.by_node[source.node] for source in read.moved)
         draft.spared_ops, draft.copies, draft.ordered_by, draft.parts = {}, [], [], []
         (made.steps if draft.in_backward else made.values).append(draft)
     return made

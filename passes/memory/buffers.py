@@ -69,23 +69,23 @@ BARRED = -2
 
 def own_reads(value: Value) -> list[tuple[int, int]]:
     """What the value reads, each with the node that reads it."""
-    return [(v, OWN) for v in value.reads]
+    return [(v, BARRED if v in value.moved else OWN) for v in value.reads]
 
 
 def own_path(value: Value, values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
     """`register_path` of what the value itself reads."""
-    found = _path_of_one_node(value.reads, values, stored)
+    found = None if value.moved else _path_of_one_node(value.reads, values, stored)
     return register_path(own_reads(value), values, stored, value) if found is None else found
 
 
 def _path_of_one_node(reads: Iterable[int], values: Sequence[Value], stored: Sequence[bool]) -> list[int] | None:
-    """`register_path` where the kernel is one node; None where an inner value on the way is another."""
+    """`register_path` where the kernel is one node that reads nothing `moved`; None where something on the way does not."""
     stack = list(reads)
     seen = set(stack)
     while stack:
         v = stack.pop()
         if not stored[v] and values[v].kernel == POINTWISE:
-            if values[v].is_inner:
+            if values[v].is_inner or values[v].moved:
                 return None
             for r in values[v].reads:
                 if r not in seen:
@@ -125,7 +125,7 @@ def register_path(
         value = values[v]
         if value.kernel == POINTWISE and not stored[v]:
             inside = BARRED if barred[node] else v if value.is_inner else node
-            stack += [(r, inside) for r in value.reads]
+            stack += [(r, BARRED if r in value.moved else inside) for r in value.reads]
     several = {v for v, _ in others}
     return sorted(v for v, node in first.items() if not barred[node] and v not in several)
 
@@ -171,10 +171,12 @@ def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tup
                 found.extend((v, BARRED) for v in steps[g].reads)
                 continue
             large.append(g)
-        if g != b and steps[g].is_inner and not steps[g].excess_ops:
+        step = steps[g]
+        if g != b and step.is_inner and not step.excess_ops and node != BARRED:
             node = _node_of_step(g)
-        found.extend((v, node) for v in steps[g].reads)
-        stack.extend((x, node) for x in steps[g].gradients if not stored[x] and steps[x].kernel == POINTWISE)
+        found.extend((v, BARRED if v in step.moved else node) for v in step.reads)
+        inside = [x for x in step.gradients if not stored[x] and steps[x].kernel == POINTWISE]
+        stack.extend((x, BARRED if x in step.moved_gradients else node) for x in inside)
     return found, sorted(set(large))
 
 
@@ -203,15 +205,17 @@ def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[i
 
 
 def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
+    """The buffers that the kernel of step `b` reads through steps that stay in registers, without those that it reads `moved`."""
     found: list[int] = []
-    stack, seen = list(reversed(steps[b].gradients)), set()
+    moved, seen = set[int](), set[tuple[int, bool]]()
+    stack = [(g, g in steps[b].moved_gradients) for g in reversed(steps[b].gradients)]
     while stack:
-        g = stack.pop()
-        if g in seen:
+        g, is_moved = stack.pop()
+        if (g, is_moved) in seen:
             continue
-        seen.add(g)
+        seen.add((g, is_moved))
         if stored[g] or steps[g].kernel != POINTWISE:
-            found.append(g)
+            moved.add(g) if is_moved else found.append(g)
         elif not parts_from(steps[g], steps[b]):
-            stack.extend(reversed(steps[g].gradients))
-    return found
+            stack.extend((x, is_moved or x in steps[g].moved_gradients) for x in reversed(steps[g].gradients))
+    return [g for g in found if g not in moved]

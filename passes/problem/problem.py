@@ -66,6 +66,9 @@ KERNELS_OWN = frozenset(
         "workspace_bytes",
         "held_bytes",
         "is_drawn",
+        "is_drawn_apart",
+        "moved",
+        "moved_gradients",
         "is_channels_last",
         "copies",
         "ordered_by",
@@ -127,6 +130,9 @@ class Value:
             that is `realised`, too, has a buffer in the forward; computed again, if an unfused kernel runs before its last reader.
         is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
             same fused kernel, with no unfused kernel between.
+        is_drawn_apart: Whether what the backward reads it with goes over other loops: computed again, it has a buffer in any case.
+        moved: Indices of values of which it reads other elements than the one it computes, as of a slice or a flipped tensor: they
+            cannot be written over while it runs.
         position: Place in the forward order in which a node stands right behind what it reads.
         late_step: For a node that stands among the backward steps in the joint graph: the step before which it
             stands, at which the partition computes it at the latest; -1 where there is none.
@@ -161,6 +167,8 @@ class Value:
     realised_again: bool | None = None
     is_inner: bool = False
     is_drawn: bool = False
+    is_drawn_apart: bool = False
+    moved: tuple[int, ...] = ()
     position: int = 0
     late_step: int = -1
     transient_bytes: int = 0
@@ -194,6 +202,7 @@ class Step:
         gradients: Indices of the steps that it reads, each below its own.
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
         is_inner: As for a `Value`.
+        moved, moved_gradients: As `moved` of a `Value`: among the values and among the steps that it reads.
         excess_ops: Of a step that is inner for the number of its operations alone: how many of them are too many, in a plan
             that saves no part of its expression.
         sparing: Parts of its expression, as indices of values: one that is saved is loaded, and not computed.
@@ -212,6 +221,8 @@ class Step:
     is_output: bool = False
     realised: bool = False
     is_inner: bool = False
+    moved: tuple[int, ...] = ()
+    moved_gradients: tuple[int, ...] = ()
     excess_ops: int = 0
     sparing: tuple[int, ...] = ()
     spared_ops: tuple[int, ...] = ()

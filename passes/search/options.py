@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -30,6 +31,7 @@ class SearchOptions:
         branch_values: Problems in which at most so many values may be saved or not are planned by a branch and bound over the
             programme with these moments, nearly always to their optimum.  In larger ones it takes minutes.
         branch_nodes: Most nodes of that branch and bound.
+        branch_seconds: Most seconds of each.  No limit by default: a plan does not depend on how fast a machine is.
         branch_rounds: How often moments are added to its answer, and it is solved again.
         moment_nodes: Larger problems, in values and steps, go without.
         rounding_starts: Starts that the local search improves, of what the programme's answers suggest.
@@ -115,6 +117,7 @@ class SearchOptions:
     moment_distance: int = 4
     branch_values: int = 24
     branch_nodes: int = 400
+    branch_seconds: float = math.inf
     branch_rounds: int = 8
     moment_nodes: int = 4000
     rounding_starts: int = 3

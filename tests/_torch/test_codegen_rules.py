@@ -6,6 +6,7 @@ torch until `inductor_rules` says so.  No code is emitted, and no GPU is needed.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from functools import reduce
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch._inductor import config, ir
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import Scheduler
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -351,7 +353,19 @@ def test_unrolled_below() -> None:
     for rows, is_unrolled in ((limit - 1, True), (limit, False)):
         (operation,) = lowered(lambda a: a.sum(0), (rows, 64), device="cpu").operations  # type: ignore[attr-defined]
         assert (operation.get_reduction_type() is None) == is_unrolled
+    (operation,) = lowered(lambda a: a.sum(0), (limit - 1, 1), device="cpu").operations  # type: ignore[attr-defined]
+    assert (operation.get_reduction_type() is None) == inductor_rules("cpu").unrolls_to_one
     assert inductor_rules("cuda").unrolled_below == limit
+    assert inductor_rules("cuda").unrolls_to_one
+
+
+def test_reorders_loops() -> None:
+    """Inductor's scheduler asks the same, and leaves C++ as it is; without a GPU it cannot be asked for Triton."""
+    assert not inductor_rules("cpu").reorders_loops
+    for reorders in (True, False):
+        with config.patch(loop_ordering_after_fusion=reorders):
+            assert inductor_rules("cuda").reorders_loops == reorders
+    assert "is_cpu" in inspect.getsource(Scheduler.shared_data_after_reordering_loop)
 
 
 def test_the_users_thresholds_count() -> None:

@@ -81,7 +81,7 @@ class MomentBound:
             backward.update(steps)
             forward.update(places)
         for _ in range(self.options.branch_rounds if self.branches else 0):
-            proven_ns, answer = programme.branch(budget_bytes, self.options.branch_nodes)
+            proven_ns, answer = programme.branch(budget_bytes, self.options.branch_nodes, self.options.branch_seconds)
             least_ns = max(least_ns, proven_ns)
             if answer is None:
                 break

@@ -122,11 +122,11 @@ class Programme:
             return Solution(np.zeros(len(limits)), None)
         return Solution(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales, np.asarray(found.x))
 
-    def branch(self, budget_bytes: int, most_nodes: int) -> tuple[int, Floats | None]:
+    def branch(self, budget_bytes: int, most_nodes: int, most_seconds: float = math.inf) -> tuple[int, Floats | None]:
         """Branch and bound over whole answers: what no plan within the budget goes below, ns, and the best answer found.
 
         Args:
-            most_nodes: The search ends after so many; what is proven then stands.
+            most_nodes, most_seconds: The search ends after so many; what is proven then stands.
 
         The bound is as exact as the solver's arithmetic (HiGHS; a millionth of the largest cost is taken off), unlike `proven_ns`.
         No answer where the solver found none, or shows that there is none.
@@ -142,7 +142,7 @@ class Programme:
             constraints=scipy.optimize.LinearConstraint(
                 scipy.sparse.diags_array(1.0 / scales) @ self._matrix(), ub=limits / scales
             ),
-            options={"node_limit": most_nodes, "mip_rel_gap": 1e-5},
+            options={"node_limit": most_nodes, "time_limit": most_seconds, "mip_rel_gap": 1e-5},
         )
         proven = found.mip_dual_bound
         least_ns = 0 if proven is None or not math.isfinite(proven) else math.ceil((proven - 1e-6) * unit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -58,3 +59,19 @@ def test_moments_end_where_the_last_ones_raised_the_bound_little() -> None:
         work.append(simulator.work.spent_units)
     assert work[1] < work[0]
     assert 0 < bounds[1] <= bounds[0]
+
+
+def test_branches_that_run_out_of_time_prove_less_and_nothing_wrong() -> None:
+    proven = []
+    for seed in range(20):
+        problem = seeded_problem(seed, SHAPES[0])
+        plans = all_plans(problem)
+        budget_bytes = budgets(plans)[0]
+        best = plans.fastest_within(budget_bytes)
+        for seconds in (0.0, math.inf):
+            options = replace(DEFAULT, moment_excess=1.0, branch_seconds=seconds)
+            bound = MomentBound(Simulator(problem), np.zeros(len(problem.values), dtype=bool), options)
+            assert bound.branches
+            proven.append(bound.proof(budget_bytes).least_time_ns)
+        assert best is not None and proven[-2] <= proven[-1] <= best
+    assert sum(proven[::2]) < sum(proven[1::2])
