@@ -358,9 +358,9 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             draft.is_materialised = True
         elif draft.is_materialised:
             kernels = reading[draft]
-            is_for_one = _are_one(draft, kernels) and all(k.in_backward for k in kernels)
+            is_for_one = _are_one(draft, kernels, graph) and all(k.in_backward for k in kernels)
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
-            is_own = is_own and not any(k.is_split or _takes_part(k, draft) for k in kernels)
+            is_own = is_own and not any(_is_apart(k, draft, graph) for k in kernels)
             if (
                 is_own
                 and draft.in_backward
@@ -385,19 +385,20 @@ def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[
         if draft.is_materialised == draft.is_written_again or draft.node not in graph.run_again:
             continue
         kernels = reading[draft]
-        draft.is_materialised_again = draft.is_written_again and not _are_one(draft, kernels)
-        draft.is_inner = draft.is_written_again and (_are_one(draft, kernels) or _are_alike(draft, kernels))
+        draft.is_materialised_again = draft.is_written_again and not _are_one(draft, kernels, graph)
+        draft.is_inner = draft.is_written_again and (_are_one(draft, kernels, graph) or _are_alike(draft, kernels))
 
 
-def _are_one(draft: Draft, kernels: Collection[_Kernel]) -> bool:
+def _are_one(draft: Draft, kernels: Collection[_Kernel], graph: DraftGraph) -> bool:
     """Whether a value's readers may be one fused kernel, with what they read."""
-    is_apart = any(k.depth == NEVER_FUSED or k.is_split or _takes_part(k, draft) for k in kernels)
+    is_apart = any(k.depth == NEVER_FUSED or _is_apart(k, draft, graph) for k in kernels)
     return len({k.depth for k in kernels}) == 1 and not is_apart
 
 
-def _takes_part(kernel: _Kernel, draft: Draft) -> bool:
-    """Whether a pointwise kernel reads some of a value's elements, as of a slice: its loops are not those that compute them all."""
-    return 0 < kernel.num_elements < _num_elements(draft)
+def _is_apart(kernel: _Kernel, draft: Draft, graph: DraftGraph) -> bool:
+    """Whether a kernel cannot have the loops that compute a value: it sums in another order, or takes a part, as of a slice."""
+    has_others = kernel.loops is _Loops.OTHERS and not graph.rules_of(draft.node).reorders_loops
+    return kernel.is_split or has_others or 0 < kernel.num_elements < _num_elements(draft)
 
 
 def _are_alike(draft: Draft, kernels: Collection[_Kernel]) -> bool:
