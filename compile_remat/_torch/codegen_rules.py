@@ -44,8 +44,8 @@ OWN_NUMBERS: dict[str, tuple[tuple[float, torch.dtype], ...]] = {
 PROCESSORS = 132
 """Of an H100 or H200."""
 
-SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add")
-"""`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index."""
+SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
+"""`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index, of a sort or of the largest."""
 
 SCATTER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 """The types that Inductor is asked about for `InductorRules.unfused_scatter_dtypes`."""
