@@ -30,7 +30,7 @@ from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
 from compile_remat.passes.graph.materialisation import count_reads
 from compile_remat.passes.graph.node_drafts import DraftGraph
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, SAVE, SCATTER, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SAVE, SCATTER, Value
 
 MIB = 1 << 20
 aten = torch.ops.aten
@@ -491,6 +491,27 @@ def test_a_fused_scatter_needs_one_buffer() -> None:
         assert not zeros.is_saveable
         peaks.append(Planner(problem).lowest().peak_bytes / MIB)
     assert peaks == [3, 3]
+
+
+def test_a_short_sum_is_no_reduction() -> None:
+    """One of eight elements is."""
+
+    def summed(x: Tensor, w: Tensor, *, rows: int) -> Tensor:
+        return (x[: rows * 64].view(rows, -1) * w[: rows * 64].view(rows, -1)).sum(0).exp()
+
+    for rows, kernel in ((1, POINTWISE), (7, POINTWISE), (8, REDUCTION)):
+        values = problem_of(partial(summed, rows=rows), *weights(2)).values
+        assert [value.kernel for value in values if value.name.startswith("sum")] == [kernel]
+
+
+def test_what_is_read_elsewhere_is_named() -> None:
+    def half(x: Tensor) -> Tensor:
+        y = x.sin()
+        return y.flip(0).exp() * y + y[:256].cos().repeat(2, 1)
+
+    problem = problem_of(half, *weights(1))
+    names = {value.name: [problem.values[i].name for i in value.moved] for value in problem.values if value.moved}
+    assert names == {"flip": ["sin"], "cos": ["sin"], "sin_1": ["sin"]}  # the last one for the gradient of `cos`
 
 
 def test_a_constant_that_is_scattered_into_itself_is_written() -> None:
