@@ -608,8 +608,8 @@ cost in time at `max`, where they are off by default.""",
 Nothing is compiled. `extra` is the time of recomputation as a share of the step, `bound` a time that no plan can beat which
 recomputes each value at most once. Budgets are shares of the predicted peak of the fastest plan; `floor` is the lowest peak
 found, `least` one that no plan goes below. The last six models and the rows of layers were not tuned to; `exact` are small
-copies of nine models, all plans simulated. All are of one day, and from before the last rules of predicted peaks, which change
-no peak of these models by more than 0.2 % (`python -m benchmarks.promise --stale benchmarks/results/promise_cpu.json`).""",
+copies of nine models, all plans simulated. All are of one day, and from before the last rules of predicted peaks (slices, short
+sums, sums over other dimensions than the last ones).""",
         _gap,
         _gap_summary,
     ),
