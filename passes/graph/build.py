@@ -240,14 +240,15 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 for draft in graph.drafts_of(node):
                     draft.pin, draft.tag = SAVE, Tag.NONE
         else:
+            unrolled = num_unrolled(node, graph.rules_of(node)) if op.kind is OpKind.REDUCTION else 0
             draft = Draft(
                 node=node,
                 op=op,
-                kernel=_kernel_of(node, op.kind, graph.rules_of(node)),
+                kernel=_kernel_of(node, op.kind, unrolled, graph.rules_of(node)),
                 nbytes=0 if writes_into_input(node) else _nbytes(node),
                 sources=tuple(graph.drafts_of(*node.all_input_nodes)),
                 moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
-                num_unrolled=num_unrolled(node, graph.rules_of(node)) if op.kind is OpKind.REDUCTION else 0,
+                num_unrolled=unrolled,
                 input_reads=tuple((r.name, _nbytes(r)) for r in roots if r not in graph.by_node),
                 in_forward=joint.info.is_required_fw(node),
                 in_backward=node in closure,
@@ -266,11 +267,10 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     return graph
 
 
-def _kernel_of(node: fx.Node, kind: OpKind, rules: InductorRules) -> Kernel:
+def _kernel_of(node: fx.Node, kind: OpKind, unrolled: int, rules: InductorRules) -> Kernel:
     if is_fused_scatter(node, rules):
         return SCATTER
-    is_unrolled = kind is OpKind.REDUCTION and num_unrolled(node, rules) > 0
-    return POINTWISE if is_unrolled else KERNELS[kind]
+    return POINTWISE if unrolled else KERNELS[kind]
 
 
 def _nbytes(node: fx.Node) -> int:

@@ -18,7 +18,7 @@ from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.rewrites.shape_only_inputs import POOLINGS
-from compile_remat.passes.graph.views import most_users, root_of, shape
+from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SCATTER
 
 aten = torch.ops.aten
@@ -55,7 +55,7 @@ class _Number(NamedTuple):
 
 def num_unrolled(node: fx.Node, rules: InductorRules) -> int:
     """Of how many elements each element is reduced inside of a fused expression; 0 where Inductor makes a reduction of it."""
-    if _operator_name(node) not in UNROLLED:
+    if operator_name(node) not in UNROLLED:
         return 0
     value, dims = node.all_input_nodes[0].meta["val"], reduced_dims(node)
     sizes = [size for d, size in enumerate(value.shape) if not dims or d in dims]
@@ -205,10 +205,6 @@ def _own_expression(draft: Draft, rules: InductorRules) -> Expression:
 def _name(draft: Draft) -> str:
     target = draft.op.target
     return target.split(".")[1] if "." in target else target
-
-
-def _operator_name(node: fx.Node) -> str:
-    return str(node.target).split(".")[-2 if str(node.target).count(".") > 1 else 0]
 
 
 def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
@@ -532,15 +528,17 @@ def _loops(draft: Draft, graph: DraftGraph) -> _Loops | None:
         return None
     if _is_over_others(draft.node, graph.rules_of(draft.node)):
         return _Loops.OTHERS
+    if math.prod(shape(draft.node)) > 1:
+        return _Loops.LAST
     sizes, stack, seen = {1, _elements_reduced(draft)}, [draft], {draft}
-    while stack and math.prod(shape(draft.node)) == 1:
+    while stack:
         node = stack.pop()
         if any(math.prod(shape(operand)) not in sizes for operand in node.node.all_input_nodes):
             return _Loops.LAST
         inlined = [source for source in node.sources if source not in seen and _is_inlined(source)]
         seen.update(inlined)
         stack += inlined
-    return _Loops.LAST if math.prod(shape(draft.node)) > 1 else _Loops.ALL
+    return _Loops.ALL
 
 
 def _is_split(draft: Draft, graph: DraftGraph) -> bool:

@@ -63,8 +63,14 @@ def may_alias(node: fx.Node) -> bool:
 
 def moved_operands(node: fx.Node) -> list[fx.Node]:
     """Operands of which an operator reads other elements than the one it computes: slices, and what it flips or takes by index."""
-    name = str(node.target).split(".")[-2 if str(node.target).count(".") > 1 else 0]
-    return [n for k, n in enumerate(node.all_input_nodes) if (k == 0 and name in MOVING) or _is_slice(n)]
+    is_moving = operator_name(node) in MOVING
+    return [n for k, n in enumerate(node.all_input_nodes) if (k == 0 and is_moving) or _is_slice(n)]
+
+
+def operator_name(node: fx.Node) -> str:
+    """The name of what a node calls, without its library and overload."""
+    parts = str(node.target).split(".")
+    return parts[-2 if len(parts) > 2 else 0]
 
 
 def _is_slice(node: fx.Node) -> bool:

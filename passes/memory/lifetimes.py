@@ -132,10 +132,8 @@ class LifetimeModel:
         is_drawn = np.array([v.is_drawn and k not in returned for k, v in enumerate(values)], dtype=bool)
         is_inner = [v.is_realised_again and v.is_inner and k not in returned for k, v in enumerate(values)]
         is_apart = np.array([v.is_drawn_apart for v in values], dtype=bool)
-        self.drawn, self.may_stay_inside = (
-            np.flatnonzero(is_drawn),
-            (is_drawn & ~is_apart) | np.array(is_inner, dtype=bool),
-        )
+        self.drawn = np.flatnonzero(is_drawn)
+        self.may_stay_inside = (is_drawn & ~is_apart) | np.array(is_inner, dtype=bool)
         forward_stored = [is_always_stored(v) or v.is_output for v in values]
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
