@@ -477,7 +477,7 @@ class _Forward:
         """Up to where saved values that are no part of the forward keep the buffer; -1 where none does."""
         if not self._waits(v, kept):
             return -1
-        return self.size if self._taken_by(v) in kept else self._readers_behind(v)[-1]
+        return self.size if self._taken_by(v, kept) in kept else self._readers_behind(v)[-1]
 
     def _waits(self, v: int, kept: set[int]) -> bool:
         """Whether a buffer stays for what is computed behind the forward; what is made of random numbers alone is not, if small."""
@@ -495,10 +495,14 @@ class _Forward:
         draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_draw(w, v)]
         return draws[0] if draws and not self._waits(draws[0], kept) else self._first_place(w)
 
-    def _taken_by(self, v: int) -> int:
-        """The value that is written over the buffer behind the forward, or -1."""
+    def _taken_by(self, v: int, kept: set[int]) -> int:
+        """The value that is written over the buffer behind the forward, or -1: the first that waits gives its place."""
         last = self._readers_behind(v)[-1]
-        earlier = [u for u in range(v) if last in self._readers_behind(u)[-1:] and self._fits(u, last)]
+        earlier = [
+            u
+            for u in sorted(self.buffers)
+            if u < v and last in self._readers_behind(u)[-1:] and self._fits(u, last) and self._waits(u, kept)
+        ]
         return last if self._fits(v, last) and not earlier else -1
 
     def _fits(self, v: int, w: int) -> bool:
@@ -510,7 +514,7 @@ class _Forward:
         if self.values[w].in_forward:
             return False
         sources = (self._sources_behind(w) & self.buffers) - kept
-        return any(self._taken_by(v) == w and self._waits(v, kept) for v in sources)
+        return any(self._taken_by(v, kept) == w and self._waits(v, kept) for v in sources)
 
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""

@@ -13,7 +13,7 @@ from compile_remat.passes.memory.plan_timeline import Timeline, timeline, timeli
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
-from tests.oracles import problems, slow_run
+from tests.oracles import Shape, problems, seeded_problem, slow_run
 
 ORIGIN = Origin((5, 2), "int8", "body", "model.py:3")
 WIDE = [("f", 6), ("e", 6), ("d", 7), ("c", 6), ("b", 4), ("a", 5), ("z", 2)]
@@ -188,6 +188,18 @@ def test_equals_the_slow_walk(problem: Problem, bits: int) -> None:
     assert (found.forward_peak_bytes, found.peak_bytes) == (slow.forward_peak_bytes, slow.peak_bytes)
     sizes = [b.nbytes for b in found.largest]
     assert sizes == sorted(sizes, reverse=True) and len(sizes) <= 5
+
+
+@pytest.mark.parametrize(("seed", "values", "saved"), [(16434, 4, (1, 4)), (16155, 4, (0, 4)), (5901, 9, (3,))])
+def test_what_runs_behind_the_forward_is_written_over_what_waits(
+    seed: int, values: int, saved: tuple[int, ...]
+) -> None:
+    """Not over what is saved, nor over random numbers without a buffer: the next buffer that waits gives its place."""
+    problem = seeded_problem(
+        seed, Shape(max_values=values, max_steps=3 if values == 4 else 6, with_memory_of_kernels=True)
+    )
+    found = timeline(problem, plan_saving(*(problem.values[v].name for v in saved)))
+    assert found.forward_peak_bytes == slow_run(problem, saved).forward_peak_bytes
 
 
 @pytest.mark.parametrize("saved", [("nothing",), ("a", "nothing"), ("g0",)])
