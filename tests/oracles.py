@@ -253,8 +253,7 @@ class _Walk:
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
             transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
-            transient += self._copies(slot) + self._second_copies(event) + self._incoming(slot)
-            transient += self._copies_beside(slot)
+            transient += self._copies(slot) + self._copies_beside(slot) - self._spared_copy(event) + self._incoming(slot)
             whole = self._inside(event)
             if self._has_buffer(event) and whole not in alive:
                 last = max(self._last_read_from(whole), *(self._last_read(e) for e in self._made_inside(whole)))
@@ -285,28 +284,30 @@ class _Walk:
         ends = {v: max(s for b in steps for s in self._runs_at(_Event(True, b))) for v, steps in read if steps}
         return sum(self.problem.values[v].nbytes for v, end in ends.items() if slot <= end)
 
-    def _second_copies(self, event: _Event) -> int:
-        """What recomputed readers get a copy of, where it is made; none for a step alone where the order is known."""
-        if event.is_step:
-            return 0
-        value = self.problem.values[event.index]
-        readers = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].copies]
-        if set(value.ordered_by) & set(self.used) and not readers:
-            return -value.nbytes
-        return len(readers) * value.nbytes
+    def _spared_copy(self, event: _Event) -> int:
+        """The copy that no reader gets: the order is known, and a step alone reads the concatenation."""
+        return self._node(event).nbytes if self._is_in_order(event) else 0
+
+    def _is_in_order(self, event: _Event) -> bool:
+        node = self._node(event)
+        if not isinstance(node, Value) or not set(node.ordered_by) & set(self.used):
+            return False
+        return all(reader.is_step for reader in self._copying(event))
+
+    def _copying(self, event: _Event) -> list[_Event]:
+        """Those that get a copy of a concatenation, in the order in which they run."""
+        return [] if event.is_step else [e for e in self.events if event.index in self._node(e).copies]
 
     def _copies_beside(self, slot: int) -> int:
-        """Copies of concatenations that are still there for what is made in them."""
-        total = 0
+        """Copies of concatenations that are still there, for another copy or for what is made in them."""
+        total, reader = 0, self.events[slot]
         for event in self.events:
-            value = self._node(event)
-            if event.is_step or not isinstance(value, Value) or not value.transient_bytes or self.slot[event] >= slot:
-                continue
-            parts = [e for e in self._made_inside(event) if e != event]
-            ends = [self._last_read_from(event), *(self._last_read(e) for e in parts)]
-            is_copied = self._second_copies(event) >= 0
-            if is_copied and slot <= min(max(ends), self._last_read(event)):
-                total += value.nbytes
+            copying = self._copying(event)
+            if reader in copying and not self._is_in_order(event):
+                parts = [e for e in self._made_inside(event) if e != event]
+                ends = [self._last_read_from(event), *(self._last_read(e) for e in parts)]
+                if reader != copying[-1] or slot <= max(ends):
+                    total += self._node(event).nbytes
         return total
 
     def _inside(self, event: _Event) -> _Event:
@@ -823,7 +824,13 @@ def _with_memory_of_kernels(
     values = _with_parts(rng, values)
     copies = [rng.choice([0, 0, 0, 0, 1]) for _ in steps]
     steps = [
-        replace(s, workspace_bytes=workspace(s), held_bytes=nbytes, is_channels_last=order())
+        replace(
+            s,
+            workspace_bytes=workspace(s),
+            held_bytes=nbytes,
+            is_channels_last=order(),
+            copies=s.reads[:1] if s.kernel == EXTERN and rng.random() < 0.2 else (),
+        )
         for s, nbytes in zip(steps, copies, strict=True)
     ]
     return values, steps

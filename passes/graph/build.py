@@ -358,6 +358,7 @@ def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.copied_input_bytes,
+            copies=_values_among(draft.copies),
             origin=origin(draft.node),
         )
         for draft in graph.steps

@@ -442,8 +442,8 @@ def _depths(graph: DraftGraph) -> dict[Draft, int]:
 
 
 def _ends_kernel(draft: Draft, reduced: Mapping[Draft, int], graph: DraftGraph) -> bool:
-    """Whether what reads a reduction runs in another kernel."""
-    if draft.kernel != REDUCTION:
+    """Whether what reads a reduction runs in another kernel; of the short ones, those of another reduction's result."""
+    if draft.kernel != REDUCTION and draft.num_unrolled < 2:
         return False
     return _elements_reduced(draft) < reduced[draft] or _is_over_others(draft.node, graph.rules_of(draft.node))
 

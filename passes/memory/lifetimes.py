@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,8 @@ class Lifetimes:
         begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
         ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
         taken: A later kernel writes over the buffer, which counts one slot less for that, [values, P].
-        copied_until: For concatenations that a reader copies: up to which slot the concatenation and its copy are both alive, [P].
+        copied: For each copy that a reader of a concatenation may get: the concatenation, and the reader's slot if the two are
+            alive there, [P]; -1 elsewhere.
         held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P]; meaningless where the value
             is not recomputed.
     """
@@ -53,7 +55,7 @@ class Lifetimes:
     begins: NDArray[np.int32]
     ends: NDArray[np.int32]
     taken: Bools
-    copied_until: Sequence[tuple[int, NDArray[np.int32]]]
+    copied: Sequence[tuple[int, NDArray[np.int32]]]
     held_until: NDArray[np.int32]
 
 
@@ -91,6 +93,7 @@ class LifetimeModel:
         step_parted: For some of them, by number, a step on the way that parts it from these in plans that save too little.
         drawn: Indices of random numbers.
         held: Indices of the values that are computed from copies of inputs.
+        copied_for: For each concatenation that is copied, the values and the steps that get a copy.
         may_stay_inside: Whether a value that is recomputed has a buffer only where an unfused kernel runs before its last reader,
             [values]: random numbers, and those with `Value.is_inner`.
     """
@@ -114,6 +117,7 @@ class LifetimeModel:
         self.step_bytes, self.step_last, self.step_in_place = step_buffers(steps, self.step_stored, self.step_end)
         self.parts = [(w, value.parts) for w, value in enumerate(values) if value.parts]
         self.whole_of = {v: w for w, parts in self.parts for v in parts}
+        self.copied_for = _copied_for(values, steps)
         self._levels = self._levels_of(self._readers_behind_steps(latest_step.tolist()))
         pairs = sources_in_place(values, self._stays_stored)
         latest, last = latest_step.tolist(), self.last_step.tolist()
@@ -207,11 +211,11 @@ class LifetimeModel:
         stored = self._stored(recomputed)
         ends, held_until = self._ends(schedule, stored)
         buffers = recomputed & stored
-        begins, copied_until = self._joined(recomputed, buffers, schedule.slots, ends)
+        begins, copied = self._joined(schedule, buffers, ends)
         alive = buffers | (schedule.used & self.is_saved_buffer[:, None])
         taken = self._taken(schedule, buffers, alive, ends)
         ends -= taken
-        return Lifetimes(buffers, alive, begins, ends, taken, copied_until, held_until)
+        return Lifetimes(buffers, alive, begins, ends, taken, copied, held_until)
 
     def _stored(self, recomputed: Bools) -> Bools:
         """Whether each value has a buffer if it is recomputed, [values, P]."""
@@ -279,26 +283,51 @@ class LifetimeModel:
         return np.cumsum(at, axis=0, dtype=np.int32)
 
     def _joined(
-        self, recomputed: Bools, buffers: Bools, slots: NDArray[np.int32], ends: NDArray[np.int32]
+        self, schedule: Schedule, buffers: Bools, ends: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], list[tuple[int, NDArray[np.int32]]]]:
         """Where buffers begin, [values, P]; what is made inside a concatenation has none of its own any more.
 
         A part that had none is written by the concatenation's kernel, and read from there.
-        With that, up to which slot a concatenation and the copy that its reader gets are both alive, [P].
+        With that, `Lifetimes.copied`.
         """
+        recomputed, slots = schedule.recomputed, schedule.slots
         begins = slots[self.item_of]
-        copied_until: list[tuple[int, NDArray[np.int32]]] = []
+        kept: dict[int, NDArray[np.int32]] = {}  # the last slot at which a concatenation is read for its parts
         for w, parts in self.parts:
-            own, last = ends[w].copy(), np.full(ends.shape[1], -1, dtype=np.int32)
+            last = np.full(ends.shape[1], -1, dtype=np.int32)
             for v in parts:
                 both = buffers[w] & buffers[v]
                 np.maximum(last, ends[v], out=last, where=buffers[w] & recomputed[v])
                 np.minimum(begins[w], slots[v], out=begins[w], where=both)
                 buffers[v] &= ~both
             np.maximum(ends[w], last, out=ends[w])
-            if self.values[w].transient_bytes:
-                copied_until.append((w, np.minimum(own, last)))
-        return begins, copied_until
+            kept[w] = last
+        copied = [each for w in self.copied_for for each in self._copies_of(w, schedule, kept.get(w))]
+        return begins, copied
+
+    def _copies_of(
+        self, w: int, schedule: Schedule, kept_until: NDArray[np.int32] | None
+    ) -> list[tuple[int, NDArray[np.int32]]]:
+        """What `Lifetimes.copied` has for one concatenation: it stays for the next reader that gets a copy, or for its parts."""
+        values, steps = self.copied_for[w]
+        at = np.concatenate(
+            [np.where(schedule.recomputed[values], schedule.slots[values], -1), schedule.step_slots.T[steps]]
+        )
+        at = np.where(schedule.recomputed[w] & ~self.is_in_order(w, schedule), at, np.int32(-1))
+        until = at.max(axis=0) - 1  # for the last of them it is not alive itself, but its copy
+        until = until if kept_until is None else np.maximum(until, kept_until)
+        return [(w, np.where(row <= until, row, np.int32(-1))) for row in at]
+
+    def is_in_order(self, w: int, schedule: Schedule) -> Any:
+        """Whether a concatenation is made directly in its reader's memory order, [P]: a saved channels-last input decides.
+
+        With two readers each gets a copy.
+        """
+        telling = list(self.values[w].ordered_by)
+        if not telling:
+            return np.False_
+        readers = self.copied_for[w][0] if w in self.copied_for else []
+        return schedule.used[telling].any(axis=0) & ~schedule.recomputed[readers].any(axis=0)
 
     def _taken(self, schedule: Schedule, buffers: Bools, alive: Bools, ends: NDArray[np.int32]) -> Bools:
         """Whether a later kernel writes over the value's buffer, so that it counts one slot less, [values, P]."""
@@ -310,3 +339,12 @@ class LifetimeModel:
         by_steps.mark(taken, free, schedule.step_slots.T[by_steps.kernels], alive, ends)
         by_values.mark(taken, buffers[by_values.kernels], schedule.slots[by_values.kernels], alive, ends)
         return taken
+
+
+def _copied_for(values: Sequence[Value], steps: Sequence[Step]) -> dict[int, tuple[list[int], list[int]]]:
+    found: dict[int, tuple[list[int], list[int]]] = {}
+    for number, nodes in enumerate((values, steps)):
+        for reader, node in enumerate(nodes):
+            for w in node.copies:
+                found.setdefault(w, ([], []))[number].append(reader)
+    return found

@@ -57,9 +57,9 @@ def _of_others(simulator: Simulator, batch: Batch) -> Iterator[Span]:
     for v, last in simulator.incoming:
         if batch.used[v, 0]:
             yield Span(values[v], values[v].nbytes, INCOMING, 0, int(batch.step_slots[0, last]))
-    for w, v in simulator.copied:
-        if batch.recomputed[v, 0] and batch.recomputed[w, 0]:
-            yield Span(values[v], values[v].nbytes, COPIES, int(batch.slots[v, 0]), int(batch.slots[v, 0]))
+    for w, at in batch.copied:
+        if at[0] >= 0:
+            yield Span(values[w], values[w].nbytes, COPIES, int(at[0]), int(at[0]))
 
 
 def _of_steps(simulator: Simulator, batch: Batch) -> Iterator[Span]:

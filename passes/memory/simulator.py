@@ -9,7 +9,7 @@ walk over the graph costs 10.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -52,6 +52,7 @@ class Batch:
         ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
         buffers: Computed once more into memory, not just into registers, [values, P].
         held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P].
+        copied: See `Lifetimes.copied`.
     """
 
     used: Bools
@@ -66,6 +67,7 @@ class Batch:
     ends: NDArray[np.int32]
     buffers: Bools
     held_until: NDArray[np.int32]
+    copied: Sequence[tuple[int, NDArray[np.int32]]]
 
     @cached_property
     def backward_peak(self) -> Ints:
@@ -94,6 +96,7 @@ class Batch:
             ends=self.ends[:, own].copy(),
             buffers=self.buffers[:, own].copy(),
             held_until=self.held_until[:, own].copy(),
+            copied=[(w, at[own].copy()) for w, at in self.copied],
         )
 
 
@@ -105,8 +108,6 @@ class Simulator:
 
     Attributes:
         incoming: Outputs whose gradients come in beside them, with the last step that reads that gradient.
-        copied: Readers of concatenations that get a copy, with the concatenation.
-        ordered: For concatenations that may be made in their reader's order: the values that tell it, and the readers.
     """
 
     def __init__(self, problem: Problem, work: WorkBudget | None = None) -> None:
@@ -136,13 +137,7 @@ class Simulator:
         self._incoming = np.array([v for v, _ in self.incoming], dtype=np.int64)
         self._incoming_ends = np.array([end for _, end in self.incoming], dtype=np.int64)
         self._place_steps()
-        self.copied = [(w, v) for w, value in enumerate(values) for v in value.copies]
-        self.ordered = {
-            v: (list(value.ordered_by), [w for w, copied in self.copied if copied == v])
-            for v, value in enumerate(values)
-            if value.ordered_by
-        }
-        self.several = _Several(values, frozenset(self.ordered))
+        self.several = _Several(values)
         held_bytes = int(self.step_held.sum())
         self.forward = Forward(values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes)
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
@@ -211,6 +206,7 @@ class Simulator:
             ends=lifetimes.ends,
             buffers=lifetimes.buffers,
             held_until=lifetimes.held_until,
+            copied=lifetimes.copied,
         )
 
     def times_ns(self, saved: Bools) -> Ints:
@@ -267,27 +263,10 @@ class Simulator:
         self._add_transients(live, schedule)
         live[np.arange(length) > step_slots[:, -1:]] = 0
         live = np.asarray(live, dtype=np.int64)
-        self._add_copies(live, schedule, lifetimes)
+        for w, at in lifetimes.copied:
+            rows = np.flatnonzero(at >= 0)
+            live[rows, at[rows]] += self.nbytes[w]
         return live
-
-    def _add_copies(self, live: Ints, schedule: Schedule, lifetimes: Lifetimes) -> None:
-        """Copies of concatenations that live on for what is made inside them."""
-        slots = schedule.slots
-        at = np.arange(live.shape[1])
-        for w, last in lifetimes.copied_until:
-            rows = np.flatnonzero((last > slots[w]) & ~self._is_in_order(w, schedule))
-            is_copied = (at > slots[w, rows][:, None]) & (at <= last[rows][:, None])
-            live[rows] += is_copied * self.nbytes[w]
-
-    def _is_in_order(self, v: int, schedule: Schedule) -> Any:
-        """Whether a concatenation is made directly in its reader's memory order, [P]: a saved channels-last input decides.
-
-        With two readers each gets a copy.
-        """
-        if v not in self.ordered:
-            return np.False_
-        telling, readers = self.ordered[v]
-        return schedule.used[telling].any(axis=0) & ~schedule.recomputed[readers].any(axis=0)
 
     def _add_transients(self, live: Any, schedule: Schedule) -> None:
         """Outputs of multi-output kernels that nothing reads, or that are saved and made once more for a sibling."""
@@ -300,12 +279,9 @@ class Simulator:
         for numbers, items in several.items:
             nbytes[numbers] += np.where(recomputed[items], 0, self.nbytes[items][:, None])
         for k, v in several.ordered:
-            nbytes[k] -= np.where(self._is_in_order(v, schedule), self.nbytes[v], 0)
+            nbytes[k] -= np.where(self.lifetimes.is_in_order(v, schedule), self.nbytes[v], 0)
         made, of = np.nonzero(recomputed[several.values] & (nbytes > 0))
         live[of, slots[several.values[made], of]] += nbytes[made, of]
-        for w, v in self.copied:
-            rows = np.flatnonzero(recomputed[v] & recomputed[w])
-            live[rows, slots[v, rows]] += self.nbytes[v]
         working = np.flatnonzero(self.workspace)
         made, of = np.nonzero(recomputed[working])
         live[of, slots[working[made], of]] += self.workspace[working[made]]
@@ -337,7 +313,7 @@ class _Several:
         ordered: Those among the concatenations that may be made in their reader's order: number and index.
     """
 
-    def __init__(self, values: Sequence[Value], ordered: Collection[int]) -> None:
+    def __init__(self, values: Sequence[Value]) -> None:
         found: dict[int, list[int]] = {v: [] for v, value in enumerate(values) if value.transient_bytes}
         for i, value in enumerate(values):
             if value.kernel == ITEM and value.reads and value.nbytes:
@@ -350,4 +326,4 @@ class _Several:
             pairs = [(number, items[k]) for number, (_, items) in enumerate(rows) if len(items) > k]
             numbers, items = np.array(pairs, dtype=np.int64).T
             self.items.append((numbers, items))
-        self.ordered = [(number, v) for number, (v, _) in enumerate(rows) if v in ordered]
+        self.ordered = [(number, v) for number, (v, _) in enumerate(rows) if values[v].ordered_by]

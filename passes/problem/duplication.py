@@ -39,9 +39,10 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
     made: list[Value] = []
     for v, value in enumerate(values):
         reads, copies = _moved(value.reads, read_own), _moved(value.copies, read_own)
-        parts = _moved(value.parts, read_own)
+        parts, moved = _moved(value.parts, read_own), _moved(value.moved, read_own)
         ordered_by = _moved(value.ordered_by, read_own)  # who is saved is an original
-        made.append(_with(value, reads=reads, copies=copies, ordered_by=ordered_by, parts=parts, position=places[v]))
+        changes = {"reads": reads, "copies": copies, "ordered_by": ordered_by, "parts": parts, "moved": moved}
+        made.append(_with(value, position=places[v], **changes))
         if is_copied[v]:
             made.append(
                 _with(
@@ -51,6 +52,7 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                     copies=_moved(value.copies, read_copy),
                     ordered_by=ordered_by,
                     parts=_moved(value.parts, read_copy),
+                    moved=_moved(value.moved, read_copy),
                     position=places[v] + 1,
                     pin=RECOMPUTE,
                     in_forward=False,
@@ -59,7 +61,14 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                 )
             )
     steps = tuple(
-        _with(s, reads=_moved(s.reads, read_copy), sparing=_moved(s.sparing, read_own)) for s in problem.steps
+        _with(
+            step,
+            reads=_moved(step.reads, read_copy),
+            moved=_moved(step.moved, read_copy),
+            copies=_moved(step.copies, read_copy),
+            sparing=_moved(step.sparing, read_own),
+        )
+        for step in problem.steps
     )
     return replace(problem, values=tuple(made), steps=steps, reference=_moved(problem.reference, read_own))
 

@@ -143,8 +143,9 @@ class Value:
         is_channels_last: Whether its buffer has the channels innermost, as convolutions have it: nothing of another order is
             written over it.
         may_differ: Whether a second run may give other numbers: then it has one only where a tag asks for it, and never a third.
-        copies: Indices of concatenations among its reads that it gets a copy of.  Each is copied where it is made; for its
-            first reader that is part of its own `transient_bytes`, here is the reader that comes beside one of the backward.
+        copies: Indices of concatenations among its reads that it gets a copy of, right before its own kernel.  The kernel of
+            the copy is no node: where one reader alone gets a copy, the two are alive where the concatenation is made
+            (`transient_bytes`), and then the copy stands for both.
         ordered_by: Of a concatenation, indices of values with their channels innermost: where one of them is saved, it tells
             the order, and the concatenation is made in it and not copied for a step, if that is all that gets a copy.
         parts: Of a concatenation, indices of values whose buffers, where both are computed again, are places in its own: they
@@ -203,6 +204,7 @@ class Step:
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
         is_inner: As for a `Value`.
         moved, moved_gradients: As `moved` of a `Value`: among the values and among the steps that it reads.
+        copies: As for a `Value`.
         excess_ops: Of a step that is inner for the number of its operations alone: how many of them are too many, in a plan
             that saves no part of its expression.
         sparing: Parts of its expression, as indices of values: one that is saved is loaded, and not computed.
@@ -230,6 +232,7 @@ class Step:
     workspace_bytes: int = 0
     held_bytes: int = 0
     is_channels_last: bool = False
+    copies: tuple[int, ...] = ()
     origin: Origin = field(default_factory=Origin)
 
 

@@ -168,11 +168,16 @@ def test_names_the_copy_that_a_kernel_makes_of_what_it_reads() -> None:
         Value("a", 30, EXTERN, (), 1),
         Value("b", 10, EXTERN, (0,), 1, position=1, copies=(0,)),
     )
-    steps = (Step("g", 1, EXTERN, (1,), (), 1, is_output=True), Step("output", 0, CONSTANT, (), (0,)))
+    steps = (
+        Step("g", 1, EXTERN, (0, 1), (), 1, is_output=True, copies=(0,)),  # for which `a` stays when `b` has its copy
+        Step("output", 0, CONSTANT, (), (0,)),
+    )
     found = timeline_of(Simulator(Problem(values, steps)), np.zeros(2, dtype=bool))
+    assert found.live_bytes == (30, 70, 41, 1)
     assert [(b.name, b.nbytes, b.role) for b in found.largest] == [
         ("a", 30, "recomputed"),
         ("a", 30, "copies of inputs"),
+        ("b", 10, "recomputed"),
     ]
 
 
