@@ -253,7 +253,9 @@ class _Walk:
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
             transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
-            transient += self._copies(slot) + self._copies_beside(slot) - self._spared_copy(event) + self._incoming(slot)
+            transient += (
+                self._copies(slot) + self._copies_beside(slot) - self._spared_copy(event) + self._incoming(slot)
+            )
             whole = self._inside(event)
             if self._has_buffer(event) and whole not in alive:
                 last = max(self._last_read_from(whole), *(self._last_read(e) for e in self._made_inside(whole)))
