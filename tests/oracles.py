@@ -442,9 +442,13 @@ class _Forward:
     def _overwrites(self, w: int) -> list[int]:
         """The one buffer that the kernel of `w` is written over, if any."""
         read = (self._reads_from_memory(w) & self.buffers) - self.saved
-        dying = sorted(v for v in read if self.last_place(v) == w)
+        dying = sorted(v for v in read if self.last_place(v) == w and self._is_of_itself(v))
         shape = (self.values[w].nbytes, self.values[w].is_channels_last)
         return [v for v in dying if (self.values[v].nbytes, self.values[v].is_channels_last) == shape][:1]
+
+    def _is_of_itself(self, v: int) -> bool:
+        """Whether a buffer is no part of another, nor another a part of it that is read as long."""
+        return self._whole_of(v) < 0 and all(self.last_place(u) < self.last_place(v) for u in self._inside(v))
 
     def _sources_behind(self, w: int) -> set[int]:
         """What is read from memory for a value that is no part of the forward."""
@@ -483,19 +487,19 @@ class _Forward:
         return self.size if self._taken_by(v, kept) in kept else self._readers_behind(v)[-1]
 
     def _waits(self, v: int, kept: set[int]) -> bool:
-        """Whether a buffer stays for what is computed behind the forward; what is made of random numbers alone is not, if small."""
+        """Whether a buffer stays for what is computed behind the forward; not for what is computed of it alone, if small."""
         readers = set(self._readers_behind(v)) & kept
-        with_it = {w for w in readers if self._is_of_draw(w, v)}
+        with_it = {w for w in readers if self._is_of_one(w, v)}
         is_large = sum(self.values[w].nbytes for w in with_it) > self.values[v].nbytes
         return v not in kept and (readers > with_it or (bool(with_it) and is_large))
 
-    def _is_of_draw(self, w: int, v: int) -> bool:
-        """Whether a value behind the forward is computed of random numbers alone."""
-        return self.values[v].is_drawn and self._sources_behind(w) == {v}
+    def _is_of_one(self, w: int, v: int) -> bool:
+        """Whether a value behind the forward is computed of one pointwise buffer alone."""
+        return self.values[v].kernel == POINTWISE and self._sources_behind(w) == {v}
 
     def _written_at(self, w: int, kept: set[int]) -> int:
-        """Where a saved value is written: with the random numbers that it is computed of, if these wait for nothing else."""
-        draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_draw(w, v)]
+        """Where a saved value is written: with the buffer that it is computed of, if that waits for nothing else."""
+        draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_one(w, v)]
         return draws[0] if draws and not self._waits(draws[0], kept) else self._first_place(w)
 
     def _taken_by(self, v: int, kept: set[int]) -> int:
@@ -505,8 +509,9 @@ class _Forward:
             u
             for u in sorted(self.buffers)
             if u < v and last in self._readers_behind(u)[-1:] and self._fits(u, last) and self._waits(u, kept)
+            if self._whole_of(u) < 0
         ]
-        return last if self._fits(v, last) and not earlier else -1
+        return last if self._fits(v, last) and not earlier and self._whole_of(v) < 0 else -1
 
     def _fits(self, v: int, w: int) -> bool:
         a, b = self.values[v], self.values[w]
@@ -519,18 +524,39 @@ class _Forward:
         sources = (self._sources_behind(w) & self.buffers) - kept
         return any(self._taken_by(v, kept) == w and self._waits(v, kept) for v in sources)
 
+    def _whole_of(self, v: int) -> int:
+        """The concatenation that an unsaved part with a buffer lies in; -1 for none."""
+        if v not in self.buffers or v in self.saved or self.values[v].is_drawn:
+            return -1
+        return next((w for w in sorted(self.buffers) if v in self.values[w].parts), -1)
+
+    def _begins_at(self, w: int) -> int:
+        """Where a buffer begins: a concatenation with its first part, whose kernel writes it there, also where it is saved."""
+        parts = [v for v in self.values[w].parts if v in self.buffers and not self.values[v].is_drawn]
+        return min([self._first_place(w), *map(self._first_place, parts)])
+
+    def _inside(self, w: int) -> list[int]:
+        return [v for v in self.values[w].parts if self._whole_of(v) == w]
+
+    def _is_alive(self, v: int, place: int, kept: set[int]) -> bool:
+        """Whether a buffer that is not saved is read at or behind a place, itself or a part that lies in it."""
+        is_over = self.overwritten.get(v) == place
+        is_read = (place <= self.last_place(v) and not is_over) or place <= self._read_behind(v, kept)
+        return is_read or any(self._is_alive(part, place, kept) for part in self._inside(v))
+
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
         runs = place < self.size and self.values[place].in_forward
         live = self.values[place].transient_bytes + self.values[place].workspace_bytes if runs else 0
+        if runs and set(self.values[place].ordered_by) & self.saved:
+            live -= self.values[place].nbytes  # made in its reader's order
         for v in range(self.size):
-            first = self._first_place(v)
-            by_plan = v in kept and place >= self._written_at(v, kept)
-            by_itself = v in self.buffers and first <= place <= self.last_place(v) and self.overwritten.get(v) != place
-            by_plan = by_plan and not self._takes_over(v, kept)
-            is_read_behind = v in self.buffers - kept and first <= place <= self._read_behind(v, kept)
-            by_itself = by_itself or is_read_behind
-            written = runs and first == place != v  # whether anything reads it or not
+            if self._whole_of(v) >= 0:
+                continue
+            by_plan = v in kept and place >= self._written_at(v, kept) and not self._takes_over(v, kept)
+            by_itself = v in self.buffers and self._begins_at(v) <= place
+            by_itself = by_itself and (v in kept or self._is_alive(v, place, kept))
+            written = runs and self._first_place(v) == place != v  # whether anything reads it or not
             live += self.values[v].nbytes if by_plan or by_itself or written else 0
         return live
 

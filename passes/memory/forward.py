@@ -7,7 +7,7 @@ compute the value once more in registers.  No kernel writes over a saved buffer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class ForwardLifetimes:
         has_buffer: Written to memory though it is not saved.
         stops: The place before which such a buffer is freed.
         taken: Whether the kernel at that place writes over it.
-        drawn: Random numbers that others may be written with, and whether these wait for the end, [P].
+        beside: Buffers that others may be written with, and whether these wait for the end, [P].
         copy_stops: For `Forward.held`, the place before which the copy of an input is freed, [K, P]: behind the last kernel that
             reads it, or never where the backward computes the value once more.
     """
@@ -39,7 +39,7 @@ class ForwardLifetimes:
     has_buffer: Bools
     stops: NDArray[np.int32]
     taken: Bools
-    drawn: Sequence[tuple[Source, Bools]]
+    beside: Sequence[tuple[Source, Bools]]
     copy_stops: NDArray[np.int32]
 
 
@@ -59,7 +59,7 @@ class _Epilogue:
         self.values = np.array([s.value for s in sources], dtype=np.int64)
         self.last_readers = np.array([s.readers[-1] for s in sources], dtype=np.int32)
         self.turns = [np.array(turn, dtype=np.int64) for turn in _turns(sources)]
-        others = [[v for v in s.readers if v not in s.drawn_with] or list(s.readers) for s in sources]
+        others = [[v for v in s.readers if v not in s.written_with] or list(s.readers) for s in sources]
         self.others = np.array([v for readers in others for v in readers], dtype=np.int64)
         self.firsts = np.cumsum([0, *map(len, others)], dtype=np.int64)[:-1]
 
@@ -88,6 +88,9 @@ class Forward:
     Attributes:
         held: Indices of the values that are computed from copies of inputs.
         held_by_one: Which of them are computed in a kernel of their own, not in those of their readers, [K].
+        joined_at: Parts of concatenations that have a buffer, with the concatenation: a part that is not saved lies in its buffer,
+            one that is saved is copied into it by its own kernel.
+        ordered: Concatenations that are copied for their reader unless one of these values is saved (`Value.ordered_by`).
         order: Values sorted by the place from which saving them costs bytes.
         first_stop: The first place before which a plan may free a value's buffer.
         tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
@@ -120,12 +123,16 @@ class Forward:
         self.epilogue = _Epilogue(epilogue_sources(values, stored.tolist()))
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
+        self.joined_at = self._find_joins()
+        self.ordered = {w: list(v.ordered_by) for w, v in enumerate(values) if v.ordered_by and v.in_forward}
         self.held = np.flatnonzero([v.held_bytes for v in values])
         self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
         self.held_by_one: Bools = np.array([self.runs_once(v) for v in self.held.tolist()], dtype=bool)
         self.fixed = self._fixed_bytes(held_bytes)
         is_part = (self.begin != np.arange(n)) & np.array([v.in_forward for v in values], dtype=bool)[self.begin]
         self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
+        for v, w in self.joined_at.items():
+            self.begin[w] = min(self.begin[w], v)
         has_bytes = self.stored & (self.nbytes > 0)
         self.sure, self.drawn = np.flatnonzero(has_bytes & ~self.is_drawn), np.flatnonzero(has_bytes & self.is_drawn)
         self.bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
@@ -196,15 +203,24 @@ class Forward:
                     found.append((w, sources))
         return found
 
+    def _find_joins(self) -> dict[int, int]:
+        """Parts that have a buffer, with the concatenation that they are in, which has one too."""
+        found = dict[int, int]()
+        for w, value in enumerate(self.values):
+            if self._is_stored[w] and value.nbytes and value.in_forward:
+                parts = [v for v in value.parts if self._is_stored[v] and not self.is_drawn[v] and self.nbytes[v]]
+                found.update(dict.fromkeys(parts, w))
+        return found
+
     def _fixed_bytes(self, held_bytes: int) -> Ints:
-        """At each place, and at the end: copies, workspaces, outputs of kernels that nothing reads."""
+        """At each place, and at the end, in every plan: copies, workspaces, outputs of kernels that nothing reads."""
         fixed = np.full(self.size + 1, held_bytes, dtype=np.int64)
         begin = self.begin.tolist()
         for v, value in enumerate(self.values):
             if value.held_bytes:
                 fixed[: v + 1] += value.held_bytes
             if value.in_forward and (beside_bytes := value.transient_bytes + value.workspace_bytes):
-                fixed[v] += beside_bytes
+                fixed[v] += beside_bytes - (value.nbytes if v in self.ordered else 0)
             if begin[v] != v and self.values[begin[v]].in_forward and not self._is_stored[v]:
                 fixed[begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
         return fixed
@@ -228,24 +244,37 @@ class Forward:
             with_epilogue: Whether what is computed at the end keeps what it reads.
         """
         ends, epilogue = self._ends(used), self.epilogue if with_epilogue else _Epilogue(())
-        never = self.size + 1
+        never, inside = self.size + 1, self._inside(used)
         last_read = np.where(self.held_by_one[:, None] | used[self.held], self.held[:, None], ends[self.held])
         copy_stops = np.where(recomputed[self.held], never, np.minimum(last_read + 1, never))
         held = self._are_held(epilogue, used)
         u, last = epilogue.values, epilogue.last_readers
         ends[u] = np.where(held, np.maximum(ends[u], last[:, None]), ends[u])
         has_buffer = self._buffers(ends)
-        taken = self._overwritten(used, ends, has_buffer)
+        taken = self._overwritten(used, ends, has_buffer, inside)
         stops = ends + 1 - taken
         np.copyto(stops, never, where=used)
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
         for turn in epilogue.turns:
             u, last = epilogue.values[turn], epilogue.last_readers[turn]
             over = held[turn] & used[last] & has_buffer[u] & ~covered[last]
+            for v in inside.keys() & set(u.tolist()):
+                over[u == v] &= ~inside[v]
             stops[u] = np.where(over, never, stops[u])
             covered[last] |= over
-        drawn = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.drawn_with]
-        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, drawn, copy_stops)
+        self._join(inside, stops)
+        beside = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.written_with]
+        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, beside, copy_stops)
+
+    def _inside(self, used: Bools) -> dict[int, Bools]:
+        """For each part of a concatenation that has a buffer, whether that lies in the concatenation's, [P]: it is not saved."""
+        return {v: ~used[v] for v in self.joined_at}
+
+    def _join(self, inside: Mapping[int, Bools], stops: NDArray[np.int32]) -> None:
+        """Change `stops`: a part inside a concatenation has no buffer, and what it lies in stays for it."""
+        for v, w in self.joined_at.items():
+            np.maximum(stops[w], stops[v], out=stops[w], where=inside[v])
+            np.copyto(stops[v], self.begin[v], where=inside[v])
 
     def _are_held(self, epilogue: _Epilogue, used: Bools) -> Bools:
         """Whether what is computed behind the forward waits with a buffer that is not saved, [sources, P]."""
@@ -253,8 +282,8 @@ class Forward:
             np.logical_or.reduceat(used[epilogue.others], epilogue.firsts, axis=0) if len(epilogue.firsts) else used[:0]
         )
         for k, source in enumerate(epilogue.sources):
-            if source.drawn_with:
-                with_it = list(source.drawn_with)
+            if source.written_with:
+                with_it = list(source.written_with)
                 is_large = self.nbytes[with_it] @ used[with_it] > self.nbytes[source.value]
                 held[k] = held[k] & (len(source.readers) > len(with_it)) | is_large
         return np.asarray(held & ~used[epilogue.values])
@@ -278,12 +307,19 @@ class Forward:
         found[rows] &= (self.externs[last_place] > self.externs[rows][:, None]) | (ends[rows] >= self.size)
         return found
 
-    def _overwritten(self, used: Bools, ends: NDArray[np.int32], has_buffer: Bools) -> Bools:
-        """Whether a kernel writes over the value's buffer, [values, P]."""
+    def _overwritten(
+        self, used: Bools, ends: NDArray[np.int32], has_buffer: Bools, inside: Mapping[int, Bools]
+    ) -> Bools:
+        """Whether a kernel writes over the value's buffer, [values, P]; not over a part of another, nor what that lies in."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
         free = has_buffer[kernels] | used[kernels]  # what is saved has a buffer, though it may have none otherwise
-        self.overwriting.mark(taken, free, kernels[:, None], ~used & has_buffer, ends)
+        own = ~used & has_buffer
+        for v, is_in in inside.items():
+            w = self.joined_at[v]
+            own[w] &= ~(is_in & (ends[v] >= ends[w]))
+            own[v] &= ~is_in
+        self.overwriting.mark(taken, free, kernels[:, None], own, ends)
         return taken
 
     def live(self, lifetimes: ForwardLifetimes) -> Ints:
@@ -293,8 +329,8 @@ class Forward:
         rows = np.arange(plans, dtype=np.int64) * width
         rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
         late = np.repeat(self.begins_if_saved[rest][:, None], plans, axis=1)
-        for source, waits in lifetimes.drawn:
-            among = np.isin(rest, source.drawn_with)
+        for source, waits in lifetimes.beside:
+            among = np.isin(rest, source.written_with)
             late[among] = np.where(waits, late[among], source.value)
         sure, drawn = self.sure, self.drawn
         index = [(stops[sure] + rows).ravel(), (late + rows).ravel()]
@@ -317,7 +353,10 @@ class Forward:
             weight += [grid, -grid]
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
-        return np.asarray(live + self.always, dtype=np.int64)
+        live += self.always
+        for w, telling in self.ordered.items():
+            live[:, w] += np.where(saved[telling].any(axis=0), 0, self.nbytes[w])
+        return np.asarray(live, dtype=np.int64)
 
     # -- every plan ---------------------------------------------------------------------------------------------------
 
@@ -328,6 +367,8 @@ class Forward:
         for w, sources in self.sources:
             may_give[[v for v in sources if shortest[v] == w]] = 1
         self.first_stop = stops = self.shortest + 1 - may_give
+        for v in self.joined_at:
+            stops[v] = self.begin[v]
         delta = np.zeros(self.size + 2, dtype=np.int64)
         np.add.at(delta, self.begin[own], self.nbytes[own])
         np.add.at(delta, stops[own], -self.nbytes[own])

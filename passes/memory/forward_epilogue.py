@@ -2,8 +2,8 @@
 
 Nothing in the forward reads such a value.  It is computed after everything else, and the buffers that its kernel reads stay alive
 until then.  But what a kernel of the forward gives beside what the forward reads is written with that: a pooling's offsets.  And
-what random numbers alone are read for is written by the kernel that draws them, where it takes no more than they: the factors of a
-dropout's gradient, which are bfloat16 where the numbers are float32.
+what is computed of one pointwise buffer alone is written by the kernel that writes that buffer, where it takes no more: the mask of a
+ReLU, and of random numbers the factors of a dropout's gradient, which are bfloat16 where the numbers are float32.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Source:
         readers: Those values, in order.
         may_be_taken: Whether the last of them may be written over it: it takes the first of its sources that it may and that is not
             saved.
-        drawn_with: Where it is random numbers, readers that are computed of them alone: they are written where these are drawn, if
-            they take no more bytes and no other reader waits.
+        written_with: Where the buffer is a pointwise value, readers that are computed of it alone: its kernel writes them too, if they
+            take no more bytes and no other reader waits.
     """
 
     value: int
     readers: tuple[int, ...]
     may_be_taken: bool
-    drawn_with: tuple[int, ...] = ()
+    written_with: tuple[int, ...] = ()
 
 
 def epilogue_sources(values: Sequence[Value], stored: Sequence[bool]) -> list[Source]:
@@ -53,8 +53,8 @@ def epilogue_sources(values: Sequence[Value], stored: Sequence[bool]) -> list[So
     for u in sorted(readers):
         last = readers[u][-1]
         may_be_taken = overwrites(values[last]) and may_be_written_over(values[u], values[last])
-        drawn_with = tuple(v for v in readers[u] if values[u].is_drawn and read[v] == {u})
-        found.append(Source(u, tuple(readers[u]), may_be_taken, drawn_with))
+        written_with = tuple(v for v in readers[u] if values[u].kernel == POINTWISE and read[v] == {u})
+        found.append(Source(u, tuple(readers[u]), may_be_taken, written_with))
     return found
 
 

@@ -183,6 +183,8 @@ class Moments:
         if forward.first_stop[v] > place:
             return None
         reasons = [programme.saved(v)] if forward.saved_nbytes[v] else []
+        if v in forward.joined_at:
+            return reasons  # it lies in a concatenation, or is saved
         if v in self._varying and forward.longest[v] > place:
             least, open_readers = self._varying[v]
             if least > place:
@@ -190,7 +192,7 @@ class Moments:
             reasons += [[(reach[w], 1.0)] for w in open_readers if w in reach]
         source = self._sources.get(v)
         if source is not None and place < source.readers[-1]:
-            waiting = [w for w in source.readers if w not in source.drawn_with and forward.saved_nbytes[w]]
+            waiting = [w for w in source.readers if w not in source.written_with and forward.saved_nbytes[w]]
             reasons += [programme.saved(w) for w in waiting]
         return reasons
 
