@@ -526,13 +526,18 @@ class _Forward:
 
     def _whole_of(self, v: int) -> int:
         """The concatenation that an unsaved part with a buffer lies in; -1 for none."""
-        if v not in self.buffers or v in self.saved or self.values[v].is_drawn:
+        return -1 if v in self.saved else self._joined_to(v)
+
+    def _joined_to(self, v: int) -> int:
+        """The concatenation that a part is written into before it stands there: one that something else reads too; -1 for none."""
+        if v not in self.buffers or self.values[v].is_drawn:
             return -1
-        return next((w for w in sorted(self.buffers) if v in self.values[w].parts), -1)
+        whole = next((w for w in sorted(self.buffers) if v in self.values[w].parts), -1)
+        return whole if set(self.readers[v]) - {whole} else -1
 
     def _begins_at(self, w: int) -> int:
         """Where a buffer begins: a concatenation with its first part, whose kernel writes it there, also where it is saved."""
-        parts = [v for v in self.values[w].parts if v in self.buffers and not self.values[v].is_drawn]
+        parts = [v for v in self.values[w].parts if self._joined_to(v) == w]
         return min([self._first_place(w), *map(self._first_place, parts)])
 
     def _inside(self, w: int) -> list[int]:

@@ -204,12 +204,16 @@ class Forward:
         return found
 
     def _find_joins(self) -> dict[int, int]:
-        """Parts that have a buffer, with the concatenation that they are in, which has one too."""
+        """Parts that have a buffer, with the concatenation that they are in, which has one too.
+
+        A part that nothing else reads is computed where the concatenation stands: what it reads lives until then, as if in its stead.
+        """
         found = dict[int, int]()
         for w, value in enumerate(self.values):
-            if self._is_stored[w] and value.nbytes and value.in_forward:
-                parts = [v for v in value.parts if self._is_stored[v] and not self.is_drawn[v] and self.nbytes[v]]
-                found.update(dict.fromkeys(parts, w))
+            for v in value.parts if self._is_stored[w] and value.nbytes and value.in_forward else ():
+                has_buffer = self._is_stored[v] and not self.is_drawn[v] and self.nbytes[v] > 0
+                if has_buffer and any(reader != w for reader in self.readers[v]):
+                    found[v] = w
         return found
 
     def _fixed_bytes(self, held_bytes: int) -> Ints:

@@ -2,8 +2,8 @@
 
 Nothing in the forward reads such a value.  It is computed after everything else, and the buffers that its kernel reads stay alive
 until then.  But what a kernel of the forward gives beside what the forward reads is written with that: a pooling's offsets.  And
-what is computed of one pointwise buffer alone is written by the kernel that writes that buffer, where it takes no more: the mask of a
-ReLU, and of random numbers the factors of a dropout's gradient, which are bfloat16 where the numbers are float32.
+what is computed of one pointwise buffer alone is written by that buffer's kernel, where it takes no more bytes: the mask of a ReLU,
+and of random numbers the factors of a dropout's gradient, which are bfloat16 where the numbers are float32.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Source:
         readers: Those values, in order.
         may_be_taken: Whether the last of them may be written over it: it takes the first of its sources that it may and that is not
             saved.
-        written_with: Where the buffer is a pointwise value, readers that are computed of it alone: its kernel writes them too, if they
-            take no more bytes and no other reader waits.
+        written_with: Where the buffer is a pointwise value, readers that are computed of it alone: its kernel writes them too, if
+            they take no more bytes and no other reader waits.
     """
 
     value: int
