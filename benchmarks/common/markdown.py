@@ -447,8 +447,7 @@ values of `torch._functorch.config.activation_memory_budget` (`promise_rivals_cp
 were written before the memory model was fitted, + have 8 blocks or more. "gradients" is their share of the default peak; "without
 them" is min/torch's with the gradients' bytes taken off both. "worst error" compares predicted and measured peak: of `fourier`,
 `experts` and `recurrent` it is the bytes of the output, which plans count until the step ends and this benchmark's steps drop
-before their backward (`--hold` holds it); of `unet` at `min`, 2 % is a copy of a concatenation that is counted and not made. Rows
-whose plans changed since they were first measured (`--stale` lists them) were measured again with `--empty-kernels`.""",
+before their backward (`--hold` holds it).""",
         _promise,
         _promise_summary,
     ),

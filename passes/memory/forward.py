@@ -206,7 +206,7 @@ class Forward:
     def _find_joins(self) -> dict[int, int]:
         """Parts that have a buffer, with the concatenation that they are in, which has one too.
 
-        A part that nothing else reads is computed where the concatenation stands: what it reads lives until then, as if in its stead.
+        A part that nothing else reads is computed where the concatenation stands: what it reads lives until then in its stead.
         """
         found = dict[int, int]()
         for w, value in enumerate(self.values):

@@ -122,6 +122,33 @@ def test_summed_up_gradients_of_branches_do_not_keep_their_products() -> None:
     assert report.scheduled_peak_bytes is not None and report.scheduled_peak_bytes < 14 * 2**20
 
 
+class Skips(nn.Module):
+    """Two resolutions with a skip by concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down, self.up = block_of(3, 32), block_of(32, 64), block_of(96, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, 3, H, W] -> scalar"""
+        skip = self.first(x)
+        below = self.down(nn.functional.avg_pool2d(skip, 2))
+        return self.up(torch.cat([nn.functional.interpolate(below, scale_factor=2.0), skip], dim=1)).square().mean()
+
+
+def block_of(inner: int, outer: int) -> nn.Sequential:
+    """Two convolutions."""
+    layers = [nn.Conv2d(inner, outer, 3, padding=1), nn.Conv2d(outer, outer, 3, padding=1)]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.GroupNorm(8, outer), nn.SiLU())))
+
+
+@pytest.mark.parametrize("budget", ["min", "24MiB"])
+def test_a_skip_is_part_of_its_concatenation_and_copied_for_each_reader(budget: str) -> None:
+    """In a forward the concatenation begins with the skip; convolutions get copies of it right before they run."""
+    (report,) = reports_of(Skips(), [torch.randn(4, 3, 64, 64)], budget)
+    assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
+
+
 class Decoder(nn.Module):
     """The end of an autoencoder: convolutions, then the loss."""
 

@@ -102,3 +102,43 @@ def test_what_is_made_of_random_numbers_alone_is_written_where_they_are_drawn() 
     assert peak_of(values, [5, 6], [5, 6]) == 4 + 4 + 16  # what reads more waits with all of it
     larger = replace(values[5], nbytes=5)
     assert peak_of([*values[:5], larger], [5], [5]) == 4 + 16
+
+
+def test_what_is_computed_of_one_pointwise_buffer_is_written_with_it() -> None:
+    """The mask of a ReLU that a convolution reads: the ReLU dies there, and its mask was written by its own kernel."""
+    values = [
+        value("a", 4, []),
+        replace(value("relu", 4, [0], POINTWISE), realised=True),
+        value("b", 8, [1]),
+        value("c", 8, [2]),
+        value("mask", 1, [1], POINTWISE, in_forward=False),
+    ]
+    assert peak_of(values, [4], [4]) == 8 + 8 + 1
+    assert peak_of([*values[:4], replace(values[4], nbytes=5)], [4], [4]) == 4 + 8 + 8  # it takes more: it waits
+
+
+JOINED = [
+    value("a", 4, []),
+    replace(value("skip", 4, [0], POINTWISE), realised=True),
+    value("b", 8, [1]),
+    replace(value("both", 12, [1, 2], POINTWISE), realised=True, parts=(1,)),
+    value("c", 1, [3]),
+]
+
+
+def test_a_concatenation_begins_with_a_part_that_something_else_reads_before() -> None:
+    assert peak_of(JOINED, [1], []) == 12 + 8  # `skip` lies in it
+    assert peak_of(JOINED, [1], [1]) == 4 + 12 + 8  # `skip` is written beside it, and into it
+
+
+def test_a_part_that_nothing_else_reads_is_computed_where_the_concatenation_stands() -> None:
+    values = [*JOINED[:2], replace(JOINED[2], reads=(0,)), *JOINED[3:]]
+    assert peak_of(values, [1], []) == 4 + 8 + 12  # what it is computed from lives until then
+
+
+def test_a_concatenation_in_its_readers_order_is_not_copied() -> None:
+    """A saved part with its channels innermost tells the order."""
+    copied = replace(JOINED[3], ordered_by=(1,), transient_bytes=12)
+    values = [*JOINED[:3], copied, JOINED[4]]
+    assert peak_of(values, [1], []) == 12 + 8 + 12
+    assert peak_of(values, [1], [1]) == 4 + 12 + 8
