@@ -343,8 +343,10 @@ class LifetimeModel:
 
 def _copied_for(values: Sequence[Value], steps: Sequence[Step]) -> dict[int, tuple[list[int], list[int]]]:
     found: dict[int, tuple[list[int], list[int]]] = {}
-    for number, nodes in enumerate((values, steps)):
-        for reader, node in enumerate(nodes):
-            for w in node.copies:
-                found.setdefault(w, ([], []))[number].append(reader)
+    for v, value in enumerate(values):
+        for w in value.copies:
+            found.setdefault(w, ([], []))[0].append(v)
+    for b, step in enumerate(steps):
+        for w in step.copies:
+            found.setdefault(w, ([], []))[1].append(b)
     return found
