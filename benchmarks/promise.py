@@ -18,9 +18,9 @@ measured. `--show` runs nothing and prints the lines of files that `--json` wrot
 budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree.
 
 `--stale` compiles nothing: it plans each of our rows of a file again, for the bytes that it had, and lists those with another
-predicted peak, floor or extra time. Another extra time means another plan. Where the peak alone differs, the memory model has
-changed, or the libraries take other workspaces on this processor (products in bfloat16 do), or the stored figure is that of a
-second round. `--drop` takes the listed rows out of the file, so that the next run with `--json` makes them anew.
+predicted peak, floor or extra time; rows that failed stay. Another extra time means another plan. Where the peak alone differs, the
+memory model has changed, or the libraries take other workspaces on this processor (products in bfloat16 do), or the stored figure
+is that of a second round. `--drop` takes the listed rows out of the file, so that the next run with `--json` makes them anew.
 
 The exit status is 1 if a measured peak is above its budget or that of a larger one, an error above 3 %, or `min` above torch's
 lowest; with `--stale` if a row is listed.
@@ -130,7 +130,8 @@ def list_stale(path: Path, arguments: argparse.Namespace) -> int:
             f"{path} is of torch {head['torch']}, this is {torch.__version__}: plans differ for that alone"
         )
     torch.set_num_threads(int(head["threads"]))  # workspaces of kernels depend on it
-    ours = [row for row in rows if row.kind == "remat" and row.model in (arguments.model or models.CASES)]
+    names = arguments.model or models.CASES
+    ours = [row for row in rows if row.kind == "remat" and row.model in names and row.failure is None]
     stale: list[StaleRow] = []
     for row in ours:
         harness.progress(f"{row.model}: {row.setting}")
