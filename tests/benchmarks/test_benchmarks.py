@@ -318,7 +318,11 @@ def test_rows_with_another_plan_by_now_are_listed_and_dropped(
     _, met, least = stored["rows"]
     assert met["predicted_peak_bytes"] and least["extra_ns"] > 0
     least["extra_ns"] *= 1.001
-    failed = {**met, "setting": "0.7", "failure": "TorchRuntimeError: no such operator"}  # planned again, it would fail again
+    failed = {
+        **met,
+        "setting": "0.7",
+        "failure": "TorchRuntimeError: no such operator",
+    }  # planned again, it would fail again
     met["predicted_peak_bytes"], met["floor_bytes"] = None, 4
     stored["rows"].append(failed)
     out.write_text(json.dumps(stored))
