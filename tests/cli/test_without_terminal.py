@@ -83,7 +83,11 @@ def test_head_of_both_streams_ends_it_quietly() -> None:
     ids=["loading", "two processes"],
 )
 def test_an_interrupt_ends_all_its_processes_in_one_line(arguments: list[str], line: str) -> None:
-    """A terminal sends Ctrl-C to the whole process group."""
+    """A terminal sends Ctrl-C to the whole process group.
+
+    A shell sees status 130 also where the process ends by the signal.  Python does that, whoever caught the interrupt, if it hit
+    a string in ``exec`` (``run_eval_code_obj`` in ``pythonrun.c``), as named tuples are made of while torch is imported.
+    """
     process = started(arguments, start_new_session=True)
     assert process.stderr is not None
     for text in process.stderr:
@@ -91,7 +95,8 @@ def test_an_interrupt_ends_all_its_processes_in_one_line(arguments: list[str], l
             break
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT_S)
-    assert (process.returncode, err, out) == (130, f"compile-remat {arguments[0]}: interrupted\n", "")
+    assert process.returncode in (130, -signal.SIGINT)
+    assert (err, out) == (f"compile-remat {arguments[0]}: interrupted\n", "")
     deadline = time.monotonic() + TIMEOUT_S
     while _is_there(process.pid):  # multiprocessing has a process that ends a moment later
         assert time.monotonic() < deadline
