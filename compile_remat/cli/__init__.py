@@ -55,12 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # as in `compile-remat devices | head -2`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
         return 141
-    except KeyboardInterrupt:
-        print(f"compile-remat {command.name}: interrupted", file=sys.stderr)
-        return 130
     except RematError as error:
         print("\n".join([f"compile-remat {command.name}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if not _is_interrupt(error):
+            raise
+        print(f"compile-remat {command.name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether an error is Ctrl-C, or what Python 3.11 makes of it while it creates a class (``Error calling __set_name__``)."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -94,6 +94,19 @@ def test_a_closed_pipe_and_an_interrupt_end_without_a_traceback(
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compile_remat.cli.devices.run_devices", interrupted)
-    assert cli.main(["devices"]) == 130
-    assert capsys.readouterr().err == "compile-remat devices: interrupted\n"
+    def while_a_class_is_made(arguments: object) -> int:  # as Python 3.11 says it
+        raise RuntimeError("Error calling __set_name__ on 'Field' instance 'x' in 'A'") from KeyboardInterrupt()
+
+    for run in (interrupted, while_a_class_is_made):
+        monkeypatch.setattr("compile_remat.cli.devices.run_devices", run)
+        assert cli.main(["devices"]) == 130
+        assert capsys.readouterr().err == "compile-remat devices: interrupted\n"
+
+
+def test_an_error_of_something_else_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(arguments: object) -> int:
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr("compile_remat.cli.devices.run_devices", broken)
+    with pytest.raises(RuntimeError, match="no such device"):
+        cli.main(["devices"])
