@@ -22,6 +22,9 @@ from compile_remat._torch import sizes
 from compile_remat.inductor.workspace import workspace_bytes
 from compile_remat.inductor.wrapper_names import names_of
 
+SELECTOR = "_selector"
+"""How the name ends that tells which branch of a `cond` runs, from torch 2.15 on: ``buf1_selector = int(gt.item())``."""
+
 
 class NotUnderstood(Exception):
     """The wrapper has statements that a dry run cannot follow."""
@@ -216,6 +219,8 @@ class _Run:
     def _statement(self, node: ast.stmt) -> None:
         self.workspace.nbytes = 0
         match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) if name.endswith(SELECTOR):
+                self.names[name] = None  # only the data knows it; what counts with it is not understood
             case ast.Assign():
                 value = self._value(node.value)
                 for target in node.targets:

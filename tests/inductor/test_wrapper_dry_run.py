@@ -179,11 +179,13 @@ def test_functions_branches_and_loops_are_followed(lines: list[str], peak: int, 
     assert (run.peak_bytes, run.output_bytes) == (peak * KIB, outputs * KIB)
 
 
-def test_a_branch_does_not_see_what_the_other_one_freed() -> None:
+@pytest.mark.parametrize("test", [["if x.item():"], ["x_selector = int(x.item())", "if x_selector == 0:"]])
+def test_a_branch_does_not_see_what_the_other_one_freed(test: list[str]) -> None:
+    """The second is what torch 2.15 writes for a `cond`."""
     lines = [
         "x, = args",
         f"y = {NEW}",
-        "if x.item():",
+        *test,
         "    del y",
         "else:",
         f"    z = {NEW}",
@@ -191,6 +193,18 @@ def test_a_branch_does_not_see_what_the_other_one_freed() -> None:
         "return (w,)",
     ]
     assert dry_run(code(*lines), [X]).peak_bytes == 3 * KIB
+
+
+def test_sizes_that_only_the_data_knows_are_not_understood() -> None:
+    for name in ("u0", "x_selector"):
+        lines = [
+            "x, = args",
+            f"{name} = int(x.item())",
+            f"y = empty_strided_cpu(({name},), (1,), torch.float32)",
+            "return (y,)",
+        ]
+        with pytest.raises(NotUnderstood):
+            dry_run(code(*lines), [X])
 
 
 def test_code_without_the_function_is_not_understood() -> None:
