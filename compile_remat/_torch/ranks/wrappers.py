@@ -2,8 +2,8 @@
 
 Private names: ``DistributedDataParallel._active_ddp_module``; ``FSDPState`` with ``_fsdp_param_groups`` (before 2.13
 ``_fsdp_param_group``), ``_state_ctx``, ``_comm_ctx``, ``_is_root`` and ``_auto_reshard_after_forward``, ``FSDPParamGroup`` with
-``fsdp_params``, ``modules``, ``device``, ``mesh_info``, ``mp_policy``, ``is_unsharded`` and ``_reshard_after_forward``,
-``FSDPParam`` with ``sharded_param``, ``_sharded_param_data`` and ``_orig_size``, and
+``fsdp_params``, ``modules``, ``device``, ``mesh_info``, ``is_unsharded`` and ``_reshard_after_forward``,
+``FSDPParam`` with ``sharded_param``, ``_sharded_param_data``, ``_orig_size`` and ``mp_policy`` (from 2.15 on each has its own), and
 ``torch.distributed._composable_state._module_state_mapping``.
 """
 
@@ -149,7 +149,7 @@ def _facts(group: Any, device_type: str, *, stays: bool, is_outer: bool) -> Fsdp
     gathered = gradients = reduced = output = shard = cast = last = gather_cast = 0
     for param in group.fsdp_params:
         dtype: torch.dtype = param.sharded_param.dtype
-        given, sent = group.mp_policy.param_dtype or dtype, group.mp_policy.reduce_dtype
+        given, sent = param.mp_policy.param_dtype or dtype, param.mp_policy.reduce_dtype
         padded = param._sharded_param_data.numel()
         gathered += size * padded * given.itemsize
         gather_cast += padded * given.itemsize * (given != dtype)
