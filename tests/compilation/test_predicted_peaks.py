@@ -21,7 +21,7 @@ from compile_remat.backend import remat
 
 TOLERANCE = 0.01
 TOO_HIGH = {"densenet": 0.04}
-"""On torch 2.11; on later ones seen on a processor with AVX2 alone, before the masks of ReLUs were counted where they are written."""
+"""On torch 2.11; on later ones seen on a processor with AVX2 alone, before masks of ReLUs were counted where they are written."""
 
 OVERESTIMATED = pytest.mark.xfail(
     strict=True,
