@@ -7,7 +7,7 @@ compute the value once more in registers.  No kernel writes over a saved buffer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,21 +54,22 @@ class _Epilogue:
         firsts: Where in `others` each source begins.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], joined: Collection[int] = ()) -> None:
+        """`joined` are values that have no buffer of their own to be written over."""
         self.sources = sources
         self.values = np.array([s.value for s in sources], dtype=np.int64)
         self.last_readers = np.array([s.readers[-1] for s in sources], dtype=np.int32)
-        self.turns = [np.array(turn, dtype=np.int64) for turn in _turns(sources)]
+        self.turns = [np.array(turn, dtype=np.int64) for turn in _turns(sources, joined)]
         others = [[v for v in s.readers if v not in s.written_with] or list(s.readers) for s in sources]
         self.others = np.array([v for readers in others for v in readers], dtype=np.int64)
         self.firsts = np.cumsum([0, *map(len, others)], dtype=np.int64)[:-1]
 
 
-def _turns(sources: Sequence[Source]) -> list[list[int]]:
+def _turns(sources: Sequence[Source], joined: Collection[int]) -> list[list[int]]:
     turns: list[list[int]] = []
     before: dict[int, int] = {}
     for k, source in enumerate(sources):
-        if source.may_be_taken:
+        if source.may_be_taken and source.value not in joined:
             turn = before.get(source.readers[-1], 0)
             before[source.readers[-1]] = turn + 1
             turns += [[]] if turn == len(turns) else []
@@ -120,10 +121,10 @@ class Forward:
         self.is_drawn = np.zeros(n, dtype=bool)
         self.is_drawn[drawn] = True
         self._find_ends()
-        self.epilogue = _Epilogue(epilogue_sources(values, stored.tolist()))
+        self.joined_at = self._find_joins()
+        self.epilogue = _Epilogue(epilogue_sources(values, stored.tolist()), self.joined_at)
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
-        self.joined_at = self._find_joins()
         self.ordered = {w: list(v.ordered_by) for w, v in enumerate(values) if v.ordered_by and v.in_forward}
         self.held = np.flatnonzero([v.held_bytes for v in values])
         self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
@@ -197,7 +198,8 @@ class Forward:
         for w, value in enumerate(values):
             if value.kernel == POINTWISE and value.in_forward and (stored[w] or self._may_be_cut[w]):
                 path = own_path(value, values, stored)
-                last_read = [v for v in path if stored[v] and shortest[v] <= w <= longest[v]]
+                own = [v for v in path if stored[v] and v not in self.joined_at]  # not a part of another
+                last_read = [v for v in own if shortest[v] <= w <= longest[v]]
                 sources = [v for v in last_read if may_be_written_over(values[v], value) and not values[v].is_output]
                 if sources:
                     found.append((w, sources))
@@ -248,37 +250,31 @@ class Forward:
             with_epilogue: Whether what is computed at the end keeps what it reads.
         """
         ends, epilogue = self._ends(used), self.epilogue if with_epilogue else _Epilogue(())
-        never, inside = self.size + 1, self._inside(used)
+        never = self.size + 1
         last_read = np.where(self.held_by_one[:, None] | used[self.held], self.held[:, None], ends[self.held])
         copy_stops = np.where(recomputed[self.held], never, np.minimum(last_read + 1, never))
         held = self._are_held(epilogue, used)
         u, last = epilogue.values, epilogue.last_readers
         ends[u] = np.where(held, np.maximum(ends[u], last[:, None]), ends[u])
         has_buffer = self._buffers(ends)
-        taken = self._overwritten(used, ends, has_buffer, inside)
+        taken = self._overwritten(used, ends, has_buffer)
         stops = ends + 1 - taken
         np.copyto(stops, never, where=used)
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
         for turn in epilogue.turns:
             u, last = epilogue.values[turn], epilogue.last_readers[turn]
             over = held[turn] & used[last] & has_buffer[u] & ~covered[last]
-            for v in inside.keys() & set(u.tolist()):
-                over[u == v] &= ~inside[v]
             stops[u] = np.where(over, never, stops[u])
             covered[last] |= over
-        self._join(inside, stops)
+        self._join(used, stops)
         beside = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.written_with]
         return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, beside, copy_stops)
 
-    def _inside(self, used: Bools) -> dict[int, Bools]:
-        """For each part of a concatenation that has a buffer, whether that lies in the concatenation's, [P]: it is not saved."""
-        return {v: ~used[v] for v in self.joined_at}
-
-    def _join(self, inside: Mapping[int, Bools], stops: NDArray[np.int32]) -> None:
-        """Change `stops`: a part inside a concatenation has no buffer, and what it lies in stays for it."""
+    def _join(self, used: Bools, stops: NDArray[np.int32]) -> None:
+        """Change `stops`: a part that is not saved has no buffer, and what it lies in stays for it."""
         for v, w in self.joined_at.items():
-            np.maximum(stops[w], stops[v], out=stops[w], where=inside[v])
-            np.copyto(stops[v], self.begin[v], where=inside[v])
+            np.maximum(stops[w], stops[v], out=stops[w], where=~used[v])
+            np.copyto(stops[v], self.begin[v], where=~used[v])
 
     def _are_held(self, epilogue: _Epilogue, used: Bools) -> Bools:
         """Whether what is computed behind the forward waits with a buffer that is not saved, [sources, P]."""
@@ -311,18 +307,14 @@ class Forward:
         found[rows] &= (self.externs[last_place] > self.externs[rows][:, None]) | (ends[rows] >= self.size)
         return found
 
-    def _overwritten(
-        self, used: Bools, ends: NDArray[np.int32], has_buffer: Bools, inside: Mapping[int, Bools]
-    ) -> Bools:
-        """Whether a kernel writes over the value's buffer, [values, P]; not over a part of another, nor what that lies in."""
+    def _overwritten(self, used: Bools, ends: NDArray[np.int32], has_buffer: Bools) -> Bools:
+        """Whether a kernel writes over the value's buffer, [values, P]; not where a part that lies in it is read as long."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
         free = has_buffer[kernels] | used[kernels]  # what is saved has a buffer, though it may have none otherwise
         own = ~used & has_buffer
-        for v, is_in in inside.items():
-            w = self.joined_at[v]
-            own[w] &= ~(is_in & (ends[v] >= ends[w]))
-            own[v] &= ~is_in
+        for v, w in self.joined_at.items():
+            own[w] &= used[v] | (ends[v] < ends[w])
         self.overwriting.mark(taken, free, kernels[:, None], own, ends)
         return taken
 
