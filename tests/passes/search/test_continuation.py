@@ -86,7 +86,7 @@ def test_plans_for_lower_budgets_never_make_a_plan_slower(seed: int) -> None:
 def test_a_plan_for_a_lower_budget_is_faster_than_the_one_of_low_peak() -> None:
     planner = Planner(stored_problems()["wavenet"])
     search, first = planner.search, planner.minimum_peak.first
-    budget_bytes = int(0.5 * planner.fastest().peak_bytes)
+    budget_bytes = search.peak(first) * 5 // 4
     found = search.from_below(first, budget_bytes)
-    assert search.peak(first) <= budget_bytes and search.peak(found) <= budget_bytes
+    assert search.peak(found) <= budget_bytes
     assert search.time(found) < 0.8 * search.time(first)
