@@ -411,11 +411,14 @@ class _Forward:
 
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
-        if node.is_drawn and not node.is_output and v not in self.returned:
+        if self._is_drawn_for_readers(v):
             between = self.values[v + 1 : self.last_place(v) + 1]
             return any(w.kernel == EXTERN and w.in_forward for w in between)
         by_kernel = node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
         return node.nbytes > 0 and (by_kernel or any(self.values[w].kernel == EXTERN for w in self.readers[v]))
+
+    def _is_drawn_for_readers(self, v: int) -> bool:
+        return self.values[v].is_drawn and not self.values[v].is_output and v not in self.returned
 
     def is_kernel(self, v: int) -> bool:
         is_saved = v in self.saved and self.values[v].nbytes > 0
@@ -549,12 +552,26 @@ class _Forward:
         is_read = (place <= self.last_place(v) and not is_over) or place <= self._read_behind(v, kept)
         return is_read or any(self._is_alive(part, place, kept) for part in self._inside(v))
 
+    def _is_copied(self, w: int) -> bool:
+        """Whether a concatenation is copied for a reader, which happens after what it is made of is freed."""
+        has_copy = self.values[w].transient_bytes >= self.values[w].nbytes and any(w in v.copies for v in self.values)
+        return has_copy or bool(self.values[w].ordered_by)
+
+    def _ends_at(self, v: int, place: int, kept: set[int]) -> bool:
+        """Whether a buffer of its own is freed behind a place."""
+        if v in kept or self._whole_of(v) >= 0 or self._is_drawn_for_readers(v) or self._begins_at(v) > place:
+            return False
+        is_taken = self.overwritten.get(v) == place + 1
+        return self._is_alive(v, place, kept) and not is_taken and not self._is_alive(v, place + 1, kept)
+
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
         runs = place < self.size and self.values[place].in_forward
         live = self.values[place].transient_bytes + self.values[place].workspace_bytes if runs else 0
-        if runs and set(self.values[place].ordered_by) & self.saved:
-            live -= self.values[place].nbytes  # made in its reader's order
+        if runs and self._is_copied(place):
+            is_told = set(self.values[place].ordered_by) & self.saved  # made in its reader's order
+            freed = sum(self.values[v].nbytes for v in self.buffers if self._ends_at(v, place, kept))
+            live -= self.values[place].nbytes if is_told else min(self.values[place].nbytes, freed)
         for v in range(self.size):
             if self._whole_of(v) >= 0:
                 continue

@@ -29,9 +29,9 @@ UNARY_OPS = (
 """Operators of ``torch._inductor.virtualized.ops`` with one argument, which Inductor is asked about."""
 
 EXTRA_OPS = (
-    ("clone", -1), ("repeat", -1), ("embedding", -1), ("gather", -1), ("index", -1), ("pow", -1), ("slice_scatter", 7),
-    ("select_scatter", 3), ("constant_pad_nd", 5), ("upsample_nearest2d", 6), ("avg_pool2d", 7), ("avg_pool2d_backward", 21),
-    ("max_pool2d_with_indices_backward", 20), ("addcmul", 3), ("unpack_bits", 7),
+    ("clone", -1), ("repeat", -1), ("embedding", -1), ("gather", -1), ("index", -1), ("_unsafe_index", -1), ("pow", -1),
+    ("slice_scatter", 7), ("select_scatter", 3), ("constant_pad_nd", 5), ("upsample_nearest2d", 6), ("avg_pool2d", 7),
+    ("avg_pool2d_backward", 21), ("max_pool2d_with_indices_backward", 20), ("addcmul", 3), ("unpack_bits", 7),
 )  # fmt: skip
 """`InductorRules.extra_ops`: of a square, a slice with two ends, a padding at both sides of one dimension, windows of 2 x 2."""
 

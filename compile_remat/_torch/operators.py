@@ -95,6 +95,24 @@ def promoted_inputs(node: fx.Node) -> list[fx.Node]:
     return [n for n, value in values if isinstance(value, torch.Tensor) and value.dtype is not dtype]
 
 
+def is_spare_cast(node: fx.Node) -> bool:
+    """Whether a cast names the type that its operand has in Inductor's code.
+
+    Inductor's pattern that makes a loss's gradient of a scatter (``scatter_upon_const_tensor``) gives it in float32, and leaves
+    what reads it with the type that the graph had before.
+    """
+    if node.target is not torch.ops.prims.convert_element_type.default:
+        return False
+    source, dtype = node.args
+    noted = source.meta.get("val") if isinstance(source, fx.Node) else None
+    if not isinstance(source, fx.Node) or not isinstance(noted, torch.Tensor):
+        return False
+    is_stale = noted.dtype.is_floating_point and any(
+        n.meta["val"].dtype is noted.dtype for n in promoted_inputs(source)
+    )
+    return (computed_dtype(source) if is_stale else noted.dtype) is dtype
+
+
 def _takes_numbers(argument: Any) -> bool:
     return str(argument.type) in ("number", "Optional[number]", "Tensor")
 

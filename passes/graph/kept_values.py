@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from compile_remat._torch.codegen_rules import write_where_it_stands
-from compile_remat.passes.graph.materialisation import KEPT, is_written, joined
+from compile_remat.passes.graph.materialisation import KEPT, as_taken, is_written, joined
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.views import most_users, readers_of
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE
@@ -31,14 +31,14 @@ def mark_kept_values(graph: DraftGraph) -> None:
         inlined[draft] = own
         if draft.kernel != POINTWISE:
             continue
-        whole = joined(draft, [inlined[source] for source in draft.sources])
+        whole = joined(draft, [as_taken(source, inlined[source], draft) for source in draft.sources])
         if draft.is_written_if_reused and not draft.in_backward:
             inlined[draft], by_name[draft.node.name] = whole, draft
         elif _is_read_by_unfused(draft, graph):
             inlined[draft] = Expression(reads=frozenset({draft.node.name}))
         elif draft.node.name not in own.reads:  # computed in its readers' expressions
             if is_written(whole, most_users(draft.node, graph.run_again) > 1, rules):
-                for name in own.reads & by_name.keys():
+                for name in by_name.keys() & own.reads:
                     by_name[name].node.meta[KEPT] = True
             else:
                 inlined[draft] = whole

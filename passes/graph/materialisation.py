@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -13,7 +14,14 @@ from torch import fx
 
 from compile_remat._torch.codegen_rules import OWN_NUMBERS, InductorRules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
-from compile_remat._torch.operators import computed_dtype, numbers_of, promoted_inputs, reduced_dims, tree_leaves
+from compile_remat._torch.operators import (
+    computed_dtype,
+    is_spare_cast,
+    numbers_of,
+    promoted_inputs,
+    reduced_dims,
+    tree_leaves,
+)
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
@@ -84,7 +92,7 @@ def read_own(graph: DraftGraph) -> None:
         )
         readers = [graph.by_node[u] for u in users if u in graph.by_node]
         draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
-        draft.own_expression = _own_expression(draft, rules)
+        draft.own_expression, draft.further_views = _own_expression(draft, rules), _further_views(draft)
 
 
 def count_reads(graph: DraftGraph) -> None:
@@ -111,8 +119,8 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
         return
     rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
     operands = _operands_of(draft)
-    backward = joined(draft, [s.backward_expression for s in operands])
-    forward = backward if draft.in_backward else joined(draft, [s.expression for s in operands])
+    backward = joined(draft, [as_taken(s, s.backward_expression, draft) for s in operands])
+    forward = backward if draft.in_backward else joined(draft, [as_taken(s, s.expression, draft) for s in operands])
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
     is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
@@ -192,9 +200,32 @@ def joined(draft: Draft, parts: Sequence[Expression]) -> Expression:
     own, inner_ops = draft.own_expression, frozenset[object]().union(*(p.ops for p in parts))
     reads = own.reads.union(*(p.reads for p in parts))
     more = range(1, draft.num_unrolled)  # of what each other element is computed
-    repeated = {(op, k) for op in (*inner_ops, *reads) if not isinstance(op, _Number) for k in more}
+    ops = own.ops.union(inner_ops, {(op, k) for op in inner_ops if not isinstance(op, _Number) for k in more})
     has_heavy = own.has_heavy or any(p.has_heavy for p in parts)
-    return Expression(reads, own.ops.union(inner_ops, repeated), has_heavy)
+    return Expression(reads.union({(read, k) for read in reads for k in more}), ops, has_heavy)
+
+
+def as_taken(source: Draft, expression: Expression, by: Draft) -> Expression:
+    """The expression of what a node reads, and the same at another index for each further view of it that the node reads."""
+    more = by.further_views.get(source.node, 0)
+    if not more:
+        return expression
+    ops, reads = expression.ops, expression.reads
+    at_others = range(-1, -1 - more, -1)
+    return Expression(
+        reads.union({(read, k) for read in reads for k in at_others}),
+        ops.union({(op, k) for op in ops if not isinstance(op, _Number) for k in at_others}),
+        expression.has_heavy,
+    )
+
+
+def _further_views(draft: Draft) -> dict[fx.Node, int]:
+    """`Draft.further_views`: an enlarged picture is read at one list of places, as rows and as columns."""
+    inputs = [node for node in draft.node.all_input_nodes if node.target is not aten.expand.default]
+    if len(inputs) < 2:
+        return {}
+    views = Counter(map(root_of, inputs))
+    return {node: number - 1 for node, number in views.items() if number > 1}
 
 
 def _own_expression(draft: Draft, rules: InductorRules) -> Expression:
@@ -211,7 +242,9 @@ def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
     """One for each operation beside the loads; equal numbers of one type are one, whoever computes with them, and so are casts."""
     own_numbers = OWN_NUMBERS.get(_name(draft), ())
     yield from (_number(*own) for own in own_numbers)
-    num_ops = draft.num_unrolled - 1 + (_name(draft) == "mean") if draft.num_unrolled else 1
+    num_ops = (
+        draft.num_unrolled - 1 + (_name(draft) == "mean") if draft.num_unrolled else int(not is_spare_cast(draft.node))
+    )
     for k in range(num_ops + dict(rules.extra_ops).get(_name(draft), 0) - len(own_numbers)):
         yield draft.node.name, k
     dtype = computed_dtype(draft.node)
@@ -289,7 +322,7 @@ def _with_load_of(part: Draft | None, draft: Draft) -> Expression:
         new = [source for source in _operands_of(node) if source not in seen]
         seen.update(new)
         stack += filter(_is_inlined, new)
-        found.append(joined(node, [s.backward_expression for s in new if not _is_inlined(s)]))
+        found.append(joined(node, [as_taken(s, s.backward_expression, node) for s in new if not _is_inlined(s)]))
     return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))
 
 
@@ -357,15 +390,13 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             is_for_one = _are_one(draft, kernels, graph) and all(k.in_backward for k in kernels)
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
             is_own = is_own and not any(_is_apart(k, draft, graph) for k in kernels)
-            if (
-                is_own
-                and draft.in_backward
-                and not graph.rules_of(draft.node).gives_others_loops
-                and _keeps_its_loops(draft)
-            ):
-                is_own = False
-            draft.is_materialised = not is_own
             is_alike = _are_alike(draft, kernels) and not draft.in_backward and draft.is_materialised_again is None
+            if not graph.rules_of(draft.node).gives_others_loops:
+                if draft.in_backward and _goes_over_groups(draft):
+                    is_own = draft.is_channels_last = False
+                elif _keeps_its_loops(draft):
+                    is_own = is_alike = False
+            draft.is_materialised = not is_own
             draft.is_inner = draft.is_written_again if is_own else is_alike
 
 
@@ -405,20 +436,39 @@ def _are_alike(draft: Draft, kernels: Collection[_Kernel]) -> bool:
 def _keeps_its_loops(draft: Draft) -> bool:
     """Whether a node goes over rows and columns: its loops are not those of one that goes over pixels.
 
-    It computes the gradient of a pooling of averages, whose index divides them, or reads tensors in both orders of dimensions and
-    is written with its channels innermost: Inductor then goes over the dimensions in their order, and what reads the node alone
-    over all of them at once.
+    It reads a picture at rows and columns that it looks up, or computes the gradient of a pooling of averages, whose index divides
+    them.  In the backward, it may read tensors in both orders of dimensions and be written with its channels innermost: Inductor
+    then goes over the dimensions in their order, and what reads the node alone over all of them at once.
     """
-    stack, seen, orders = [draft], {draft}, set[bool]()
-    while stack:
-        node = stack.pop()
-        if _name(node) == "avg_pool2d_backward":
+    orders = set[bool]()
+    for source in _inlined_by(draft):
+        if _name(source) in ("avg_pool2d_backward", "_unsafe_index", "index") and len(shape(source.node)) == 4:
             return True
-        found = [s for s in node.sources if s not in seen]
-        seen.update(found)
-        stack += filter(_is_inlined, found)
-        orders.update(s.is_channels_last for s in found if not _is_inlined(s) and shape(s.node) == shape(draft.node))
-    return draft.is_channels_last and len(orders) > 1
+        same = [s for s in source.sources if not _is_inlined(s) and shape(s.node) == shape(draft.node)]
+        orders.update(s.is_channels_last for s in same)
+    return draft.in_backward and draft.is_channels_last and len(orders) > 1
+
+
+def _goes_over_groups(draft: Draft) -> bool:
+    """Whether a node goes over groups of channels and reads tensors with their channels innermost: a group norm's gradient.
+
+    Inductor writes it with neither the pixels nor all channels innermost: no other kernel has its loops, and it does not lie in
+    the place of what it reads.
+    """
+    sources = [s for node in _inlined_by(draft) for s in node.sources if not _is_inlined(s)]
+    of_all = [s for s in sources if s.is_channels_last and _num_elements(s) == _num_elements(draft)]
+    return any(shape(s.node) != shape(draft.node) for s in of_all)
+
+
+def _inlined_by(draft: Draft) -> list[Draft]:
+    """A node, and what is computed in its expression."""
+    found = {draft: None}
+    stack = [draft]
+    while stack:
+        new = [s for s in stack.pop().sources if s not in found and _is_inlined(s)]
+        found.update(dict.fromkeys(new))
+        stack += new
+    return list(found)
 
 
 def _depths(graph: DraftGraph) -> dict[Draft, int]:

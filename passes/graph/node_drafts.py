@@ -21,12 +21,13 @@ class Expression:
     """What is computed inside of a fused kernel's expression.
 
     Attributes:
-        reads: Names of the buffers and graph inputs that it reads; of a buffer, its own name.
+        reads: What it loads, each once: names of buffers and graph inputs, and one more load of the same for each other element
+            that an unrolled sum adds.
         ops: Its operations, each once: nodes with a number for each operation, and the numbers that it computes with.
         has_heavy: Whether it has one of `InductorRules.heavy_ops`.
     """
 
-    reads: frozenset[str] = frozenset()
+    reads: frozenset[object] = frozenset()
     ops: frozenset[object] = frozenset()
     has_heavy: bool = False
 
@@ -39,6 +40,7 @@ class Draft:
         sources: The drafts that it reads, views seen through.
         input_reads: Names and bytes of the graph inputs that it reads.
         moved: Those of the sources of which it reads other elements than the one it computes.
+        further_views: Nodes of which it reads several views, each at other elements: how many more than one.
         num_unrolled: How many elements each element of it is reduced from in a fused expression; 0 where it is no such reduction.
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
@@ -77,6 +79,7 @@ class Draft:
     sources: tuple[Draft, ...] = ()
     input_reads: tuple[tuple[str, int], ...] = ()
     moved: tuple[Draft, ...] = ()
+    further_views: dict[fx.Node, int] = field(default_factory=dict)
     num_unrolled: int = 0
     in_forward: bool = True
     in_backward: bool = False

@@ -91,7 +91,8 @@ class Forward:
         held_by_one: Which of them are computed in a kernel of their own, not in those of their readers, [K].
         joined_at: Parts of concatenations that have a buffer, with the concatenation: a part that is not saved lies in its buffer,
             one that is saved is copied into it by its own kernel.
-        ordered: Concatenations that are copied for their reader unless one of these values is saved (`Value.ordered_by`).
+        copied: Concatenations that are copied for their readers, once what they are made of is freed, unless one of these values
+            is saved (`Value.ordered_by`).
         order: Values sorted by the place from which saving them costs bytes.
         first_stop: The first place before which a plan may free a value's buffer.
         tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
@@ -125,7 +126,10 @@ class Forward:
         self.epilogue = _Epilogue(epilogue_sources(values, stored.tolist()), self.joined_at)
         self.sources = self._find_sources()
         self.overwriting = Overwriting(self.sources)
-        self.ordered = {w: list(v.ordered_by) for w, v in enumerate(values) if v.ordered_by and v.in_forward}
+        copied = {w for v in values for w in v.copies if values[w].transient_bytes >= values[w].nbytes}
+        self.copied = {
+            w: list(v.ordered_by) for w, v in enumerate(values) if v.in_forward and (v.ordered_by or w in copied)
+        }
         self.held = np.flatnonzero([v.held_bytes for v in values])
         self.held_nbytes = np.array([v.held_bytes for v in values if v.held_bytes], dtype=np.int64)
         self.held_by_one: Bools = np.array([self.runs_once(v) for v in self.held.tolist()], dtype=bool)
@@ -226,7 +230,7 @@ class Forward:
             if value.held_bytes:
                 fixed[: v + 1] += value.held_bytes
             if value.in_forward and (beside_bytes := value.transient_bytes + value.workspace_bytes):
-                fixed[v] += beside_bytes - (value.nbytes if v in self.ordered else 0)
+                fixed[v] += beside_bytes - (value.nbytes if v in self.copied else 0)
             if begin[v] != v and self.values[begin[v]].in_forward and not self._is_stored[v]:
                 fixed[begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
         return fixed
@@ -350,8 +354,9 @@ class Forward:
         delta = np.bincount(np.concatenate(index), np.concatenate(weight), minlength=plans * width)
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
         live += self.always
-        for w, telling in self.ordered.items():
-            live[:, w] += np.where(saved[telling].any(axis=0), 0, self.nbytes[w])
+        for w, telling in self.copied.items():
+            freed = self.nbytes[sure] @ ((stops[sure] == w + 1) & ~lifetimes.taken[sure])
+            live[:, w] += np.where(saved[telling].any(axis=0), 0, np.maximum(self.nbytes[w] - freed, 0))
         return np.asarray(live, dtype=np.int64)
 
     # -- every plan ---------------------------------------------------------------------------------------------------

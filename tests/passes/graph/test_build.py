@@ -14,11 +14,6 @@ from expecttest import assert_expected_inline
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
-from torch._inductor import ir
-from torch._inductor.graph import GraphLowering
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
@@ -380,31 +375,6 @@ def test_each_reader_of_a_variance_divides_it() -> None:
         return torch.rsqrt(variance + 1e-5) * mean
 
     assert expressions(function, torch.ones(4, 4, requires_grad=True))["rsqrt"] == 9
-
-
-def test_equal_constants_are_one_operation_and_a_size_is_none() -> None:
-    """Inductor compares constants by their text: 0 and 0.0 are two, and a pooling's gradient has a 0.0, too."""
-
-    def function(x: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
-        like_x = aten.full([1, 2, 8, 8], 0.0, dtype=torch.float32)
-        zero = aten.full([], 0.0, dtype=torch.float32)
-        spread = aten.max_pool2d_with_indices_backward(gradient, like_x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
-        other = aten.full([], 0.0, dtype=torch.float32)
-        return torch.where(x <= 0, zero, torch.where(x > 3, other, spread))
-
-    x, gradient = torch.ones(1, 2, 8, 8), torch.ones(1, 2, 4, 4)
-    arguments = (x, gradient, torch.zeros(1, 2, 4, 4, dtype=torch.int64))
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        module = make_fx(function)(*arguments)
-    lowered = GraphLowering(module)
-    with V.set_graph_handler(lowered), V.set_fake_mode(mode):
-        lowered.run(*[n.meta["val"] for n in module.graph.find_nodes(op="placeholder")])  # type: ignore[no-untyped-call]
-    (result,) = lowered.operations
-    assert isinstance(result, ir.ComputedBuffer) and isinstance(result.data, ir.Pointwise)
-    num_ops = result.data.inner_fn_opcount().num_ops
-    arguments = (x.requires_grad_(), gradient.requires_grad_(), arguments[2])
-    found = expressions(lambda *given: function(*given) * 1.5, *arguments)
-    assert found["mul"] == num_ops + 2  # the number 1.5, and the product
 
 
 def test_a_tensor_of_another_type_is_converted_first() -> None:
