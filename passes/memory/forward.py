@@ -144,6 +144,7 @@ class Forward:
         begun = np.bincount(self.begin[self.sure], self.nbytes[self.sure], minlength=n + 1)
         self.always = self.fixed + np.cumsum(begun)  # with what is always written, before it is freed
         self.tops, self.order = self._lowest()
+        self._freed_at = {w: self._may_be_freed_at(w) for w in self.copied}
 
     def _is_in_open_registers(self, v: int) -> bool:
         """Whether a value stays in registers, and may be saved from there."""
@@ -234,6 +235,12 @@ class Forward:
             if begin[v] != v and self.values[begin[v]].in_forward and not self._is_stored[v]:
                 fixed[begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
         return fixed
+
+    def _may_be_freed_at(self, w: int) -> Ints:
+        """Values that some plan frees behind a place; a concatenation with the last part that is read from it."""
+        is_last = (self.first_stop <= w + 1) & (self.longest >= w)
+        is_last[list(self.joined_at.values())] = True
+        return self.sure[(is_last & (self.begin <= w))[self.sure]]
 
     # -- many plans ---------------------------------------------------------------------------------------------------
 
@@ -355,7 +362,8 @@ class Forward:
         live = np.cumsum(delta.reshape(plans, width), axis=1)[:, : self.size + 1]
         live += self.always
         for w, telling in self.copied.items():
-            freed = self.nbytes[sure] @ ((stops[sure] == w + 1) & ~lifetimes.taken[sure])
+            last = self._freed_at[w]
+            freed = self.nbytes[last] @ ((stops[last] == w + 1) & ~lifetimes.taken[last])
             live[:, w] += np.where(saved[telling].any(axis=0), 0, np.maximum(self.nbytes[w] - freed, 0))
         return np.asarray(live, dtype=np.int64)
 
