@@ -16,7 +16,7 @@ from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.passes import Planner, pictured
 from compile_remat.report import Report
-from tests.oracles import chain
+from tests.oracles.random_problems import chain
 
 REPORT = Report("0123456789abcdef", "min", None, None, message="a fallback")
 DOUBLE = torch.ones(4, 4, dtype=torch.float64)

@@ -12,7 +12,8 @@ from benchmarks.gap import BRANCHING, GAP_LIMIT
 from benchmarks.models.branching import Recurrent
 from compile_remat.api import look
 from compile_remat.passes import Planner, Problem
-from tests.oracles import all_plans, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import seeded_problem
 
 FREE = 8
 

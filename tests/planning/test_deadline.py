@@ -26,7 +26,7 @@ from compile_remat.planning.request import ChosenPlan, Request, Resume, target_b
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.ranks.board import num_ranks
-from tests.oracles import seeded_problem
+from tests.oracles.random_problems import seeded_problem
 from tests.passes.problem.test_work_budget import LARGE
 from tests.planning.test_joint_planning import Traced, gradients
 

@@ -8,7 +8,7 @@ from compile_remat.errors import BudgetError
 from compile_remat.passes import Planner, Problem, peak_bytes_of
 from compile_remat.planning.own_graphs import MOST_PROBLEMS, in_own_graphs
 from compile_remat.planning.request import ChosenPlan
-from tests.oracles import chain
+from tests.oracles.random_problems import chain
 
 PLANNER = Planner(chain(12))
 

@@ -17,7 +17,7 @@ from compile_remat.planning import plain_peaks
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources, identity_text
 from compile_remat.planning.request import ChosenPlan, Fit, FitBelow, Replay, Request, Resume, SharedOption
 from compile_remat.planning.settings import Settings
-from tests.oracles import seeded_problem
+from tests.oracles.random_problems import seeded_problem
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TOPS = ("compile_remat", "passes", "cost_models")

@@ -13,7 +13,8 @@ from compile_remat.passes.memory.plan_timeline import Timeline, timeline, timeli
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Origin, Problem, Step, Value
-from tests.oracles import Shape, problems, seeded_problem, slow_run
+from tests.oracles.random_problems import Shape, problems, seeded_problem
+from tests.oracles.slow_walk import slow_run
 
 ORIGIN = Origin((5, 2), "int8", "body", "model.py:3")
 WIDE = [("f", 6), ("e", 6), ("d", 7), ("c", 6), ("b", 4), ("a", 5), ("z", 2)]

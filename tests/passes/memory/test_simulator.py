@@ -10,7 +10,9 @@ from compile_remat.passes.memory import simulator
 from compile_remat.passes.memory.plan_timeline import timeline_of
 from compile_remat.passes.memory.simulator import Batch, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
-from tests.oracles import all_plans, chain, problems, seeded_problem, slow_run
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import chain, problems, seeded_problem
+from tests.oracles.slow_walk import slow_run
 
 
 def mask_of(problem: Problem, saved: list[int]) -> np.ndarray:

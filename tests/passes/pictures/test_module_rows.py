@@ -7,7 +7,7 @@ from compile_remat.pages.figures import ModuleRow
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.pictures.module_rows import folded, ranges, rows_of_modules
 from compile_remat.passes.problem.problem import Problem
-from tests.oracles import problems
+from tests.oracles.random_problems import problems
 
 
 def row(path: str, saved_bytes: int = 8) -> ModuleRow:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from compile_remat.passes import Planner
 from compile_remat.passes.pictures.plan_pictures import PlanPictures
 from compile_remat.passes.problem.problem import Pin, Tag
-from tests.oracles import chain
+from tests.oracles.random_problems import chain
 
 
 def test_a_plan_that_sets_tags_aside_can_be_looked_at() -> None:

@@ -10,7 +10,7 @@ from compile_remat.pages.figures import Kind
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.pictures.step_figures import aligned, figures_of_step
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, Origin, Problem, Step, Value
-from tests.oracles import problems
+from tests.oracles.random_problems import problems
 
 
 def chain() -> Problem:

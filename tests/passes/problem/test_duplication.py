@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compile_remat.passes.problem.duplication import original, with_copies
 from compile_remat.passes.problem.problem import Problem, Step, Value
-from tests.oracles import problems
+from tests.oracles.random_problems import problems
 
 OF_VALUES = ("reads", "moved", "copies", "ordered_by", "parts", "sparing")
 OF_STEPS = ("gradients", "moved_gradients", "gradient_readers")

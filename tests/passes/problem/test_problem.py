@@ -21,7 +21,7 @@ from compile_remat.passes.problem.problem import (
     Step,
     Value,
 )
-from tests.oracles import problems
+from tests.oracles.random_problems import problems
 
 ORIGIN = Origin((2, 3), "float32", "block.0", "model.py:7")
 TINY = Problem(

@@ -15,7 +15,7 @@ from compile_remat.passes.problem.problem import (
     SAVE,
 )
 from compile_remat.passes.problem.tags import LIKE_TORCH, MUST, obeyed_tags, obeying, relaxations
-from tests.oracles import chain
+from tests.oracles.random_problems import chain
 
 PINS = {MUST_SAVE: SAVE, PREFER_SAVE: SAVE, MUST_RECOMPUTE: RECOMPUTE, PREFER_RECOMPUTE: RECOMPUTE, "": FREE}
 

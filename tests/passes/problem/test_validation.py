@@ -6,7 +6,7 @@ import pytest
 
 from compile_remat.passes import CLOCK, Planner, Problem, Status, Step, Value, timeline
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN
-from tests.oracles import Shape, chain, seeded_problem
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 STEP, RETURN = Step("g", 4, EXTERN, (0,), ()), Step("output", 0, CONSTANT, (), (0,))
 

@@ -16,7 +16,7 @@ from compile_remat.passes.problem.work_budget import (
     limit_seconds,
     units_of,
 )
-from tests.oracles import Shape, chain, seeded_problem
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=30, max_late=3, max_steps=25)
 LIMITS = (1e-9, 0.0005, 0.002, 0.01, 0.05)

@@ -9,7 +9,8 @@ from compile_remat.passes import Planner
 from compile_remat.passes.search import perturbation
 from compile_remat.passes.search.continuation import Continuation
 from compile_remat.passes.search.window_exchange import cross
-from tests.oracles import Shape, all_plans, chain, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=16, max_late=3, max_steps=12)
 

@@ -15,7 +15,7 @@ from compile_remat.passes.search.local_search import LocalSearch
 from compile_remat.passes.search.min_cut import pinned_indices
 from compile_remat.passes.search.options import SearchOptions
 from compile_remat.passes.search.pareto_archive import ParetoArchive
-from tests.oracles import Shape, chain, seeded_problem
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)
 SEEDS = range(25)

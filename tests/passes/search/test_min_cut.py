@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, RECOMPUTE, SAVE, Problem, Step, Value
 from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns, pinned_indices
-from tests.oracles import all_plans, networkx_cut_value, problems, seeded_problem
+from tests.oracles.exact_plans import all_plans, networkx_cut_value
+from tests.oracles.random_problems import problems, seeded_problem
 
 PRICES = (0, 1, 3, 17)
 

@@ -11,7 +11,8 @@ from compile_remat.passes.problem.work_budget import WorkBudget
 from compile_remat.passes.search.min_peak import MinimumPeak
 from compile_remat.passes.search.options import SearchOptions
 from compile_remat.passes.search.strategy import Search
-from tests.oracles import Shape, all_plans, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, seeded_problem
 
 SMALL = Shape(max_values=9, max_late=2, max_steps=8)
 LARGE = Shape(max_values=60, max_late=6, max_steps=50)

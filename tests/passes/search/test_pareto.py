@@ -9,7 +9,8 @@ import pytest
 
 from compile_remat.passes import Plan, Planner, Problem, frontier, timeline
 from compile_remat.passes.problem.work_budget import WORK
-from tests.oracles import Shape, all_plans, chain, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 SMALL = Shape(max_values=9, max_late=2, max_steps=8)
 LARGE = Shape(max_values=60, max_late=6, max_steps=50)

@@ -7,7 +7,7 @@ import pytest
 
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.search.pareto_archive import ParetoArchive
-from tests.oracles import Shape, seeded_problem
+from tests.oracles.random_problems import Shape, seeded_problem
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,7 +6,7 @@ import pytest
 
 from compile_remat.passes import Planner, Problem, Step, Value, plan_options
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
-from tests.oracles import Shape, seeded_problem
+from tests.oracles.random_problems import Shape, seeded_problem
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -24,7 +24,8 @@ from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.duplication import SUFFIX, original, with_copies
 from compile_remat.passes.problem.problem import ITEM, MUST_RECOMPUTE, RECOMPUTE, SAVE
 from compile_remat.passes.search.recursive import Recursion
-from tests.oracles import chain, random_problem, slow_run
+from tests.oracles.random_problems import chain, random_problem
+from tests.oracles.slow_walk import slow_run
 from tests.passes.graph.test_extraction import FUNCTIONS, gradients, inputs, joint_of, late_masks
 
 DEEP = 60

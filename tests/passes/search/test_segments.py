@@ -12,7 +12,7 @@ from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.search.min_cut import CutSolver, hull, pinned_indices
 from compile_remat.passes.search.segments import Segments
-from tests.oracles import Shape, chain, seeded_problem
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 LARGE = Shape(max_values=40, max_late=6, max_steps=30)
 SEEDS = range(25)

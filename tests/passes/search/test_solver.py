@@ -11,7 +11,9 @@ from hypothesis import given
 
 from compile_remat.passes import Plan, Planner, Problem, Status, Step, Value, solve, timeline
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, SAVE
-from tests.oracles import AllPlans, Shape, all_plans, chain, highs_fastest, problems, seeded_problem, slow_run
+from tests.oracles.exact_plans import AllPlans, all_plans, highs_fastest
+from tests.oracles.random_problems import Shape, chain, problems, seeded_problem
+from tests.oracles.slow_walk import slow_run
 
 MIB = 1 << 20
 SMALL = Shape(max_values=8, max_late=2, max_steps=8)

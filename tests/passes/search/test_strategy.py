@@ -8,7 +8,7 @@ import pytest
 
 from compile_remat.passes import Planner
 from compile_remat.passes.search.strategy import Search
-from tests.oracles import Shape, seeded_problem
+from tests.oracles.random_problems import Shape, seeded_problem
 
 
 @pytest.mark.parametrize(("open_part", "is_asked"), [(0.02, False), (0.05, True)])

@@ -11,7 +11,7 @@ from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.search.local_search import LocalSearch
 from compile_remat.passes.search.options import SearchOptions
 from compile_remat.passes.search.window_exchange import cross, lowest_scoring
-from tests.oracles import Shape, chain, seeded_problem
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 from tests.passes.search.test_local_search import search_of
 
 LARGE = Shape(max_values=25, max_late=4, max_steps=20)

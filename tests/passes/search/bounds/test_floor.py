@@ -13,7 +13,8 @@ from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import SAVE
 from compile_remat.passes.search.bounds.floor import least_peak_bytes
 from compile_remat.passes.search.bounds.lp_bound import LpBound
-from tests.oracles import Shape, all_plans, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, seeded_problem
 
 SHAPES = (Shape(max_values=9, max_late=3, max_steps=9), Shape(max_values=7, max_late=0, max_steps=12, extern_only=True))
 

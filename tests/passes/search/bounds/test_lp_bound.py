@@ -13,7 +13,8 @@ from compile_remat.passes.problem.problem import CONSTANT, EXTERN
 from compile_remat.passes.search.bounds.lp_bound import LpBound, _first_step, _in_backward, gradient_bytes, last_steps
 from compile_remat.passes.search.min_cut import CutSolver, hull, lower_bound_ns
 from compile_remat.passes.search.options import SearchOptions
-from tests.oracles import AllPlans, Shape, all_plans, chain, seeded_problem
+from tests.oracles.exact_plans import AllPlans, all_plans
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 SHAPES = (Shape(max_values=9, max_late=3, max_steps=9), Shape(max_values=7, max_late=0, max_steps=12, extern_only=True))
 

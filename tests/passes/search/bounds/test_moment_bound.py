@@ -13,7 +13,8 @@ from compile_remat.passes.search.bounds.moment_bound import MomentBound
 from compile_remat.passes.search.bounds.moments import Moments
 from compile_remat.passes.search.bounds.programme import Programme
 from compile_remat.passes.search.options import DEFAULT
-from tests.oracles import AllPlans, Shape, all_plans, chain, seeded_problem
+from tests.oracles.exact_plans import AllPlans, all_plans
+from tests.oracles.random_problems import Shape, chain, seeded_problem
 
 SHAPES = (
     Shape(max_values=9, max_late=3, max_steps=9),

@@ -12,7 +12,8 @@ from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 from compile_remat.passes.search.bounds.lp_bound import at_the_begin
 from compile_remat.passes.search.bounds.moments import Moments
 from compile_remat.passes.search.bounds.programme import Programme
-from tests.oracles import Shape, all_plans, seeded_problem
+from tests.oracles.exact_plans import all_plans
+from tests.oracles.random_problems import Shape, seeded_problem
 
 SHAPES = (
     Shape(max_values=9, max_late=3, max_steps=9, with_memory_of_kernels=True),
