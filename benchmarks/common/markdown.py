@@ -376,8 +376,8 @@ def _blocks(text: str) -> Iterator[str]:
         yield block if block.startswith("$ ") else f"$ {block}"
 
 
-OF_ANOTHER_PROCESSOR = """ The rows of resnet and unet are older (2026-11-24) and of a processor that has instructions for bfloat16:
-on one without, a convolution converts what it reads and needs more memory than all else."""
+ON_THIS_PROCESSOR = """ The processor has instructions for bfloat16: on one without, a
+convolution converts what it reads and needs more memory than all else."""
 
 
 def _of_version(version: str, dtype: str) -> Section:
@@ -392,7 +392,7 @@ def _of_version(version: str, dtype: str) -> Section:
 Predicted peak > peak of the C++ code that Inductor emits, by a dry run; `plain` is the code of plain `torch.compile`, and budgets
 are 0.8, 0.6, 0.4 and 0.3 of it. Nothing is built and no peak is measured. "floor": the budget is below the lowest reachable peak.
 Models that are not in the table were not run."""
-        + (OF_ANOTHER_PROCESSOR if dtype == "bfloat16" else ""),
+        + (ON_THIS_PROCESSOR if dtype == "bfloat16" else ""),
         _code_only,
         _promise_summary,
     )

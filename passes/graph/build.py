@@ -33,9 +33,9 @@ from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
 from compile_remat.cost_models import FUSED_KINDS, CostModel, OpKind, op_kind
-from compile_remat.passes.graph.channels_last import mark_channels_last, mark_layout_copies
-from compile_remat.passes.graph.kept_values import mark_kept_values
-from compile_remat.passes.graph.materialisation import (
+from compile_remat.passes.graph.lowering.channels_last import mark_channels_last, mark_layout_copies
+from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
+from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
     drop_inner_buffers,
     is_fused_scatter,
@@ -46,10 +46,10 @@ from compile_remat.passes.graph.materialisation import (
     read_own,
     without_start,
 )
+from compile_remat.passes.graph.lowering.padded_strides import fill_blocks, pad_strides
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, copied, described, indices_of
 from compile_remat.passes.graph.origins import numbers_of_regions, origin_of
 from compile_remat.passes.graph.outputs import gradient_readers, mark_outputs
-from compile_remat.passes.graph.padded_strides import fill_blocks, pad_strides
 from compile_remat.passes.graph.pins import Pins, may_differ, writes_into_input
 from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.rewrites.early_gradients import copied_bytes

@@ -10,7 +10,7 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat._torch.narrowing.bit_ops import expand_bit_ops
 from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.passes.graph.kept_values import write_kept_values
+from compile_remat.passes.graph.lowering.kept_values import write_kept_values
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat.cost_models import CostModel
-from compile_remat.passes.graph.materialisation import loaded_by
+from compile_remat.passes.graph.lowering.materialisation import loaded_by
 from compile_remat.passes.graph.node_drafts import Draft
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, SCATTER
 

@@ -1,7 +1,7 @@
 """Which kernels read a node, as far as that can be told of a graph that is not planned yet.
 
 Inductor computes a pointwise node in the kernels of its readers, unless it reads too many buffers or an unfused kernel reads it.
-`materialisation` follows the same rules in more detail, for values of a problem; rewrites come before there is one.
+`lowering.materialisation` follows the same rules in more detail, for values of a problem; rewrites come before there is one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from compile_remat._torch.version import torch_version
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
-from compile_remat.passes.graph.materialisation import count_reads
+from compile_remat.passes.graph.lowering.materialisation import count_reads
 from compile_remat.passes.graph.node_drafts import DraftGraph
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SAVE, SCATTER, Value
 

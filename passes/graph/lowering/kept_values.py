@@ -11,7 +11,8 @@ from __future__ import annotations
 from torch import fx
 
 from compile_remat._torch.codegen_rules import write_where_it_stands
-from compile_remat.passes.graph.materialisation import KEPT, as_taken, is_written, joined
+from compile_remat.passes.graph.lowering.expressions import as_taken, is_written, joined
+from compile_remat.passes.graph.lowering.materialisation import KEPT
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.views import most_users, readers_of
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_remat._torch.operators import is_spare_cast
 from compile_remat.passes.graph import build
-from compile_remat.passes.graph.materialisation import count_reads
+from compile_remat.passes.graph.lowering.materialisation import count_reads
 from compile_remat.passes.graph.node_drafts import DraftGraph, Expression
 from tests.passes.graph.test_build import problem_of
 

@@ -1,0 +1,266 @@
+"""Which pointwise values Inductor writes to memory although no unfused kernel reads them, by its `InductorRules`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import fx
+
+from compile_remat._torch.codegen_rules import InductorRules
+from compile_remat._torch.operators import (
+    reduced_dims,
+    tree_leaves,
+)
+from compile_remat.passes.graph.lowering.expressions import (
+    as_taken,
+    constant_op,
+    further_views,
+    has_many_reads,
+    is_variance,
+    is_written,
+    joined,
+    load_of,
+    op_name,
+    operands_of,
+    ops_in,
+    own_expression,
+    scaled_variance,
+    spared_ops,
+)
+from compile_remat.passes.graph.lowering.kernel_loops import (
+    ReadingKernel,
+    are_alike,
+    are_one,
+    goes_over_groups,
+    is_apart,
+    is_drawn_apart,
+    keeps_its_loops,
+    kernel_depths,
+    kernels_reading,
+)
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
+from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
+from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
+
+aten = torch.ops.aten
+
+
+KEPT = "remat_kept_if_read_once"
+"""In `fx.Node.meta` of the joint graph and of what is extracted of it: a value that `kept_values` keeps in memory."""
+
+
+COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
+"""Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
+
+
+UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
+"""Reductions with one result, by name."""
+
+
+def num_unrolled(node: fx.Node, rules: InductorRules) -> int:
+    """Of how many elements each element is reduced inside of a fused expression; 0 where Inductor makes a reduction of it."""
+    if operator_name(node) not in UNROLLED:
+        return 0
+    value, dims = node.all_input_nodes[0].meta["val"], reduced_dims(node)
+    sizes = [size for d, size in enumerate(value.shape) if not dims or d in dims]
+    if not all(isinstance(size, int) for size in sizes):
+        return 0
+    num_reduced, num_results = math.prod(sizes), math.prod(shape(node))
+    if num_reduced == 1:
+        return 1
+    return num_reduced if num_reduced < rules.unrolled_below and (num_results > 1 or rules.unrolls_to_one) else 0
+
+
+def read_own(graph: DraftGraph) -> None:
+    """Note of each pointwise node what is so in the graphs of every plan: its own operations, and what reads it."""
+    joint = graph.joint
+    addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
+    for draft in graph.by_node.values():
+        if draft.kernel != POINTWISE:
+            continue
+        rules, name, users = graph.rules_of(draft.node), op_name(draft), draft.node.users
+        draft.is_drawn = name in rules.drawn_ops
+        draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
+        draft.becomes_addmm = draft.node in addmms and not (draft.is_drawn or draft.concatenates)
+        is_added = any(u in addmms for u in users)  # an operand of `addmm` is a buffer, as of any product
+        draft.is_always_written = (
+            draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in users)
+        )
+        readers = [graph.by_node[u] for u in users if u in graph.by_node]
+        draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
+        draft.own_expression, draft.further_views = own_expression(draft, rules), further_views(draft)
+
+
+def count_reads(graph: DraftGraph) -> None:
+    """Follow Inductor's count of the buffers and operations of each fused expression (``GraphLowering.run_node``).
+
+    Inductor sees forward and backward apart: there a value has only those readers that the backward may run.
+    """
+    for draft in graph.by_node.values():
+        if draft.kernel == POINTWISE:
+            _count_reads_of(draft, graph)
+        elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
+            draft.expression = draft.backward_expression = Expression(ops=frozenset({constant_op(draft.node)}))
+        else:
+            draft.expression = draft.backward_expression = load_of(draft)
+            if is_variance(draft.node):
+                draft.expression = scaled_variance(draft)
+                draft.backward_expression = load_of(draft) if graph.is_saved(draft.node) else draft.expression
+
+
+def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
+    draft.concatenates |= op_name(draft) == "cat" and all(map(_is_place, draft.sources))
+    if draft.is_drawn or draft.concatenates:
+        draft.expression = draft.backward_expression = load_of(draft)
+        return
+    rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
+    operands = operands_of(draft)
+    backward = joined(draft, [as_taken(s, s.backward_expression, draft) for s in operands])
+    forward = backward if draft.in_backward else joined(draft, [as_taken(s, s.expression, draft) for s in operands])
+    num_users = most_users(draft.node, graph.run_again)
+    is_reused = num_users > 1
+    is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
+    is_written_in_backward = is_always or is_kept or is_written(backward, is_reused, rules)
+    draft.is_materialised = draft.is_written_again = is_written_in_backward
+    draft.is_written_if_reused = is_written_in_backward and not (
+        is_always or is_kept or is_read or is_written(backward, False, rules)
+    )
+    if not draft.in_backward:
+        draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
+    elif is_written_in_backward and not is_always and not has_many_reads(backward, is_reused, rules):
+        draft.excess_ops = ops_in(backward) - rules.max_ops
+        draft.spared_ops = spared_ops(draft)
+    draft.expression = load_of(draft) if is_read or draft.is_materialised else forward
+    is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
+    draft.backward_expression = load_of(draft) if is_loaded else backward
+
+
+def _is_place(part: Draft) -> bool:
+    """Whether a part of a concatenation is in memory whatever reads it, in both graphs: then it is written where it belongs."""
+    return part.kernel != POINTWISE or (part.is_materialised and part.is_written_again)
+
+
+def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:
+    """Whether a concatenation on a GPU has parts that are buffers: all of them, or one that others read, too."""
+    if all(s.kernel != POINTWISE for s in draft.sources):
+        return True
+    if not rules.concatenates_shared:
+        return False
+    is_written = any(graph.by_node[u].kernel == EXTERN for u in draft.node.users if u in graph.by_node)
+    return is_written and any(s.kernel == POINTWISE and most_users(s.node) > 1 for s in draft.sources)
+
+
+def is_fused_scatter(node: fx.Node, rules: InductorRules) -> bool:
+    """Whether Inductor writes elements into a copy of the node's first argument by a kernel of its own."""
+    value, name = node.meta.get("val"), getattr(node.target, "__name__", "").split(".")[0]
+    if name not in rules.scatters or not isinstance(value, torch.Tensor):
+        return False
+    indices = [i.meta.get("val") for i in node.all_input_nodes if name != "_unsafe_masked_index_put_accumulate"]
+    by_mask = any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices)
+    return value.dtype not in rules.unfused_scatter_dtypes and not by_mask
+
+
+def loaded_by(draft: Draft) -> list[Draft]:
+    """What a node's kernel reads from memory in the forward, through what is computed in its expression."""
+    found, stack = dict[Draft, None](), [*draft.sources]
+    while stack:
+        source = stack.pop()
+        if source in found:
+            continue
+        if source.kernel == POINTWISE and not (source.is_drawn or source.is_materialised or source.is_output):
+            stack += source.sources
+        else:
+            found[source] = None
+    return list(found)
+
+
+def mark_written_constants(graph: DraftGraph) -> None:
+    """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
+    for draft in graph.by_node.values():
+        if draft.kernel == EXTERN:
+            for source in draft.sources:
+                if source.kernel == CONSTANT:
+                    source.kernel = POINTWISE
+
+
+def without_start(draft: Draft) -> tuple[Draft, ...]:
+    """The sources of a node, without the zeros that a called scatter starts from: Inductor computes them where it scatters."""
+    copied = _copied(draft) if draft.kernel == EXTERN else None
+    return tuple(s for s in draft.sources if s.kernel != CONSTANT or s.node is not copied)
+
+
+def _copied(draft: Draft) -> fx.Node | None:
+    """What an unfused scatter starts from, where it reads that for nothing else."""
+    if op_name(draft) not in COPYING:
+        return None
+    start, *others = (root_of(node) for node in _operands(draft.node))
+    return start if start not in others else None
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors among the arguments, in their order, each as often as it stands there."""
+    return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+
+
+def drop_inner_buffers(graph: DraftGraph) -> None:
+    """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`.
+
+    What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.  With
+    other readers it may be computed again right before those, and all of that by one kernel if it is pointwise and has as many
+    elements.  The plan decides that (`Value.is_inner`).  What only the forward's readers have written is no node of its own in the
+    backward.
+    """
+    depths = kernel_depths(graph)
+    reading = kernels_reading(depths, graph)
+    for draft, kernels in reading.items():
+        draft.is_drawn_apart = draft.is_drawn and is_drawn_apart(draft, kernels, graph)
+    if graph.saved is not None:
+        _mark_otherwise_again(graph, reading)
+    for draft, depth in depths.items():
+        if draft.concatenates or draft.becomes_addmm:
+            draft.is_materialised = True
+        elif draft.is_materialised:
+            kernels = reading[draft]
+            is_for_one = are_one(draft, kernels, graph) and all(k.in_backward for k in kernels)
+            is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
+            is_own = is_own and not any(is_apart(k, draft, graph) for k in kernels)
+            is_alike = are_alike(draft, kernels) and not draft.in_backward and draft.is_materialised_again is None
+            if (is_own or is_alike) and not graph.rules_of(draft.node).gives_others_loops:
+                if draft.in_backward and goes_over_groups(draft):
+                    is_own = draft.is_channels_last = False
+                elif keeps_its_loops(draft):
+                    is_own = is_alike = False
+            draft.is_materialised = not is_own
+            draft.is_inner = draft.is_written_again if is_own else is_alike
+
+
+def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[ReadingKernel]]) -> None:
+    """Find the values that one of the two graphs of a plan writes to memory, and the other computes in their readers' kernels.
+
+    A sum of four products is one expression in the backward that has the first of them from the forward; what is computed of the
+    sum then reads five buffers.  In the forward, where the sum is of more and was written, it reads two.
+    """
+    for draft in graph.values:
+        if draft.kernel != POINTWISE or draft.concatenates or draft.becomes_addmm or draft.is_drawn:
+            continue
+        if draft.is_materialised == draft.is_written_again or draft.node not in graph.run_again:
+            continue
+        kernels = reading[draft]
+        draft.is_materialised_again = draft.is_written_again and not are_one(draft, kernels, graph)
+        draft.is_inner = draft.is_written_again and (are_one(draft, kernels, graph) or are_alike(draft, kernels))
+
+
+def mark_parts(graph: DraftGraph) -> None:
+    """A value is written into its place in the first concatenation that reads it, and has no other buffer (``ConcatKernel``)."""
+    taken: set[Draft] = set()
+    for whole in graph.values:
+        for node in whole.node.all_input_nodes if whole.concatenates else ():
+            part = graph.by_node.get(node)
+            if part is None or part.kernel != POINTWISE or part in taken:
+                continue
+            if not (part.concatenates or part.is_output or part.is_drawn):
+                taken.add(part)
+                whole.parts.append(part)
