@@ -261,7 +261,8 @@ def test_what_is_concatenated_lies_in_it_and_a_saved_part_tells_its_order() -> N
     (whole,) = [v for v in problem.values if v.name.startswith("cat")]
     names = [problem.values[i].name for i in whole.parts]
     assert names == ["sin", "cos"]  # each has a place in it
-    assert [problem.values[i].name for i in whole.ordered_by] == ["sin"]  # made from a convolution's output
+    is_known = not inductor_rules("cpu").gradients_read_eager_strides  # by "sin", made from a convolution's output
+    assert [problem.values[i].name for i in whole.ordered_by] == (["sin"] if is_known else [])
     assert whole.transient_bytes == whole.nbytes  # the copy that convolution gets
 
 
@@ -598,7 +599,8 @@ def test_what_the_forward_writes_the_backward_may_compute_in_an_expression_and_t
 
     aot_function(layer, nop, nop, partition_fn=spy)(*weights(8, 32))
     whole, own = found
-    assert {name for name, value in whole.items() if value.realised} == {"add_3", "tanh"}
+    heavy = {"tanh"} & set(inductor_rules("cpu").heavy_ops)
+    assert {name for name, value in whole.items() if value.realised} == {"add_3"} | heavy
     assert all(value.realised_again is None for value in whole.values())
     again = {name: value.realised_again for name, value in own.items() if value.realised_again is not None}
     assert again == {"add_3": False, "mul_1": True}
