@@ -541,10 +541,12 @@ operator alone calls it, instead of a kernel of Inductor's own. "plan": what the
     Section(
         "Several graphs under one budget",
         "together_cpu.json",
-        "python -m benchmarks.together",
+        "python -m benchmarks.together --json benchmarks/results/together_cpu.json",
         """\
 Peaks of whole steps: `blocks` compiles each block of the GPT by itself, `breaks` has three graph breaks, `apart` compiles an
-encoder and a decoder one by one. `first` is the first step, `later` the highest of three more.""",
+encoder and a decoder one by one. `first` is the first step, `later` the highest of three more. In `apart` the first graph to run
+is planned as if it were alone: a warning of the first step says what both need. Plans that are made for all graphs together run
+from the second or third step on.""",
         _together,
     ),
     Section(

@@ -342,6 +342,7 @@ def test_verdicts_on_several_graphs() -> None:
         together.StepRow("apart", "default", first_peak_bytes=200, later_peak_bytes=200),
         together.StepRow("apart", "0.6", budget_bytes=120, first_peak_bytes=90, later_peak_bytes=120),
         together.StepRow("apart", "0.4", budget_bytes=80, first_peak_bytes=81, later_peak_bytes=80),
+        together.StepRow("breaks", "0.4", budget_bytes=80, first_peak_bytes=81, later_peak_bytes=80),
         together.StepRow("apart", "0.3", budget_bytes=60, floor_bytes=61),
         together.StepRow("apart", "0.3", budget_bytes=82, floor_bytes=83),
         together.StepRow("apart", "0.3", budget_bytes=60, failure="KeyError: 70"),
@@ -350,6 +351,7 @@ def test_verdicts_on_several_graphs() -> None:
     assert [row.verdict for row in together.judge(rows)] == [
         "ok",
         "ok",
+        "ok, the first step above",
         "miss: above the budget",
         "floor 0.0",
         "miss: an error although min stays inside",
