@@ -28,7 +28,6 @@ OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         bool,
         "each kernel is chosen when it first runs, after its buffers were compared with the budget",
     ),
-    "auto_chunker.enable": (bool, "Inductor cuts tensors into chunks after they were planned"),
     "post_grad_fusion_options": (
         lambda passes: "activation_quantization_aten_pass" in passes,
         "activation_quantization_aten_pass quantises saved activations after they were planned",
