@@ -629,13 +629,13 @@ time is a few per cent of the step, its relative error is large and its error as
     Section(
         "Planning time beside torch's partitioner",
         "planning_time_cpu.json",
-        "python -m benchmarks.planning_time --json benchmarks/results/planning_time_cpu.json",
+        "python -m benchmarks.planning_time --phases --json benchmarks/results/planning_time_cpu.json",
         """\
 CPU seconds between the joint graph and two modules, on one graph in one run: torch's partitioner at its budget 0.5, ours at 0.5
 (with the plain peak that the fraction is of) and at `min`. `one search` and `frontier` are searches alone, on one problem.
 Aimed at, and missed: 0.6 in the median and 1.1 at worst for 0.5, twice that for `min`. A frontier was to take less than 5 plans:
-of whole plans ("0.5") it takes 0.2 to 3.5, and 5.6 on encoder_decoder; of searches alone more. They are the lowest of five
-turns, with other processes on the machine at times. Where one search is a small part of ours at 0.5, the rest is what torch
+of whole plans ("0.5") it takes 0.3 to 3.0, and 4.2 on encoder_decoder; of searches alone more. They are the lowest of five
+turns, beside another process. Where one search is a small part of ours at 0.5, the rest is what torch
 does as well (preparing and extracting graphs) and three problems: for the plain peak, for the search, and for the plan's own
 graphs. Each model's 0.5 is of its own plain peak.""",
         _planning_time,
