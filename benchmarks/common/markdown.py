@@ -504,10 +504,9 @@ CPU seconds of a process and its compilers until the end of the third step, impo
 torch compiles; "warm": of a second process that finds them filled. Ratios are to plain `torch.compile` of the same model.
 "lowered" counts the graphs that Inductor made code for, forwards and backwards apart, over all rounds and steps.
 "compilers" counts the files that were handed to the C++ compiler: under a budget, kernels are built together, in one file for each
-compiling process. Some 20 seconds of each row in empty folders are the same for all: torch and its headers. The models of
+compiling process. Much of each row in empty folders is the same for all: torch and its headers. The models of
 transformers have 4 layers of width 256. The machine was busy with other things, which distorts CPU time much less than wall
-time. All rows of a model are of one machine: those of T5, GPT-2 and ResNet of an AMD EPYC (2026-11-24 and 25), the others of the
-one below.""",
+time.""",
         _first_step,
         _first_step_summary,
     ),
