@@ -48,8 +48,7 @@ Bytes are all on the device, parameters and inputs included. MONeT's times are o
 convolution algorithms is faster than that: then only bytes compare. VGG-16 below 7.5 GiB is where ours is worse. Three maps of
 2.1 GiB lie there at once: both gradients of the second convolution, and the output of the ReLU in front of it, whose sign is asked
 next. MONeT keeps signs as bits (`BinaryActReLU` in its `lm_ops/relu.py`): 67 MiB in place of 2.1 GiB. Ours computes such a mask
-where it is read, from the map; a mask that is saved, a boolean of 539 MiB, is made behind the forward, where its map lives until
-then. So what is missing are a choice of operators and an earlier mask, not a plan.
+where it is read, from the map, or saves it as 539 MiB of booleans. So what is missing is a choice of operators, not a plan.
 
 ![ResNet-50: peak and extra time of our plans, below MONeT's six points](images/published_resnet50.svg)
 
