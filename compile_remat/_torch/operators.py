@@ -104,8 +104,9 @@ def is_spare_cast(node: fx.Node) -> bool:
     if node.target is not torch.ops.prims.convert_element_type.default:
         return False
     source, dtype = node.args
-    noted = source.meta.get("val") if isinstance(source, fx.Node) else None
-    if not isinstance(source, fx.Node) or not isinstance(noted, torch.Tensor):
+    assert isinstance(source, fx.Node)
+    noted = source.meta.get("val")
+    if not isinstance(noted, torch.Tensor):
         return False
     is_stale = noted.dtype.is_floating_point and any(
         n.meta["val"].dtype is noted.dtype for n in promoted_inputs(source)

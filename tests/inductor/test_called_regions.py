@@ -165,8 +165,8 @@ def test_a_budget_holds_where_inductor_cuts_a_loss_into_chunks() -> None:
                 step(*arguments).backward()
         (report,) = reports()
         assert report.caveat == "" and report.scheduled_peak_bytes and report.predicted_peak_bytes
-        # gradients are added to those of the step before
         peaks[is_on] = report.scheduled_peak_bytes
+        # gradients are added to those of the step before
         assert measured[0].peak_bytes <= report.scheduled_peak_bytes + sum(t.nbytes for t in (x, w, head)) + 1024
         assert 1 <= report.predicted_peak_bytes / report.scheduled_peak_bytes < 1.35
     assert peaks[True] < 0.6 * peaks[False]

@@ -12,13 +12,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import OWN_NUMBERS, InductorRules
-from compile_remat._torch.operators import (
-    computed_dtype,
-    is_spare_cast,
-    numbers_of,
-    promoted_inputs,
-    reduced_dims,
-)
+from compile_remat._torch.operators import computed_dtype, is_spare_cast, numbers_of, promoted_inputs, reduced_dims
 from compile_remat.passes.graph.node_drafts import Draft, Expression
 from compile_remat.passes.graph.rewrites.shape_only_inputs import POOLINGS
 from compile_remat.passes.graph.views import root_of, shape
@@ -26,10 +20,8 @@ from compile_remat.passes.problem.problem import CONSTANT, POINTWISE
 
 aten = torch.ops.aten
 
-
 LARGE_FOR_ALL = 100
 """An expression with more operations is materialised even if it reads one buffer (``GraphLowering.run_node``)."""
-
 
 FILLS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
 """Constants that are one number everywhere."""
@@ -75,24 +67,26 @@ def scaled_variance(draft: Draft) -> Expression:
 
 def joined(draft: Draft, parts: Sequence[Expression]) -> Expression:
     """A draft's expression, made of its own operations and of the expressions of what it reads."""
-    own, inner_ops = draft.own_expression, frozenset[object]().union(*(p.ops for p in parts))
-    reads = own.reads.union(*(p.reads for p in parts))
-    more = range(1, draft.num_unrolled)  # of what each other element is computed
-    ops = own.ops.union(inner_ops, {(op, k) for op in inner_ops if not isinstance(op, _Number) for k in more})
+    own, ops = draft.own_expression, frozenset[object]().union(*(p.ops for p in parts))
     has_heavy = own.has_heavy or any(p.has_heavy for p in parts)
-    return Expression(reads.union({(read, k) for read in reads for k in more}), ops, has_heavy)
+    inner = Expression(own.reads.union(*(p.reads for p in parts)), ops, has_heavy)
+    inner = _repeated(inner, range(1, draft.num_unrolled))  # of what each other element is computed
+    return Expression(inner.reads, own.ops | inner.ops, has_heavy)
 
 
 def as_taken(source: Draft, expression: Expression, by: Draft) -> Expression:
     """The expression of what a node reads, and the same at another index for each further view of it that the node reads."""
-    more = by.further_views.get(source.node, 0)
-    if not more:
+    return _repeated(expression, range(-1, -1 - by.further_views.get(source.node, 0), -1))
+
+
+def _repeated(expression: Expression, indices: range) -> Expression:
+    """An expression, and the same at other indices; numbers are the same everywhere."""
+    if not indices:
         return expression
-    ops, reads = expression.ops, expression.reads
-    at_others = range(-1, -1 - more, -1)
+    reads, ops = expression.reads, expression.ops
     return Expression(
-        reads.union({(read, k) for read in reads for k in at_others}),
-        ops.union({(op, k) for op in ops if not isinstance(op, _Number) for k in at_others}),
+        reads.union({(read, k) for read in reads for k in indices}),
+        ops.union({(op, k) for op in ops if not isinstance(op, _Number) for k in indices}),
         expression.has_heavy,
     )
 
@@ -120,11 +114,9 @@ def _own_ops(draft: Draft, rules: InductorRules) -> Iterator[object]:
     """One for each operation beside the loads; equal numbers of one type are one, whoever computes with them, and so are casts."""
     own_numbers = OWN_NUMBERS.get(op_name(draft), ())
     yield from (_number(*own) for own in own_numbers)
-    num_ops = (
-        draft.num_unrolled - 1 + (op_name(draft) == "mean")
-        if draft.num_unrolled
-        else int(not is_spare_cast(draft.node))
-    )
+    num_ops = int(not is_spare_cast(draft.node))
+    if draft.num_unrolled:
+        num_ops = draft.num_unrolled - 1 + (op_name(draft) == "mean")
     for k in range(num_ops + dict(rules.extra_ops).get(op_name(draft), 0) - len(own_numbers)):
         yield draft.node.name, k
     dtype = computed_dtype(draft.node)

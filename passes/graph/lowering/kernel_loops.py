@@ -12,21 +12,15 @@ from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
-from compile_remat._torch.operators import (
-    reduced_dims,
-)
+from compile_remat._torch.operators import reduced_dims
 from compile_remat._torch.sizes import hint_shape
 from compile_remat.passes.graph.lowering.expressions import is_inlined, op_name
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.views import shape
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, SCATTER
 
-aten = torch.ops.aten
-
-
 NEVER_FUSED = -1
 """Stands for the depth of a kernel that nothing is fused with."""
-
 
 SPLIT_ROW, SPLIT_COLUMN = 8192, 128
 """A sum of more elements than these may be split, of neighbours and of others (``InductorChoices.reduction_split_factor``)."""
@@ -197,14 +191,10 @@ def _loops(draft: Draft, graph: DraftGraph) -> _Loops | None:
         return _Loops.OTHERS
     if math.prod(shape(draft.node)) > 1:
         return _Loops.LAST
-    sizes, stack, seen = {1, _elements_reduced(draft)}, [draft], {draft}
-    while stack:
-        node = stack.pop()
-        if any(math.prod(shape(operand)) not in sizes for operand in node.node.all_input_nodes):
-            return _Loops.LAST
-        inlined = [source for source in node.sources if source not in seen and is_inlined(source)]
-        seen.update(inlined)
-        stack += inlined
+    sizes = {1, _elements_reduced(draft)}
+    operands = (operand for node in _inlined_by(draft) for operand in node.node.all_input_nodes)
+    if any(math.prod(shape(operand)) not in sizes for operand in operands):
+        return _Loops.LAST
     return _Loops.ALL
 
 

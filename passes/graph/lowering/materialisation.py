@@ -9,10 +9,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
-from compile_remat._torch.operators import (
-    reduced_dims,
-    tree_leaves,
-)
+from compile_remat._torch.operators import reduced_dims, tree_leaves
 from compile_remat.passes.graph.lowering.expressions import (
     as_taken,
     constant_op,
@@ -45,16 +42,11 @@ from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 
-aten = torch.ops.aten
-
-
 KEPT = "remat_kept_if_read_once"
 """In `fx.Node.meta` of the joint graph and of what is extracted of it: a value that `kept_values` keeps in memory."""
 
-
 COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
 """Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
-
 
 UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
 """Reductions with one result, by name."""

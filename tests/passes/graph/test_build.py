@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from compile_remat._torch.version import torch_version
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
-from compile_remat.passes.graph.lowering.materialisation import count_reads
-from compile_remat.passes.graph.node_drafts import DraftGraph
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SAVE, SCATTER, Value
 
 MIB = 1 << 20
@@ -353,43 +350,6 @@ def test_what_is_too_large_for_a_kernel_is_written_for_a_sum_in_two_halves() -> 
         problem = problem_of(function, *arguments, rules=rules)
         found.append({v.name for v in problem.values if v.in_forward and v.realised} & {"cos", "tan"})
     assert found == [{"tan"}, set()]
-
-
-def expressions(function: Callable[..., Any], *arguments: Tensor) -> dict[str, int]:
-    """For each pointwise value of a function, how many operations its expression has."""
-    found: dict[str, int] = {}
-
-    def spy(graph: DraftGraph) -> None:
-        count_reads(graph)
-        found.update({d.node.name: len(d.expression.ops) + len(d.expression.reads) for d in graph.values})
-
-    with mock.patch.object(build, "PASSES", (spy, *build.PASSES[1:])):
-        problem_of(function, *arguments)
-    return found
-
-
-def test_each_reader_of_a_variance_divides_it() -> None:
-    """A load, 0, 4, their difference, the larger of it and 0, the division, 1e-5, the addition, the root: 9 for Inductor."""
-
-    def function(x: Tensor) -> Tensor:
-        variance, mean = torch.var_mean(x.sin(), dim=-1, correction=0, keepdim=True)
-        return torch.rsqrt(variance + 1e-5) * mean
-
-    assert expressions(function, torch.ones(4, 4, requires_grad=True))["rsqrt"] == 9
-
-
-def test_a_tensor_of_another_type_is_converted_first() -> None:
-    """Two loads, one conversion for both readers, a product and a sum; the numbers 2.0 of two types are two."""
-
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        return (x * y + x) * 2.0 - (x * 2.0)
-
-    x, y = torch.ones(4, dtype=torch.bfloat16, requires_grad=True), torch.ones(4, requires_grad=True)
-    found = expressions(function, x, y)
-    assert (found["mul"], found["add"]) == (4, 5)
-    assert (
-        found["sub"] == 5 + 2 + 2 + 1 + 1
-    )  # two products with their numbers, a conversion of the second, the difference
 
 
 def test_each_device_has_its_own_rules() -> None:

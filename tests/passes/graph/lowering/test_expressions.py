@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import pytest
@@ -17,11 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_remat._torch.operators import is_spare_cast
 from compile_remat.passes.graph import build
+from compile_remat.passes.graph.lowering.expressions import ops_in
 from compile_remat.passes.graph.lowering.materialisation import count_reads
-from compile_remat.passes.graph.node_drafts import DraftGraph, Expression
+from compile_remat.passes.graph.node_drafts import DraftGraph
 from tests.passes.graph.test_build import problem_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
+T = TypeVar("T")
 
 
 def by_inductor(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[int, int]:
@@ -37,20 +39,36 @@ def by_inductor(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[in
     return counted.num_ops, len(counted.read_buffers)
 
 
-def by_rules(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[int, int]:
-    """The same by our rules, of the function's forward."""
-    found: list[Expression] = []
+def seen_after_counting(look: Callable[[DraftGraph], T], function: Callable[..., Any], *arguments: Tensor) -> T:
+    """What `look` finds in the drafts of a function's joint graph once loads and operations are counted."""
+    found: list[T] = []
 
     def spy(graph: DraftGraph) -> None:
         count_reads(graph)
-        (output,) = graph.joint.module.graph.find_nodes(op="output")
-        (last,) = [draft for draft in graph.values if draft.node in output.args[0]]
-        found.append(last.sources[0].expression)
+        found.append(look(graph))
 
     with mock.patch.object(build, "PASSES", (spy, *build.PASSES[1:])):
-        problem_of(lambda *given: function(*given).cumsum(0), *arguments)
-    (expression,) = found
-    return len(expression.ops) + len(expression.reads), len(expression.reads)
+        problem_of(function, *arguments)
+    return found[0]
+
+
+def by_rules(function: Callable[..., Tensor], *arguments: Tensor) -> tuple[int, int]:
+    """The same by our rules, of the function's forward."""
+
+    def of_result(graph: DraftGraph) -> tuple[int, int]:
+        (output,) = graph.joint.module.graph.find_nodes(op="output")
+        (last,) = [draft for draft in graph.values if draft.node in output.args[0]]
+        expression = last.sources[0].expression
+        return ops_in(expression), len(expression.reads)
+
+    return seen_after_counting(of_result, lambda *given: function(*given).cumsum(0), *arguments)
+
+
+def expressions(function: Callable[..., Any], *arguments: Tensor) -> dict[str, int]:
+    """For each value of a function, how many operations its expression has."""
+    return seen_after_counting(
+        lambda graph: {draft.node.name: ops_in(draft.expression) for draft in graph.values}, function, *arguments
+    )
 
 
 def pooled(x: Tensor, gradient: Tensor, places: Tensor) -> Tensor:
@@ -103,3 +121,27 @@ def test_a_cast_to_the_type_that_a_pattern_left_is_spare() -> None:
     product.meta["val"] = torch.empty(4, dtype=torch.float32)
     assert [is_spare_cast(node) for node in casts] == [True, False]
     assert not is_spare_cast(product)
+
+
+def test_each_reader_of_a_variance_divides_it() -> None:
+    """A load, 0, 4, their difference, the larger of it and 0, the division, 1e-5, the addition, the root: 9 for Inductor."""
+
+    def function(x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x.sin(), dim=-1, correction=0, keepdim=True)
+        return torch.rsqrt(variance + 1e-5) * mean
+
+    assert expressions(function, torch.ones(4, 4, requires_grad=True))["rsqrt"] == 9
+
+
+def test_a_tensor_of_another_type_is_converted_first() -> None:
+    """Two loads, one conversion for both readers, a product and a sum; the numbers 2.0 of two types are two."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return (x * y + x) * 2.0 - (x * 2.0)
+
+    x, y = torch.ones(4, dtype=torch.bfloat16, requires_grad=True), torch.ones(4, requires_grad=True)
+    found = expressions(function, x, y)
+    assert (found["mul"], found["add"]) == (4, 5)
+    assert (
+        found["sub"] == 5 + 2 + 2 + 1 + 1
+    )  # two products with their numbers, a conversion of the second, the difference
