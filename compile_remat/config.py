@@ -183,6 +183,8 @@ class RematConfig:
         oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
         slices: in how many slices the rows of the largest temporaries are computed: `off` (default), `auto` for as many as the
             budget needs, or a number.
+        inputs: `as_plain` (default): the backward reads from outside of its graph only what that of plain torch.compile reads;
+            `constant`: nothing that the graph reads from outside changes until its backward has run.
         narrow: `auto` saves bools as bits and indices in the smallest type for their range where that makes a plan faster or
             lower; `off` (default) saves every value as it is.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
@@ -207,6 +209,7 @@ class RematConfig:
     gradients: str = _row(_choice("end", "early"), "end")
     oom_retry: int = _row(_up_to(3), 1)
     slices: str | int = _row(_slices, cast("str | int", "off"))
+    inputs: str = _row(_choice("as_plain", "constant"), "as_plain")
     narrow: str = _row(_choice("off", "auto"), "off")
     rank_timeout: int = _row(_timeout, 60)
     report_dir: str | None = _row(_folder, None)

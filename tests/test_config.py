@@ -178,6 +178,7 @@ def test_defaults() -> None:
         "gradients": "end",
         "oom_retry": "1",
         "slices": "off",
+        "inputs": "as_plain",
         "narrow": "off",
         "rank_timeout": "60",
         "report_dir": "None",
