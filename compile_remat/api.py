@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def look(
-    model: Callable[..., Any], inputs: Sequence[Any], *, for_budgets: bool = False, **settings: Any
+    model: Callable[..., Any], inputs: Sequence[Any], /, *, for_budgets: bool = False, **settings: Any
 ) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled.
 

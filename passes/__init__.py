@@ -10,6 +10,10 @@ from compile_remat.passes.graph.inner_backward import backward_calls as backward
 from compile_remat.passes.graph.inner_backward import merged as merged
 from compile_remat.passes.graph.inner_backward import with_whole_forward as with_whole_forward
 from compile_remat.passes.graph.inner_backward import without_common_subexpressions as without_common_subexpressions
+from compile_remat.passes.graph.input_copies import ReadableInputs as ReadableInputs
+from compile_remat.passes.graph.input_copies import copy_inputs as copy_inputs
+from compile_remat.passes.graph.input_copies import readable_inputs as readable_inputs
+from compile_remat.passes.graph.input_copies import unreadable_inputs as unreadable_inputs
 from compile_remat.passes.graph.normalise import as_in_torch as as_in_torch
 from compile_remat.passes.graph.normalise import rewritten as rewritten
 from compile_remat.passes.graph.origins import origin_of as origin_of

@@ -69,6 +69,21 @@ USER_TAGS = (
 
 
 @dataclass(frozen=True)
+class InputCopy:
+    """A copy of an input, or of a view of it, that the backward may read in its place.
+
+    Attributes:
+        node: The copy; nothing in the joint graph reads it.
+        source: The input or the view.
+        reads: The nodes that read it, each with the views from `source` to what the node reads, both included.
+    """
+
+    node: fx.Node
+    source: fx.Node
+    reads: tuple[tuple[fx.Node, tuple[fx.Node, ...]], ...]
+
+
+@dataclass(frozen=True)
 class Joint:
     """A joint graph after torch's own preparation, with its classification.
 
@@ -78,6 +93,7 @@ class Joint:
         handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
             does, whatever their own tag says.
         left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
+        input_copies: Copies of inputs that the backward may not read.
         described: What was counted of each node (`cost_models.describe`), with the arguments that it had then.
     """
 
@@ -91,6 +107,7 @@ class Joint:
     user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
     handed_on: frozenset[fx.Node] = frozenset()
     left_alone: frozenset[fx.Node] = frozenset()
+    input_copies: tuple[InputCopy, ...] = ()
     described: dict[fx.Node, tuple[object, object, Any]] = field(default_factory=dict)
 
     @property
@@ -334,6 +351,15 @@ def torch_partition(
         module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=indices
     )
     return modules
+
+
+_OF_RUNTIME = ("Philox", "ForwardToken", "BackwardToken", "Tangent")
+"""How names of AOTAutograd's descriptors begin of inputs that are no tensors of the user's."""
+
+
+def is_state_of_runtime(given: fx.Node) -> bool:
+    """Whether an input is a seed, an offset, a token or a tangent, by AOTAutograd's descriptor."""
+    return type(given.meta.get("desc")).__name__.startswith(_OF_RUNTIME)
 
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:

@@ -20,16 +20,19 @@ from compile_remat.passes import (
     PlanOption,
     Problem,
     ProblemBuilder,
+    ReadableInputs,
     Status,
     as_in_torch,
     build_problem,
     changeable_outputs,
+    copy_inputs,
     left_alone,
     mark_gradients,
     marked_bytes,
     narrow_values,
     pictured,
     plain_option,
+    readable_inputs,
     rewritten,
     with_whole_forward,
 )
@@ -91,6 +94,7 @@ def plan_joint(
     pinned: PinnedPlan | None = None,
     early: tuple[int, ...] = (),
     narrows: bool = False,
+    readable: ReadableInputs | None = None,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -103,6 +107,7 @@ def plan_joint(
         is_stored: Whether the plan is written to `plan_dir`.
         pinned: The plan that a file has for this graph; None where `plan_dir` is still to be looked at.
         narrows: Whether values have a narrow form that the plan may save in their place.
+        readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -133,8 +138,12 @@ def plan_joint(
     # A graph with its backward inside returns after that.
     changeable = frozenset() if is_inner else changeable_outputs(joint)
     is_max = effective.budget.kind == "max"
-    reference = joint_graph.plain_choice(joint) if needs_plain or is_max or changeable else ()
+    is_cut_off = not (is_inner or settings.inputs_are_constant)  # what plain torch.compile does not read
+    asks_torch = needs_plain or is_max or bool(changeable)
+    reference = joint_graph.plain_choice(joint) if asks_torch else ()
     joint = replace(joint, left_alone=left_alone(changeable, reference))
+    if is_cut_off and readable is None:
+        readable = readable_inputs(joint, reference or joint_graph.plain_choice(joint))
     plain_problem, plain = None, None
     if needs_plain or with_plain:
         plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
@@ -144,6 +153,8 @@ def plan_joint(
     joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
+    if is_cut_off and readable is not None:
+        joint = copy_inputs(joint, readable)
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
     problem = builder.build(reference)

@@ -219,6 +219,11 @@ def _returned(module: fx.GraphModule) -> list[fx.Node]:
 def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     """A draft for each node that computes something; views, sizes and graph inputs have none."""
     graph, pins, closure = DraftGraph(joint, rules), Pins(joint, rules), joint.info.tangents_closure
+    copies = {copy.node: copy for copy in joint.input_copies}
+    copies_for: dict[fx.Node, list[fx.Node]] = {}
+    for copy in joint.input_copies:
+        for reader, _ in copy.reads:
+            copies_for.setdefault(reader, []).append(copy.node)
     given_symints = frozenset(symints_to_save(joint)) | closure
     is_past_tangents = False  # from the first node that a tangent reaches, even a view, torch walks in graph order
     for node in joint.module.graph.nodes:
@@ -226,6 +231,9 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
             graph.roots[node] = (node,)
             continue
         if node.op == "output":
+            continue
+        if node in copies:
+            graph.add(_copy_draft(joint, copies[node]))
             continue
         is_past_tangents |= node in closure
         op = described(joint, node)
@@ -247,6 +255,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 kernel=_kernel_of(node, op.kind, unrolled, graph.rules_of(node)),
                 nbytes=0 if writes_into_input(node) else _nbytes(node),
                 sources=tuple(graph.drafts_of(*node.all_input_nodes)),
+                input_copies=tuple(graph.by_node[copy] for copy in copies_for.get(node, ())),
                 moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
                 num_unrolled=unrolled,
                 input_reads=tuple((r.name, _nbytes(r)) for r in roots if r not in graph.by_node),
@@ -265,6 +274,19 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
             graph.add(draft)
     read_own(graph)
     return graph
+
+
+def _copy_draft(joint: joint_graph.Joint, copy: joint_graph.InputCopy) -> Draft:
+    """A value that is saved wherever the backward needs it, and that nothing in the forward reads."""
+    return Draft(
+        node=copy.node,
+        op=described(joint, copy.node),
+        kernel=POINTWISE,
+        nbytes=_nbytes(copy.node),
+        in_forward=False,
+        pin=SAVE,
+        is_input_copy=True,
+    )
 
 
 def _kernel_of(node: fx.Node, kind: OpKind, unrolled: int, rules: InductorRules) -> Kernel:
@@ -321,6 +343,7 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             is_drawn_apart=draft.is_drawn_apart,
             moved=_values_among(draft.moved),
             may_differ=draft.may_differ,
+            is_input_copy=draft.is_input_copy,
             position=position,
             late_step=draft.epilogue_step,
             transient_bytes=draft.unread_bytes + draft.copied_bytes + _drawn_bytes(draft),
@@ -378,7 +401,7 @@ def _positions(values: Sequence[Draft]) -> list[int]:
     """Places in which every value that only the backward needs stands right behind what it reads."""
     keys: list[tuple[int, ...]] = []
     for i, draft in enumerate(values):
-        if draft.in_forward:
+        if draft.in_forward or draft.is_input_copy:  # a copy stands before its first reader
             keys.append((i,))
         else:
             keys.append((*max((keys[j] for j in draft.reads), default=(-1,)), i))

@@ -32,11 +32,12 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
         draft.time_ns = _time(draft, work, has_buffer, cost)
         once_more[draft] = _time(draft, work, draft in backward_buffers, cost)
     packed = {d: _packing_time(d, cost) for d in values if d.node.target is PACK_BITS}
+    packed |= {d: _copying_time(d, cost) for d in values if d.is_input_copy}
     step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in packed)
     for draft in values:
         draft.time_ns = once_more[draft]  # what is a buffer in the forward may stay in registers in the backward
         draft.save_time_ns = _save_time(draft, forward_buffers, backward_buffers, cost)
-        if draft in packed:  # it runs where the bits are saved, and else not at all
+        if draft in packed:  # it runs where it is saved, and else not at all
             draft.time_ns = draft.save_time_ns = packed[draft]
     return step_time_ns
 
@@ -119,6 +120,11 @@ def _packing_time(draft: Draft, cost: CostModel) -> int:
     """A kernel for bits: it reads what the bool tensor is computed from, and writes a byte for eight elements."""
     read_bytes = sum(source.nbytes for source in loaded_by(draft)) + draft.nbytes
     return cost.launch_time_ns + max(cost.arithmetic_time_ns(draft.op), cost.traffic_time_ns(read_bytes))
+
+
+def _copying_time(draft: Draft, cost: CostModel) -> int:
+    """A kernel that copies an input; the backward reads the copy as it would read the input."""
+    return cost.launch_time_ns + cost.traffic_time_ns(2 * draft.nbytes)
 
 
 def _save_time(draft: Draft, forward_buffers: set[Draft], backward_buffers: set[Draft], cost: CostModel) -> int:

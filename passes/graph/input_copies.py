@@ -1,0 +1,195 @@
+"""Copies of inputs that a backward may read in place of the inputs themselves.
+
+Code outside of a graph may change what the forward read before the backward runs: a loader refills its buffer, a teacher's weights
+move.  So the backward reads from outside only what the backward of plain torch.compile reads (`readable_inputs`).  Any other input
+gets a copy for the nodes that read it (`copy_inputs`): a value that the plan saves where it computes one of these nodes again.  The
+forward goes on reading the input.  `reading_copies` connects the nodes with their copies while a plan is extracted.
+
+Of an input that is read through views, the smallest one on the way is copied: the filled part of a bank, one matrix of three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import fx
+
+from compile_remat._torch import joint_graph, sizes
+from compile_remat._torch.joint_graph import InputCopy
+from compile_remat.cost_models import OpKind, is_view, op_kind
+from compile_remat.passes.graph.views import fake_mode_of, is_part
+
+RECOMPUTED = ("must_recompute", "prefer_recompute")
+"""Tags of nodes in the user's checkpointed regions."""
+
+
+@dataclass(frozen=True)
+class ReadableInputs:
+    """Names of the inputs that a backward may read.
+
+    Attributes:
+        by_all: Those that any node may read.
+        by_tagged: Those that only nodes of the user's checkpointed regions may read, as in plain torch.compile.
+    """
+
+    by_all: frozenset[str]
+    by_tagged: frozenset[str] = frozenset()
+
+
+def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> ReadableInputs:
+    """The inputs that the backward of plain torch.compile reads.
+
+    Args:
+        joint: The graph as torch gave it (`as_in_torch`), without rewrites.
+        plain: The nodes that plain torch.compile saves (`joint_graph.plain_choice`).
+    """
+    runs = _run_by_backward(joint, frozenset(plain))
+    by_all, by_tagged = set[str](), set[str]()
+    for given in joint.module.graph.find_nodes(op="placeholder"):
+        readers = [reader for reader, _ in _reads_of(given) if reader in runs]
+        if not _may_change(joint, given) or any(not _is_tagged(joint, reader) for reader in readers):
+            by_all.add(given.name)
+        elif readers:
+            by_tagged.add(given.name)
+    return ReadableInputs(frozenset(by_all), frozenset(by_tagged))
+
+
+def copy_inputs(joint: joint_graph.Joint, readable: ReadableInputs) -> joint_graph.Joint:
+    """The same graph, in place, with a copy of what each node reads of an input that the backward may not read.
+
+    The nodes go on reading the input; `Joint.input_copies` has the copies with their readers.
+    """
+    runs = _run_by_backward(joint, frozenset())
+    found: dict[fx.Node, list[tuple[fx.Node, tuple[fx.Node, ...]]]] = {}
+    for given in joint.module.graph.find_nodes(op="placeholder"):
+        if given.name in readable.by_all:
+            continue
+        for reader, path in _reads_of(given):
+            is_spared = given.name in readable.by_tagged and _is_tagged(joint, reader)
+            if reader in runs and not is_spared:
+                at = _least(path)
+                found.setdefault(path[at], []).append((reader, path[at:]))
+    copies = tuple(_copied(joint, source, reads) for source, reads in found.items())
+    return replace(joint, input_copies=copies)
+
+
+def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule, readable: ReadableInputs) -> list[str]:
+    """Names of the inputs that a backward reads although it may not; none, unless something is wrong."""
+    own = {n.name for n in joint.module.graph.find_nodes(op="placeholder")}
+    read = [n.name for n in backward.graph.find_nodes(op="placeholder") if n.users and n.name in own]
+    return [name for name in read if name not in readable.by_all and name not in readable.by_tagged]
+
+
+@contextmanager
+def reading_copies(joint: joint_graph.Joint, saved: Collection[str]) -> Iterator[None]:
+    """While this lasts, the nodes of the joint graph read the copies that a plan saves; `forget_copies` is for the forward."""
+    undo: list[tuple[fx.Node, fx.Node, fx.Node]] = []
+    made: list[fx.Node] = []
+    try:
+        for copy in joint.input_copies:
+            if copy.node.name in saved:
+                for reader, path in copy.reads:
+                    entry = _replayed(copy.node, path, made)
+                    reader.replace_input_with(path[-1], entry)
+                    undo.append((reader, entry, path[-1]))
+        yield
+    finally:
+        for reader, entry, original in undo:
+            reader.replace_input_with(entry, original)
+        for node in reversed(made):
+            joint.module.graph.erase_node(node)
+
+
+def forget_copies(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
+    """Let the nodes of an extracted forward read the inputs; copies are made at the end, when nothing else has to be alive."""
+    sources = {copy.node.name: copy.source for copy in joint.input_copies}
+    output = forward.graph.output_node()
+    copies = [n for n in forward.graph.nodes if n.op == "call_function" and n.name in sources]
+    for node in copies:
+        source = node.all_input_nodes[0]
+        node.replace_all_uses_with(source, delete_user_cb=lambda user, own=output: user is not own)
+        output.prepend(node)
+    if copies:
+        forward.recompile()
+
+
+def _may_change(joint: joint_graph.Joint, given: fx.Node) -> bool:
+    """Whether an input is a tensor of the caller's; tangents, sizes, seeds, tokens and opaque objects are not."""
+    if given in joint.info.tangents_closure or not isinstance(given.meta.get("val"), torch.Tensor):
+        return False
+    return not joint_graph.is_state_of_runtime(given)
+
+
+def _is_tagged(joint: joint_graph.Joint, node: fx.Node) -> bool:
+    return joint.user_tags.get(node) in RECOMPUTED
+
+
+def _run_by_backward(joint: joint_graph.Joint, saved: Collection[fx.Node]) -> set[fx.Node]:
+    """The nodes that a backward runs which is handed `saved`; with nothing saved, all that one may run."""
+    found = set[fx.Node]()
+    for node in reversed(joint.module.graph.nodes):
+        if node.op == "output":
+            found.update(joint.bwd_outputs)
+            continue
+        if node in found or node in joint.info.tangents_closure:
+            found.add(node)
+            found.update(n for n in node.all_input_nodes if n not in saved)
+    return found - set(saved) | (found & joint.info.tangents_closure)
+
+
+def _reads_of(given: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
+    """The nodes that read an input, each with the views between: the path from the input to what the node reads."""
+    pending: list[tuple[fx.Node, ...]] = [(given,)]
+    while pending:
+        path = pending.pop()
+        for user in path[-1].users:
+            if user.op == "call_function" and path[-1] is user.all_input_nodes[0] and (is_view(user) or is_part(user)):
+                pending.append((*path, user))
+            elif user.op != "output" and op_kind(user) is not OpKind.SYMBOL:
+                yield user, path
+
+
+def _least(path: Sequence[fx.Node]) -> int:
+    """Where on a path the fewest bytes are to be copied: the first such place, behind views that ask for the storage itself."""
+    first = max((k for k, n in enumerate(path) if n.target is torch.ops.aten.as_strided.default), default=0)
+    tensors = [k for k in range(first, len(path)) if isinstance(path[k].meta.get("val"), torch.Tensor)]
+    return min(tensors, key=lambda k: (_dense_nbytes(path[k]), k))
+
+
+def _dense_nbytes(node: fx.Node) -> int:
+    value: torch.Tensor = node.meta["val"]
+    nbytes = value.dtype.itemsize
+    for size in sizes.hint_shape(value):
+        nbytes *= size
+    return nbytes
+
+
+def _copied(
+    joint: joint_graph.Joint, source: fx.Node, reads: Sequence[tuple[fx.Node, tuple[fx.Node, ...]]]
+) -> InputCopy:
+    first = min(reader for reader, _ in reads)  # nodes are ordered as they stand in the graph
+    graph = joint.module.graph
+    with graph.inserting_before(first):
+        node = graph.create_node(
+            "call_function", torch.ops.aten.clone.default, (source,), name=f"copy_of_{source.name}"
+        )
+    value = source.meta["val"]
+    with fake_mode_of(value):
+        copied = value.clone()
+    node.meta = {key: first.meta[key] for key in ("nn_module_stack", "stack_trace") if key in first.meta}
+    node.meta |= {"val": copied}
+    return InputCopy(node, source, tuple(reads))
+
+
+def _replayed(copy: fx.Node, path: Sequence[fx.Node], made: list[fx.Node]) -> fx.Node:
+    """What a path of views from the source leads to, from the copy; new nodes are appended to `made`."""
+    at = copy
+    for view in path[1:]:
+        with copy.graph.inserting_after(at):
+            node = copy.graph.node_copy(view, lambda n, view=view, at=at: at if n is view.all_input_nodes[0] else n)
+        made.append(node)
+        at = node
+    return at
