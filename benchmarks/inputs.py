@@ -105,7 +105,7 @@ def rows_of(name: str, scale: float) -> list[InputsRow]:
 
 def _row(name: str, value: str, budget: str, problem: Problem, plan: Plan, seconds: float) -> InputsRow:
     saved = frozenset(plan.saved)
-    copies = [v for v in problem.values if v.is_input_copy and v.name in saved]
+    copies = [v for v in problem.values if v.is_snapshot and v.name in saved]
     step_ns = max(1, problem.step_time_ns)
     return InputsRow(
         name,

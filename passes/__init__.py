@@ -10,10 +10,6 @@ from compile_remat.passes.graph.inner_backward import backward_calls as backward
 from compile_remat.passes.graph.inner_backward import merged as merged
 from compile_remat.passes.graph.inner_backward import with_whole_forward as with_whole_forward
 from compile_remat.passes.graph.inner_backward import without_common_subexpressions as without_common_subexpressions
-from compile_remat.passes.graph.input_copies import ReadableInputs as ReadableInputs
-from compile_remat.passes.graph.input_copies import copy_inputs as copy_inputs
-from compile_remat.passes.graph.input_copies import readable_inputs as readable_inputs
-from compile_remat.passes.graph.input_copies import unreadable_inputs as unreadable_inputs
 from compile_remat.passes.graph.normalise import as_in_torch as as_in_torch
 from compile_remat.passes.graph.normalise import rewritten as rewritten
 from compile_remat.passes.graph.origins import origin_of as origin_of
@@ -41,6 +37,10 @@ from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
 from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
 from compile_remat.passes.graph.slices.largest import slice_products as slice_products
 from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls as unroll_sliced_calls
+from compile_remat.passes.graph.snapshots import ReadableInputs as ReadableInputs
+from compile_remat.passes.graph.snapshots import add_snapshots as add_snapshots
+from compile_remat.passes.graph.snapshots import readable_inputs as readable_inputs
+from compile_remat.passes.graph.snapshots import unreadable_inputs as unreadable_inputs
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
@@ -48,6 +48,8 @@ from compile_remat.passes.memory.simulator import Bools as Bools
 from compile_remat.passes.pictures.plan_pictures import StoredPictures as StoredPictures
 from compile_remat.passes.pictures.plan_pictures import marked as marked
 from compile_remat.passes.pictures.plan_pictures import pictured as pictured
+from compile_remat.passes.problem.constant_inputs import has_snapshots as has_snapshots
+from compile_remat.passes.problem.constant_inputs import without_snapshots as without_snapshots
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import SlicedProduct as SlicedProduct
 from compile_remat.passes.problem.plan import Status as Status

@@ -69,7 +69,7 @@ USER_TAGS = (
 
 
 @dataclass(frozen=True)
-class InputCopy:
+class Snapshot:
     """A copy of an input, or of a view of it, that the backward may read in its place.
 
     Attributes:
@@ -93,7 +93,7 @@ class Joint:
         handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
             does, whatever their own tag says.
         left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
-        input_copies: Copies of inputs that the backward may not read.
+        snapshots: Copies of inputs that the backward may not read.
         described: What was counted of each node (`cost_models.describe`), with the arguments that it had then.
     """
 
@@ -107,8 +107,20 @@ class Joint:
     user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
     handed_on: frozenset[fx.Node] = frozenset()
     left_alone: frozenset[fx.Node] = frozenset()
-    input_copies: tuple[InputCopy, ...] = ()
+    snapshots: tuple[Snapshot, ...] = ()
     described: dict[fx.Node, tuple[object, object, Any]] = field(default_factory=dict)
+
+    def snapshots_for(self, node: fx.Node) -> tuple[fx.Node, ...]:
+        """The copies of inputs that a node reads where the backward runs it."""
+        return self._snapshots_by_reader.get(node, ())
+
+    @functools.cached_property
+    def _snapshots_by_reader(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        for snapshot in self.snapshots:
+            for reader, _ in snapshot.reads:
+                found[reader] = (*found.get(reader, ()), snapshot.node)
+        return found
 
     @property
     def has_backward(self) -> bool:

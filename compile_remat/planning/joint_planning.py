@@ -22,10 +22,10 @@ from compile_remat.passes import (
     ProblemBuilder,
     ReadableInputs,
     Status,
+    add_snapshots,
     as_in_torch,
     build_problem,
     changeable_outputs,
-    copy_inputs,
     left_alone,
     mark_gradients,
     marked_bytes,
@@ -41,7 +41,14 @@ from compile_remat.planning.deadline import deadline_of, noting_early_end, with_
 from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import choose, choose_below, replayed
-from compile_remat.planning.plan_store import PinnedInSlices, PinnedPlan, fitted, store_plan, stored_plan
+from compile_remat.planning.plan_store import (
+    PinnedInSlices,
+    PinnedPlan,
+    fitted,
+    note_plan_of_constant_inputs,
+    store_plan,
+    stored_plan,
+)
 from compile_remat.planning.request import (
     ChosenPlan,
     Fit,
@@ -68,6 +75,7 @@ class Planned:
     Attributes:
         resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
         time_ns: Estimated time of a step: other graphs of the same program compare with it.
+        readable: The inputs that the backward may read; None where it may read all.
     """
 
     joint: joint_graph.Joint
@@ -77,6 +85,7 @@ class Planned:
     report: Report
     resume: Resume | None = None
     time_ns: int = 0
+    readable: ReadableInputs | None = None
 
 
 def plan_joint(
@@ -135,15 +144,9 @@ def plan_joint(
     request_now = interrupted_by(request)
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
-    # A graph with its backward inside returns after that.
-    changeable = frozenset() if is_inner else changeable_outputs(joint)
     is_max = effective.budget.kind == "max"
-    is_cut_off = not (is_inner or settings.inputs_are_constant)  # what plain torch.compile does not read
-    asks_torch = needs_plain or is_max or bool(changeable)
-    reference = joint_graph.plain_choice(joint) if asks_torch else ()
-    joint = replace(joint, left_alone=left_alone(changeable, reference))
-    if is_cut_off and readable is None:
-        readable = readable_inputs(joint, reference or joint_graph.plain_choice(joint))
+    borders = _at_the_borders(joint, settings, readable, is_inner=is_inner, asks_plain=needs_plain or is_max)
+    joint, reference, readable = borders.joint, borders.reference, borders.readable
     plain_problem, plain = None, None
     if needs_plain or with_plain:
         plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
@@ -153,8 +156,7 @@ def plan_joint(
     joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
-    if is_cut_off and readable is not None:
-        joint = copy_inputs(joint, readable)
+    joint = add_snapshots(joint, readable)
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
     problem = builder.build(reference)
@@ -204,7 +206,57 @@ def plan_joint(
     varying = Varying(joint, problem, cost, saved, settings.expandable)
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
-    return Planned(joint, cost, problem, plan, report, resume, time_ns)
+    return Planned(joint, cost, problem, plan, report, resume, time_ns, readable)
+
+
+@dataclass(frozen=True)
+class _Borders:
+    """A graph with what code outside of it may change.
+
+    Attributes:
+        joint: With the outputs that no plan saves.
+        reference: What torch's own chooser saves, where the planner is to know it.
+        readable: The inputs that the backward may read; None where it may read all.
+    """
+
+    joint: joint_graph.Joint
+    reference: Sequence[fx.Node]
+    readable: ReadableInputs | None
+
+
+def _at_the_borders(
+    joint: joint_graph.Joint,
+    settings: Settings,
+    readable: ReadableInputs | None,
+    *,
+    is_inner: bool,
+    asks_plain: bool,
+) -> _Borders:
+    """Find out what code outside of the graph may change before its backward; nothing where that is inside of the graph."""
+    changeable = frozenset() if is_inner else changeable_outputs(joint)
+    reference = joint_graph.plain_choice(joint) if asks_plain or changeable else []
+    joint = replace(joint, left_alone=left_alone(changeable, reference))
+    if is_inner or settings.inputs_are_constant:
+        return _Borders(joint, reference, None)
+    if readable is None:
+        readable = readable_inputs(joint, reference or joint_graph.plain_choice(joint))
+    return _Borders(joint, reference, readable)
+
+
+def inputs_read_by_plain(
+    joint_module: fx.GraphModule,
+    settings: Settings,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+) -> ReadableInputs | None:
+    """The inputs that the backward of a graph may read, which is rewritten in place; None where it may read all."""
+    joint = as_in_torch(
+        joint_module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+    )
+    if settings.inputs_are_constant or not joint.has_backward:
+        return None
+    return readable_inputs(joint, joint_graph.plain_choice(joint))
 
 
 def _with_marks(joint: joint_graph.Joint, early: tuple[int, ...]) -> tuple[joint_graph.Joint, str]:
@@ -296,5 +348,6 @@ def _chosen(
                     raise PinnedInSlices(pinned, budget_bytes, plain)
                 if pinned is not None:
                     return fitted(planner, pinned, budget_bytes)
+                note_plan_of_constant_inputs(planner.problem, settings.plan_dir)
                 chosen = choose(planner, effective)
     return with_search_message(chosen, planner)

@@ -32,6 +32,7 @@ from compile_remat.passes import (
     must_be_saved,
     plain_option,
     rewritten,
+    unreadable_inputs,
 )
 from compile_remat.planning import op_timing
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of
@@ -92,6 +93,7 @@ def split(
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
             modules = extract(planned.joint, planned.plan)
+            _check_inputs(planned, modules[1])
             deliver_marked(modules[1], planned.joint)
     except (RematError, DeadlineReached):
         raise
@@ -106,6 +108,14 @@ def split(
         )
     record_planned(planned, settings, start)
     return modules
+
+
+def _check_inputs(planned: Planned, backward: fx.GraphModule) -> None:
+    """Raise where a backward reads an input that may have changed by then: no plan at all is better than wrong gradients."""
+    if planned.readable is None:
+        return
+    if read := unreadable_inputs(planned.joint, backward, planned.readable):
+        raise AssertionError(f"the backward reads {', '.join(read)}, which that of plain torch.compile does not")
 
 
 def record_planned(planned: Planned, settings: Settings, start_time: float) -> None:

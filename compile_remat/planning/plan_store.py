@@ -14,8 +14,11 @@ from compile_remat.passes import (
     Plan,
     Planner,
     PlanOption,
+    Problem,
     Status,
+    has_snapshots,
     obeying,
+    without_snapshots,
 )
 from compile_remat.planning.request import (
     ChosenPlan,
@@ -72,6 +75,19 @@ def stored_plan(key: str, plan_dir: str | None) -> PinnedPlan | None:
         raise PlanMismatchError(
             f"{path} is not a plan of this version: {error}. Delete it to have a new plan written."
         ) from None
+
+
+def note_plan_of_constant_inputs(problem: Problem, plan_dir: str | None) -> None:
+    """Say that a plan was pinned for the same graph which may read every input, and that it is not replayed."""
+    if plan_dir is None or not has_snapshots(problem):
+        return
+    path = _plan_path(without_snapshots(problem).key(), plan_dir)
+    if path is not None and path.exists():
+        warn(
+            f"{path} is not replayed: it was made for inputs that do not change before the backward, and its backward may read "
+            'inputs that the backward of plain torch.compile does not read. Set inputs="constant" to go on with it, or delete it; '
+            f"a new plan is written to {problem.key()}.plan.json."
+        )
 
 
 def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> ChosenPlan:

@@ -32,7 +32,7 @@ from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
-from compile_remat.cost_models import FUSED_KINDS, CostModel, OpKind, op_kind
+from compile_remat.cost_models import FUSED_KINDS, CostModel, Op, OpKind, op_kind
 from compile_remat.passes.graph.lowering.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
 from compile_remat.passes.graph.lowering.materialisation import (
@@ -219,12 +219,8 @@ def _returned(module: fx.GraphModule) -> list[fx.Node]:
 def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     """A draft for each node that computes something; views, sizes and graph inputs have none."""
     graph, pins, closure = DraftGraph(joint, rules), Pins(joint, rules), joint.info.tangents_closure
-    copies = {copy.node: copy for copy in joint.input_copies}
-    copies_for: dict[fx.Node, list[fx.Node]] = {}
-    for copy in joint.input_copies:
-        for reader, _ in copy.reads:
-            copies_for.setdefault(reader, []).append(copy.node)
     given_symints = frozenset(symints_to_save(joint)) | closure
+    copies = {copy.node for copy in joint.snapshots}
     is_past_tangents = False  # from the first node that a tangent reaches, even a view, torch walks in graph order
     for node in joint.module.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -233,7 +229,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
         if node.op == "output":
             continue
         if node in copies:
-            graph.add(_copy_draft(joint, copies[node]))
+            graph.add(_snapshot_draft(joint, node))
             continue
         is_past_tangents |= node in closure
         op = described(joint, node)
@@ -248,27 +244,8 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
                 for draft in graph.drafts_of(node):
                     draft.pin, draft.tag = SAVE, Tag.NONE
         else:
-            unrolled = num_unrolled(node, graph.rules_of(node)) if op.kind is OpKind.REDUCTION else 0
-            draft = Draft(
-                node=node,
-                op=op,
-                kernel=_kernel_of(node, op.kind, unrolled, graph.rules_of(node)),
-                nbytes=0 if writes_into_input(node) else _nbytes(node),
-                sources=tuple(graph.drafts_of(*node.all_input_nodes)),
-                input_copies=tuple(graph.by_node[copy] for copy in copies_for.get(node, ())),
-                moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
-                num_unrolled=unrolled,
-                input_reads=tuple((r.name, _nbytes(r)) for r in roots if r not in graph.by_node),
-                in_forward=joint.info.is_required_fw(node),
-                in_backward=node in closure,
-                mask_factor=graph.rules_of(node).mask_traffic_factor if _is_mask(node) else 1,
-                pin=pin,
-                tag=tag,
-                may_differ=may_differ(node, op),
-                unread_bytes=_unread_bytes(node),
-            )
-            draft.sources = without_start(draft)
-            draft.depth = max((s.depth + (s.kernel in (EXTERN, SCATTER)) for s in draft.sources), default=0)
+            draft = _kernel_draft(graph, node, op)
+            draft.pin, draft.tag = pin, tag
             is_in_epilogue = is_past_tangents and not draft.in_forward and not draft.in_backward
             draft.epilogue_step = len(graph.steps) if is_in_epilogue else -1
             graph.add(draft)
@@ -276,16 +253,43 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
     return graph
 
 
-def _copy_draft(joint: joint_graph.Joint, copy: joint_graph.InputCopy) -> Draft:
-    """A value that is saved wherever the backward needs it, and that nothing in the forward reads."""
+def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
+    """The draft of a node that is no view, behind all that it reads; its pin is still to be set."""
+    joint, rules = graph.joint, graph.rules_of(node)
+    unrolled = num_unrolled(node, rules) if op.kind is OpKind.REDUCTION else 0
+    draft = Draft(
+        node=node,
+        op=op,
+        kernel=_kernel_of(node, op.kind, unrolled, rules),
+        nbytes=0 if writes_into_input(node) else _nbytes(node),
+        sources=tuple(graph.drafts_of(*node.all_input_nodes)),
+        snapshots=tuple(graph.by_node[copy] for copy in joint.snapshots_for(node)),
+        moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
+        num_unrolled=unrolled,
+        input_reads=tuple(
+            (r.name, _nbytes(r)) for r in graph.roots_of(*node.all_input_nodes) if r not in graph.by_node
+        ),
+        in_forward=joint.info.is_required_fw(node),
+        in_backward=node in joint.info.tangents_closure,
+        mask_factor=rules.mask_traffic_factor if _is_mask(node) else 1,
+        may_differ=may_differ(node, op),
+        unread_bytes=_unread_bytes(node),
+    )
+    draft.sources = without_start(draft)
+    draft.depth = max((s.depth + (s.kernel in (EXTERN, SCATTER)) for s in draft.sources), default=0)
+    return draft
+
+
+def _snapshot_draft(joint: joint_graph.Joint, node: fx.Node) -> Draft:
+    """A copy of an input: saved wherever the backward needs it, and read by nothing in the forward."""
     return Draft(
-        node=copy.node,
-        op=described(joint, copy.node),
+        node=node,
+        op=described(joint, node),
         kernel=POINTWISE,
-        nbytes=_nbytes(copy.node),
+        nbytes=_nbytes(node),
         in_forward=False,
         pin=SAVE,
-        is_input_copy=True,
+        is_snapshot=True,
     )
 
 
@@ -343,7 +347,7 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             is_drawn_apart=draft.is_drawn_apart,
             moved=_values_among(draft.moved),
             may_differ=draft.may_differ,
-            is_input_copy=draft.is_input_copy,
+            is_snapshot=draft.is_snapshot,
             position=position,
             late_step=draft.epilogue_step,
             transient_bytes=draft.unread_bytes + draft.copied_bytes + _drawn_bytes(draft),
@@ -401,7 +405,7 @@ def _positions(values: Sequence[Draft]) -> list[int]:
     """Places in which every value that only the backward needs stands right behind what it reads."""
     keys: list[tuple[int, ...]] = []
     for i, draft in enumerate(values):
-        if draft.in_forward or draft.is_input_copy:  # a copy stands before its first reader
+        if draft.in_forward or draft.is_snapshot:  # a copy stands before its first reader
             keys.append((i,))
         else:
             keys.append((*max((keys[j] for j in draft.reads), default=(-1,)), i))

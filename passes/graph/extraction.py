@@ -10,9 +10,9 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat._torch.narrowing.bit_ops import expand_bit_ops
 from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.passes.graph.input_copies import forget_copies, reading_copies
 from compile_remat.passes.graph.lowering.kept_values import write_kept_values
 from compile_remat.passes.graph.saved_symints import symints_to_save
+from compile_remat.passes.graph.snapshots import reading_snapshots, restore_forward
 from compile_remat.passes.problem.duplication import SUFFIX
 from compile_remat.passes.problem.plan import Plan
 
@@ -45,11 +45,11 @@ def extract(
     # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
-    with reading_copies(joint, frozenset(plan.saved)):
+    with reading_snapshots(joint, frozenset(plan.saved)):
         modules = joint_graph.extract_modules(
             joint, handed, functools.partial(_rewrite, joint=joint, names=frozenset(plan.again))
         )
-    forget_copies(modules[0], joint)
+    restore_forward(modules[0], joint)
     for module in modules:
         expand_bit_ops(module)
     return modules

@@ -39,8 +39,8 @@ class Draft:
     Attributes:
         sources: The drafts that it reads, views seen through.
         input_reads: Names and bytes of the graph inputs that it reads.
-        input_copies: Copies of inputs that it reads where the backward runs it.
-        is_input_copy: Whether it is such a copy.
+        snapshots: Copies of inputs that it reads where the backward runs it.
+        is_snapshot: Whether it is such a copy.
         moved: Those of the sources of which it reads other elements than the one it computes.
         further_views: Nodes of which it reads several views, each at other elements: how many more than one.
         num_unrolled: How many elements each element of it is reduced from in a fused expression; 0 where it is no such reduction.
@@ -80,8 +80,8 @@ class Draft:
     nbytes: int
     sources: tuple[Draft, ...] = ()
     input_reads: tuple[tuple[str, int], ...] = ()
-    input_copies: tuple[Draft, ...] = ()
-    is_input_copy: bool = False
+    snapshots: tuple[Draft, ...] = ()
+    is_snapshot: bool = False
     moved: tuple[Draft, ...] = ()
     further_views: dict[fx.Node, int] = field(default_factory=dict)
     num_unrolled: int = 0
@@ -166,7 +166,7 @@ class DraftGraph:
         self.roots[draft.node] = (draft.node,)
         among = self.steps if draft.in_backward else self.values
         draft.index = len(among)
-        draft.reads = indices_of((*(s for s in draft.sources if not s.in_backward), *draft.input_copies))
+        draft.reads = indices_of((*(s for s in draft.sources if not s.in_backward), *draft.snapshots))
         draft.gradients = indices_of(s for s in draft.sources if s.in_backward)
         among.append(draft)
 
@@ -195,7 +195,7 @@ def copied(graph: DraftGraph, saved: frozenset[str] | None) -> DraftGraph:
     for node, read in graph.by_node.items():
         draft = made.by_node[node] = copy.copy(read)
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)
-        draft.input_copies = tuple(made.by_node[source.node] for source in read.input_copies)
+        draft.snapshots = tuple(made.by_node[source.node] for source in read.snapshots)
         draft.moved = tuple(made.by_node[source.node] for source in read.moved)
         draft.spared_ops, draft.copies, draft.ordered_by, draft.parts = {}, [], [], []
         (made.steps if draft.in_backward else made.values).append(draft)

@@ -32,7 +32,7 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
         draft.time_ns = _time(draft, work, has_buffer, cost)
         once_more[draft] = _time(draft, work, draft in backward_buffers, cost)
     packed = {d: _packing_time(d, cost) for d in values if d.node.target is PACK_BITS}
-    packed |= {d: _copying_time(d, cost) for d in values if d.is_input_copy}
+    packed |= {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
     step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in packed)
     for draft in values:
         draft.time_ns = once_more[draft]  # what is a buffer in the forward may stay in registers in the backward
@@ -122,7 +122,7 @@ def _packing_time(draft: Draft, cost: CostModel) -> int:
     return cost.launch_time_ns + max(cost.arithmetic_time_ns(draft.op), cost.traffic_time_ns(read_bytes))
 
 
-def _copying_time(draft: Draft, cost: CostModel) -> int:
+def _snapshot_time(draft: Draft, cost: CostModel) -> int:
     """A kernel that copies an input; the backward reads the copy as it would read the input."""
     return cost.launch_time_ns + cost.traffic_time_ns(2 * draft.nbytes)
 

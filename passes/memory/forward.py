@@ -136,7 +136,7 @@ class Forward:
         self.fixed = self._fixed_bytes(held_bytes)
         is_part = (self.begin != np.arange(n)) & np.array([v.in_forward for v in values], dtype=bool)[self.begin]
         self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
-        self.begins_if_saved[[v.is_input_copy for v in values]] = n  # copies are made at the end
+        self.begins_if_saved[[v.is_snapshot for v in values]] = n  # copies are made at the end
         for v, w in self.joined_at.items():
             self.begin[w] = min(self.begin[w], v)
         has_bytes = self.stored & (self.nbytes > 0)

@@ -151,7 +151,7 @@ class LifetimeModel:
                 if reads_memory and values[v].nbytes > 0 and values[v].kernel in (POINTWISE, CONSTANT):
                     always_stored[v] = True
         for v, externs in enumerate(self.extern_readers):
-            is_read = not values[v].is_input_copy and any(values[w].in_forward for w in externs)
+            is_read = not values[v].is_snapshot and any(values[w].in_forward for w in externs)
             if is_read and values[v].nbytes > 0:
                 forward_stored[v] = True
         self.last_step = np.array(last_step, dtype=np.int32)

@@ -84,7 +84,7 @@ KERNELS_OWN = frozenset(
 )
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
 
-NOT_IN_KEY = KERNELS_OWN | {"origin", "is_input_copy"}
+NOT_IN_KEY = KERNELS_OWN | {"origin", "is_snapshot"}
 
 _ENUMS: dict[str, type[StrEnum]] = {"kernel": Kernel, "pin": Pin, "tag": Tag}
 
@@ -150,7 +150,7 @@ class Value:
             the order, and the concatenation is made in it and not copied for a step, if that is all that gets a copy.
         parts: Of a concatenation, indices of values whose buffers, where both are computed again, are places in its own: they
             live as long as it does, and it as long as they.
-        is_input_copy: Whether it is a copy of an input, for readers that are computed again: nothing in the forward reads it.  The
+        is_snapshot: Whether it is a copy of an input, for readers that are computed again: nothing in the forward reads it.  The
             forward makes it at its end, and only if it is saved.
         gradient_readers: Of an output, the steps that read the gradient that comes in for it, which is as large.  Where the
             backward reads the output itself, both are alive; else one stands for the other (`is_output`).
@@ -182,7 +182,7 @@ class Value:
     ordered_by: tuple[int, ...] = ()
     parts: tuple[int, ...] = ()
     may_differ: bool = False
-    is_input_copy: bool = False
+    is_snapshot: bool = False
     gradient_readers: tuple[int, ...] = ()
     origin: Origin = field(default_factory=Origin)
 

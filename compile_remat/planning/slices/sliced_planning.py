@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -16,8 +17,8 @@ from compile_remat._torch.joint_graph import copied_graph
 from compile_remat._torch.sizes import symbols_of
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
-from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
-from compile_remat.planning.joint_planning import Planned
+from compile_remat.passes import NotSliced, ReadableInputs, SlicedGraph, Status, slice_largest, slice_products
+from compile_remat.planning.joint_planning import Planned, inputs_read_by_plain
 from compile_remat.planning.narrowing.narrowed_planning import plan_with_narrowing
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
@@ -88,10 +89,15 @@ class _Search:
     outputs: dict[str, Any]
     keywords: dict[str, Any]
 
+    @cached_property
+    def readable(self) -> ReadableInputs | None:
+        """The inputs that the backward may read: plain torch.compile splits the graph without slices."""
+        return inputs_read_by_plain(copied_graph(self.module), self.settings, **self.outputs)
+
     def resumed(self, request: Resume) -> Planned | None:
         """The incumbent of a search that a deadline has ended, in its own graph."""
         graph = slice_products(copied_graph(self.module), request.incumbent.plan.sliced, **self.outputs)
-        return plan_with_narrowing(graph.module, self.settings, request, **self.keywords)
+        return plan_with_narrowing(graph.module, self.settings, request, **self.keywords, readable=self.readable)
 
     def replayed(self, found: PinnedInSlices) -> Planned:
         """The plan of a file, in the graph with rows in slices that it was made for.
@@ -116,6 +122,7 @@ class _Search:
             **self.keywords | {"with_plain": False},
             is_stored=False,
             pinned=pinned,
+            readable=self.readable,
         )
         assert planned is not None
         planned = _with_products(planned, graph)
@@ -164,7 +171,8 @@ class _Search:
             settings = replace(settings, budget=MemoryBudget("bytes", whole.plan.budget_bytes), from_auto=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a plan that is not taken
-            planned = self._attempt(graph.module, settings, self.keywords | {"with_plain": False})
+            keywords = self.keywords | {"with_plain": False, "readable": self.readable}
+            planned = self._attempt(graph.module, settings, keywords)
         if not isinstance(planned, Planned):
             assert planned is not None
             return planned

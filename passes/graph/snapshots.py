@@ -2,8 +2,8 @@
 
 Code outside of a graph may change what the forward read before the backward runs: a loader refills its buffer, a teacher's weights
 move.  So the backward reads from outside only what the backward of plain torch.compile reads (`readable_inputs`).  Any other input
-gets a copy for the nodes that read it (`copy_inputs`): a value that the plan saves where it computes one of these nodes again.  The
-forward goes on reading the input.  `reading_copies` connects the nodes with their copies while a plan is extracted.
+gets a copy for the nodes that read it (`add_snapshots`): a value that the plan saves where it computes one of these nodes again.  The
+forward goes on reading the input.  `reading_snapshots` connects the nodes with their copies while a plan is extracted.
 
 Of an input that is read through views, the smallest one on the way is copied: the filled part of a bank, one matrix of three.
 """
@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
-from compile_remat._torch.joint_graph import InputCopy
+from compile_remat._torch.joint_graph import Snapshot
 from compile_remat.cost_models import OpKind, is_view, op_kind
 from compile_remat.passes.graph.views import fake_mode_of, is_part
 
@@ -57,11 +57,16 @@ def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> Reada
     return ReadableInputs(frozenset(by_all), frozenset(by_tagged))
 
 
-def copy_inputs(joint: joint_graph.Joint, readable: ReadableInputs) -> joint_graph.Joint:
+def add_snapshots(joint: joint_graph.Joint, readable: ReadableInputs | None) -> joint_graph.Joint:
     """The same graph, in place, with a copy of what each node reads of an input that the backward may not read.
 
-    The nodes go on reading the input; `Joint.input_copies` has the copies with their readers.
+    The nodes go on reading the input; `Joint.snapshots` has the copies with their readers.
+
+    Args:
+        readable: None where the backward may read all inputs.
     """
+    if readable is None:
+        return joint
     runs = _run_by_backward(joint, frozenset())
     found: dict[fx.Node, list[tuple[fx.Node, tuple[fx.Node, ...]]]] = {}
     for given in joint.module.graph.find_nodes(op="placeholder"):
@@ -73,7 +78,7 @@ def copy_inputs(joint: joint_graph.Joint, readable: ReadableInputs) -> joint_gra
                 at = _least(path)
                 found.setdefault(path[at], []).append((reader, path[at:]))
     copies = tuple(_copied(joint, source, reads) for source, reads in found.items())
-    return replace(joint, input_copies=copies)
+    return replace(joint, snapshots=copies)
 
 
 def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule, readable: ReadableInputs) -> list[str]:
@@ -84,12 +89,12 @@ def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule, readab
 
 
 @contextmanager
-def reading_copies(joint: joint_graph.Joint, saved: Collection[str]) -> Iterator[None]:
-    """While this lasts, the nodes of the joint graph read the copies that a plan saves; `forget_copies` is for the forward."""
+def reading_snapshots(joint: joint_graph.Joint, saved: Collection[str]) -> Iterator[None]:
+    """While this lasts, the nodes of the joint graph read the copies that a plan saves; `restore_forward` is for the forward."""
     undo: list[tuple[fx.Node, fx.Node, fx.Node]] = []
     made: list[fx.Node] = []
     try:
-        for copy in joint.input_copies:
+        for copy in joint.snapshots:
             if copy.node.name in saved:
                 for reader, path in copy.reads:
                     entry = _replayed(copy.node, path, made)
@@ -103,9 +108,9 @@ def reading_copies(joint: joint_graph.Joint, saved: Collection[str]) -> Iterator
             joint.module.graph.erase_node(node)
 
 
-def forget_copies(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
+def restore_forward(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
     """Let the nodes of an extracted forward read the inputs; copies are made at the end, when nothing else has to be alive."""
-    sources = {copy.node.name: copy.source for copy in joint.input_copies}
+    sources = {copy.node.name: copy.source for copy in joint.snapshots}
     output = forward.graph.output_node()
     copies = [n for n in forward.graph.nodes if n.op == "call_function" and n.name in sources]
     for node in copies:
@@ -169,19 +174,19 @@ def _dense_nbytes(node: fx.Node) -> int:
 
 def _copied(
     joint: joint_graph.Joint, source: fx.Node, reads: Sequence[tuple[fx.Node, tuple[fx.Node, ...]]]
-) -> InputCopy:
+) -> Snapshot:
     first = min(reader for reader, _ in reads)  # nodes are ordered as they stand in the graph
     graph = joint.module.graph
     with graph.inserting_before(first):
         node = graph.create_node(
-            "call_function", torch.ops.aten.clone.default, (source,), name=f"copy_of_{source.name}"
+            "call_function", torch.ops.aten.clone.default, (source,), name=f"snapshot_of_{source.name}"
         )
     value = source.meta["val"]
     with fake_mode_of(value):
         copied = value.clone()
     node.meta = {key: first.meta[key] for key in ("nn_module_stack", "stack_trace") if key in first.meta}
     node.meta |= {"val": copied}
-    return InputCopy(node, source, tuple(reads))
+    return Snapshot(node, source, tuple(reads))
 
 
 def _replayed(copy: fx.Node, path: Sequence[fx.Node], made: list[fx.Node]) -> fx.Node:

@@ -1,0 +1,41 @@
+"""The problem of a graph whose backward may read every input: that without copies of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from compile_remat.passes.problem.problem import Problem, Step, Value
+
+_Node = TypeVar("_Node", Value, Step)
+
+INDICES = ("reads", "moved", "copies", "ordered_by", "parts", "sparing")
+"""Fields of a `Value` or a `Step` that hold indices of values."""
+
+
+def has_snapshots(problem: Problem) -> bool:
+    """Whether there is an input that the backward may not read."""
+    return any(value.is_snapshot for value in problem.values)
+
+
+def without_snapshots(problem: Problem) -> Problem:
+    """The same problem where nothing that the graph reads from outside changes before the backward (`inputs="constant"`).
+
+    It equals the problem that is built of the graph under that setting, its key included.
+    """
+    if not has_snapshots(problem):
+        return problem
+    kept = [k for k, value in enumerate(problem.values) if not value.is_snapshot]
+    new = {old: number for number, old in enumerate(kept)}
+    place = {position: k for k, position in enumerate(sorted(problem.values[k].position for k in kept))}
+    values = tuple(replace(_reading(problem.values[k], new), position=place[problem.values[k].position]) for k in kept)
+    steps = tuple(_reading(step, new) for step in problem.steps)
+    return replace(problem, values=values, steps=steps, reference=tuple(new[k] for k in problem.reference if k in new))
+
+
+def _reading(node: _Node, new: Mapping[int, int]) -> _Node:
+    fields = {name: getattr(node, name) for name in INDICES if hasattr(node, name)}
+    if isinstance(node, Step):  # the two lists belong together
+        assert all(k in new for k in node.sparing)
+    return replace(node, **{name: tuple(new[k] for k in found if k in new) for name, found in fields.items()})
