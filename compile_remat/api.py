@@ -252,6 +252,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
         config.time_limit,
         config.gradients,
         config.slices,
+        config.inputs,
     )
 
 

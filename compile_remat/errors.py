@@ -62,8 +62,9 @@ class SettingWarning(UserWarning):
 class BudgetError(RematError):
     """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it.
 
-    `written` is the budget as the user wrote it, `hint` what stands in the way beside tensors.  The text ends as it begins:
-    terminals show the end of a long traceback.
+    `written` is the budget as the user wrote it, `hint` what stands in the way beside tensors, `constant_floor_bytes` the lowest
+    reachable peak with `inputs="constant"`, 0 where that is no lower.  The text ends as it begins: terminals show the end of a
+    long traceback.
     """
 
     def __init__(
@@ -73,10 +74,13 @@ class BudgetError(RematError):
         largest: tuple[LiveBuffer, ...] = (),
         written: str = "",
         hint: str = "",
+        constant_floor_bytes: int = 0,
     ) -> None:
         # Only the fields go to the base class: its args are what pickle hands back to this constructor.
-        super().__init__(budget_bytes, floor_bytes, largest, written, *([hint] if hint else []))
+        others = (hint, constant_floor_bytes) if hint or constant_floor_bytes else ()
+        super().__init__(budget_bytes, floor_bytes, largest, written, *others)
         self.hint = hint
+        self.constant_floor_bytes = constant_floor_bytes
         self.graph_key = ""  # of the graph that was planned, where it is known
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
@@ -93,6 +97,7 @@ class BudgetError(RematError):
             lines.append(f"The largest tensor{'s' * (len(shown) > 1)} live at that peak:")
             lines.extend(f"  {tensor}" for tensor in shown)
         lines += [f"Rows in slices: {self.hint}."] if self.hint else []
+        lines += [self._constant()] if self.constant_floor_bytes else []
         lines += [self._advice(), f"In short: {first}"]
         return "\n".join(lines)
 
@@ -100,9 +105,22 @@ class BudgetError(RematError):
         """The same error with what keeps rows from being computed in slices; a subclass has advice of its own."""
         if type(self) is not BudgetError:
             return self
-        hinted = BudgetError(self.budget_bytes, self.floor_bytes, self.largest, self.written, hint)
-        hinted.graph_key = self.graph_key
-        return hinted
+        return self._with(hint, self.constant_floor_bytes)
+
+    def with_constant_floor(self, constant_floor_bytes: int) -> "BudgetError":
+        """The same error with the floor under `inputs="constant"`; a subclass has advice of its own."""
+        return self._with(self.hint, constant_floor_bytes) if type(self) is BudgetError else self
+
+    def _with(self, hint: str, constant_floor_bytes: int) -> "BudgetError":
+        other = BudgetError(self.budget_bytes, self.floor_bytes, self.largest, self.written, hint, constant_floor_bytes)
+        other.graph_key = self.graph_key
+        return other
+
+    def _constant(self) -> str:
+        return (
+            f'With inputs="constant" it is {_both(self.constant_floor_bytes)}: then nothing that the graph reads from outside '
+            "may change until its backward has run."
+        )
 
     def _problem(self) -> str:
         return f"the lowest reachable peak of this graph is {_both(self.floor_bytes)}."

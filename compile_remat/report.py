@@ -16,7 +16,7 @@ from typing import Any
 from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat._util.size_range import SizeRange
-from compile_remat._util.units import format_bytes
+from compile_remat._util.units import format_bytes, format_time
 from compile_remat.pages.figures import PREDICTED, PageFigures
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import Plan, PlanOption, Status
@@ -66,6 +66,8 @@ class Report(Viewable):
             the budget holds inside them.
         num_early: The number of gradients that leave the backward when they are made (`gradients="early"`).
         early_bytes: Bytes of these gradients, each counted once.
+        num_snapshots: How many copies of inputs the plan saves, which the backward reads in place of the inputs (`inputs`).
+        snapshot_bytes, snapshot_time_ns: Their bytes, and the estimated time of making them; part of the peak and the extra time.
         spared_bytes: How much less the values of `Plan.narrowed` take than they would as they are.
         size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
         region: The number of the compiled graph in this process: plans of one graph have the same.
@@ -95,6 +97,9 @@ class Report(Viewable):
     plain: PlanOption | None = None
     num_early: int = 0
     early_bytes: int = 0
+    num_snapshots: int = 0
+    snapshot_bytes: int = 0
+    snapshot_time_ns: int = 0
     spared_bytes: int = 0
     size_range: SizeRange | None = None
     region: int = 0
@@ -118,8 +123,11 @@ class Report(Viewable):
         return self._error_of(self.scheduled_peak_bytes)
 
     @property
-    def _lowered(self) -> Iterator[tuple[str, str]]:
-        """What settings have done to lower the peak further than recomputation does, by name."""
+    def _by_settings(self) -> Iterator[tuple[str, str]]:
+        """The effects of settings on what is saved, by name."""
+        if self.num_snapshots:
+            size, time = format_bytes(self.snapshot_bytes), format_time(self.snapshot_time_ns)
+            yield "input snapshots", f"{self.num_snapshots}, {size}, {time} (inputs = as_plain)"
         if self.num_early:
             yield "gradients leave early", f"{self.num_early}, {format_bytes(self.early_bytes)}"
         if self.plan is not None and self.plan.narrowed:
@@ -189,7 +197,7 @@ class Report(Viewable):
         facts = [("memory_budget", self.budget), *base.facts, ("planned in", seconds)]
         if self.size_range is not None:
             facts.append(("keeps the budget for", str(self.size_range)))
-        facts.extend(self._lowered)
+        facts.extend(self._by_settings)
         if self.check:
             facts.append(("check", self.check))
         return replace(
@@ -222,7 +230,7 @@ class Report(Viewable):
         lines.append(f"  planned in {self.planning_time_s:.2f} s" + ", now taken from the cache" * self.from_cache)
         if self.size_range is not None:
             lines.append(f"  keeps the budget for {self.size_range}")
-        lines.extend(f"  {name:<15} {text}" for name, text in self._lowered)
+        lines.extend(f"  {name:<15} {text}" for name, text in self._by_settings)
         if self.estimated_ops:
             lines.append(f"  estimated by bytes alone: {', '.join(self.estimated_ops)}")
         if not self.runs_now:

@@ -37,7 +37,6 @@ from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
 from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
 from compile_remat.passes.graph.slices.largest import slice_products as slice_products
 from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls as unroll_sliced_calls
-from compile_remat.passes.graph.snapshots import ReadableInputs as ReadableInputs
 from compile_remat.passes.graph.snapshots import add_snapshots as add_snapshots
 from compile_remat.passes.graph.snapshots import readable_inputs as readable_inputs
 from compile_remat.passes.graph.snapshots import unreadable_inputs as unreadable_inputs

@@ -69,6 +69,19 @@ USER_TAGS = (
 
 
 @dataclass(frozen=True)
+class ReadableInputs:
+    """Names of the inputs that a backward may read.
+
+    Attributes:
+        by_all: Those that any node may read.
+        by_tagged: Those that only nodes of the user's checkpointed regions may read, as in plain torch.compile.
+    """
+
+    by_all: frozenset[str]
+    by_tagged: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A copy of an input, or of a view of it, that the backward may read in its place.
 
@@ -93,7 +106,8 @@ class Joint:
         handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
             does, whatever their own tag says.
         left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
-        snapshots: Copies of inputs that the backward may not read.
+        readable: The inputs that the backward may read; None where it may read all.
+        snapshots: Copies of the others.
         described: What was counted of each node (`cost_models.describe`), with the arguments that it had then.
     """
 
@@ -107,6 +121,7 @@ class Joint:
     user_tags: Mapping[fx.Node, str] = field(default_factory=dict)
     handed_on: frozenset[fx.Node] = frozenset()
     left_alone: frozenset[fx.Node] = frozenset()
+    readable: ReadableInputs | None = None
     snapshots: tuple[Snapshot, ...] = ()
     described: dict[fx.Node, tuple[object, object, Any]] = field(default_factory=dict)
 

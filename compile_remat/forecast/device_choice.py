@@ -95,13 +95,13 @@ def compare_devices(
     Raises:
         RematError: A setting is off, or the model cannot be traced.
     """
-    traces: dict[tuple[object, int | None], Traced] = {}
+    traces: dict[tuple[object, int | None, str], Traced] = {}
 
     def traced_at(batch: int | None, target: Target) -> Traced:
-        key = kind_of(target.figures()), batch
+        key = kind_of(target.figures()), batch, target.inputs
         if key not in traces:
             advance(f"tracing {builder.name}" + ("" if batch is None else f" at batch {batch}"))
-            traces[key] = trace(replace(builder, batch=batch), target.figures())
+            traces[key] = trace(replace(builder, batch=batch), target.figures()).cut_off(target.inputs)
         return traces[key]
 
     for target in targets:

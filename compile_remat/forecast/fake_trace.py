@@ -8,7 +8,7 @@ workspaces of convolutions, costs of masks) enters the plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -25,7 +25,7 @@ from compile_remat.errors import RematError
 from compile_remat.forecast.builders import Builder
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
-from compile_remat.passes import as_in_torch, rewritten
+from compile_remat.passes import add_snapshots, as_in_torch, readable_inputs, rewritten
 
 Seen = tuple[fx.GraphModule, dict[str, Any]]
 """A joint graph, and what a partitioner is told of it."""
@@ -58,6 +58,14 @@ class Traced:
         for module in self.joint.module.modules():  # graphs of slices, too
             if isinstance(module, fx.GraphModule):
                 say_device(module, torch.device("cuda", 0))
+
+    def cut_off(self, inputs: str) -> Traced:
+        """The step whose backward reads only the inputs that `inputs` allows (the setting); its graph is rewritten in place.
+
+        Tensors are still on the CPU, and torch's own chooser has been asked what it needs to be.
+        """
+        joint = replace(self.joint, readable=None) if inputs == "constant" else self.joint
+        return replace(self, joint=add_snapshots(joint))
 
     def whole_on_cpu(self) -> Seen:
         """A copy of the whole graph on which operators may run; it shares fake tensors with the others of the step."""
@@ -151,11 +159,19 @@ def _with_attention_of(device: Device, seen: Seen) -> Seen:
     return seen
 
 
-def rewritten_joint(seen: Seen) -> joint_graph.Joint | None:
-    """A joint graph with the device's attention, made ready for planning; None where it has no backward."""
+def rewritten_joint(seen: Seen, readable: joint_graph.ReadableInputs | None = None) -> joint_graph.Joint | None:
+    """A joint graph with the device's attention, made ready for planning; None where it has no backward.
+
+    Args:
+        readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
+    """
     module, keywords = seen
-    joint = rewritten(as_in_torch(module, **keywords), splits_convolutions=False)
-    return joint if joint.has_backward else None
+    joint = as_in_torch(module, **keywords)
+    if not joint.has_backward:
+        return None
+    if readable is None:
+        readable = readable_inputs(joint, joint_graph.plain_choice(joint))
+    return rewritten(replace(joint, readable=readable), splits_convolutions=False)
 
 
 def kind_of(device: Device) -> tuple[bool, bool]:

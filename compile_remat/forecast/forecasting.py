@@ -192,6 +192,7 @@ def forecast(
     needs_plain = effective.budget.kind in ("max", "fraction")
     is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
     torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
+    traced = traced.cut_off(target.inputs)
     traced.place(device)
     advance("building the planning problem")
     plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None

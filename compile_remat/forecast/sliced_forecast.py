@@ -88,9 +88,9 @@ def _found_in(
     graph: SlicedGraph, traced: Traced, target: Target, effective: EffectiveBudget
 ) -> FoundPlan | BudgetError:
     assert traced.whole is not None
-    joint = rewritten_joint((graph.module, traced.whole[1]))
+    joint = rewritten_joint((graph.module, traced.whole[1]), traced.joint.readable)
     assert joint is not None
-    sliced = replace(traced, joint=joint)
+    sliced = replace(traced, joint=joint).cut_off(target.inputs)
     sliced.place(target.figures())
     split_convolution_gradients(joint)
     if target.gradients == "early":

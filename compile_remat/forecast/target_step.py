@@ -30,6 +30,7 @@ class Target:
         capacity_bytes: What may be used of the device; None for all of it.
         gradients: `end` or `early`, as the setting.
         slices: `off`, `auto` or a number, as the setting.
+        inputs: `as_plain` or `constant`, as the setting.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
     """
 
@@ -42,6 +43,7 @@ class Target:
     time_limit: float | None = None
     gradients: str = "end"
     slices: str | int = "off"
+    inputs: str = "as_plain"
 
     def figures(self) -> Device:
         """The device's."""
@@ -59,7 +61,7 @@ class Target:
 @collector_paused()
 def step_of(builder: Builder, target: Target) -> TracedStep:
     """Trace a step and make it the problem that plans for budgets are searched in."""
-    return step_on(trace(builder, target.figures()), target)
+    return step_on(trace(builder, target.figures()).cut_off(target.inputs), target)
 
 
 def step_on(traced: Traced, target: Target) -> TracedStep:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._torch.joint_graph import ReadableInputs
 from compile_remat.cost_models import CostModel
 from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import (
@@ -20,7 +21,6 @@ from compile_remat.passes import (
     PlanOption,
     Problem,
     ProblemBuilder,
-    ReadableInputs,
     Status,
     add_snapshots,
     as_in_torch,
@@ -37,6 +37,7 @@ from compile_remat.passes import (
     with_whole_forward,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
+from compile_remat.planning.constant_inputs import constant_floor_bytes, gain_of_constant, snapshots_of
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
@@ -75,7 +76,6 @@ class Planned:
     Attributes:
         resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
         time_ns: Estimated time of a step: other graphs of the same program compare with it.
-        readable: The inputs that the backward may read; None where it may read all.
     """
 
     joint: joint_graph.Joint
@@ -85,7 +85,6 @@ class Planned:
     report: Report
     resume: Resume | None = None
     time_ns: int = 0
-    readable: ReadableInputs | None = None
 
 
 def plan_joint(
@@ -110,7 +109,8 @@ def plan_joint(
     Args:
         has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
         is_inner: Whether it is an `InnerBackward`.
-        with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
+        with_plain: Also say what plain torch.compile would take, whatever the budget, and what `inputs="constant"` would bring; the
+            plan stays the same.
         early: Positions of the arguments whose gradients leave the backward when they are made.
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
         is_stored: Whether the plan is written to `plan_dir`.
@@ -145,8 +145,7 @@ def plan_joint(
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
     is_max = effective.budget.kind == "max"
-    borders = _at_the_borders(joint, settings, readable, is_inner=is_inner, asks_plain=needs_plain or is_max)
-    joint, reference, readable = borders.joint, borders.reference, borders.readable
+    joint, reference = _with_borders(joint, settings, readable, is_inner=is_inner, asks_plain=needs_plain or is_max)
     plain_problem, plain = None, None
     if needs_plain or with_plain:
         plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
@@ -156,7 +155,7 @@ def plan_joint(
     joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
-    joint = add_snapshots(joint, readable)
+    joint = add_snapshots(joint)
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
     problem = builder.build(reference)
@@ -179,6 +178,8 @@ def plan_joint(
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
+    said = gain_of_constant(planner, chosen.plan, effective, is_asked=with_plain and isinstance(request_now, Fit))
+    chosen = replace(chosen, message=joined(chosen.message, said))
     narrowed = kept.narrowed_by(chosen.plan)
     resume = Resume(request_now, key, kept.incumbent(found, chosen)) if CLOCK in planner.ends else None
     plan = pictured(
@@ -198,6 +199,7 @@ def plan_joint(
         warn(LATE + at_the_end)
         report = replace(report, message=joined(report.message, LATE + at_the_end))
     early_bytes = marked_bytes(joint)
+    report = replace(report, **snapshots_of(problem, plan))
     report = replace(report, num_early=len(early_bytes), early_bytes=sum(early_bytes))
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     if budget_bytes is not None:
@@ -206,41 +208,28 @@ def plan_joint(
     varying = Varying(joint, problem, cost, saved, settings.expandable)
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
-    return Planned(joint, cost, problem, plan, report, resume, time_ns, readable)
+    return Planned(joint, cost, problem, plan, report, resume, time_ns)
 
 
-@dataclass(frozen=True)
-class _Borders:
-    """A graph with what code outside of it may change.
-
-    Attributes:
-        joint: With the outputs that no plan saves.
-        reference: What torch's own chooser saves, where the planner is to know it.
-        readable: The inputs that the backward may read; None where it may read all.
-    """
-
-    joint: joint_graph.Joint
-    reference: Sequence[fx.Node]
-    readable: ReadableInputs | None
-
-
-def _at_the_borders(
+def _with_borders(
     joint: joint_graph.Joint,
     settings: Settings,
     readable: ReadableInputs | None,
     *,
     is_inner: bool,
     asks_plain: bool,
-) -> _Borders:
-    """Find out what code outside of the graph may change before its backward; nothing where that is inside of the graph."""
+) -> tuple[joint_graph.Joint, Sequence[fx.Node]]:
+    """The graph with what code outside of it may change before its backward, unless that is inside of the graph as well.
+
+    With it comes what torch's own chooser saves, where the planner is to know that.
+    """
     changeable = frozenset() if is_inner else changeable_outputs(joint)
     reference = joint_graph.plain_choice(joint) if asks_plain or changeable else []
-    joint = replace(joint, left_alone=left_alone(changeable, reference))
     if is_inner or settings.inputs_are_constant:
-        return _Borders(joint, reference, None)
-    if readable is None:
+        readable = None
+    elif readable is None:
         readable = readable_inputs(joint, reference or joint_graph.plain_choice(joint))
-    return _Borders(joint, reference, readable)
+    return replace(joint, left_alone=left_alone(changeable, reference), readable=readable), reference
 
 
 def inputs_read_by_plain(
@@ -313,12 +302,15 @@ def _in_own_graphs(
 
 @contextmanager
 def _naming_graph(planner: Planner) -> Iterator[None]:
-    """A `BudgetError` from inside gets the key of its graph."""
+    """A `BudgetError` from inside gets the key of its graph, and the floor under `inputs="constant"` where that is lower."""
     try:
         yield
     except BudgetError as error:
         error.graph_key = planner.problem.key()
-        raise
+        floor_bytes = constant_floor_bytes(planner)
+        if floor_bytes is None or floor_bytes >= error.floor_bytes:
+            raise
+        raise error.with_constant_floor(floor_bytes) from None
 
 
 def _chosen(

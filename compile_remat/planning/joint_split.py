@@ -93,7 +93,7 @@ def split(
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
             modules = extract(planned.joint, planned.plan)
-            _check_inputs(planned, modules[1])
+            _check_inputs(planned.joint, modules[1])
             deliver_marked(modules[1], planned.joint)
     except (RematError, DeadlineReached):
         raise
@@ -110,11 +110,9 @@ def split(
     return modules
 
 
-def _check_inputs(planned: Planned, backward: fx.GraphModule) -> None:
-    """Raise where a backward reads an input that may have changed by then: no plan at all is better than wrong gradients."""
-    if planned.readable is None:
-        return
-    if read := unreadable_inputs(planned.joint, backward, planned.readable):
+def _check_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> None:
+    """Raise where a backward reads an input that may have changed by then: torch's own choice is better than wrong gradients."""
+    if read := unreadable_inputs(joint, backward):
         raise AssertionError(f"the backward reads {', '.join(read)}, which that of plain torch.compile does not")
 
 

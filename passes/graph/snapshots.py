@@ -1,9 +1,10 @@
-"""Copies of inputs that a backward may read in place of the inputs themselves.
+"""Snapshots: copies of inputs that a backward reads in place of the inputs themselves.
 
-Code outside of a graph may change what the forward read before the backward runs: a loader refills its buffer, a teacher's weights
-move.  So the backward reads from outside only what the backward of plain torch.compile reads (`readable_inputs`).  Any other input
-gets a copy for the nodes that read it (`add_snapshots`): a value that the plan saves where it computes one of these nodes again.  The
-forward goes on reading the input.  `reading_snapshots` connects the nodes with their copies while a plan is extracted.
+Code outside of a graph may change what the forward read before the backward runs: a loader refills its buffer, a teacher's
+weights move.  So the backward reads from outside only what the backward of plain torch.compile reads (`readable_inputs`).  Of any
+other input there is a snapshot for the nodes that read it (`add_snapshots`): a value that a plan saves where it computes one of
+these nodes again.  The forward goes on reading the input.  While a plan is extracted, nodes read their snapshots
+(`reading_snapshots`).
 
 Of an input that is read through views, the smallest one on the way is copied: the filled part of a bank, one matrix of three.
 """
@@ -12,31 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
-from compile_remat._torch.joint_graph import Snapshot
+from compile_remat._torch.joint_graph import ReadableInputs, Snapshot
 from compile_remat.cost_models import OpKind, is_view, op_kind
 from compile_remat.passes.graph.views import fake_mode_of, is_part
 
 RECOMPUTED = ("must_recompute", "prefer_recompute")
 """Tags of nodes in the user's checkpointed regions."""
-
-
-@dataclass(frozen=True)
-class ReadableInputs:
-    """Names of the inputs that a backward may read.
-
-    Attributes:
-        by_all: Those that any node may read.
-        by_tagged: Those that only nodes of the user's checkpointed regions may read, as in plain torch.compile.
-    """
-
-    by_all: frozenset[str]
-    by_tagged: frozenset[str] = frozenset()
 
 
 def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> ReadableInputs:
@@ -57,14 +45,12 @@ def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> Reada
     return ReadableInputs(frozenset(by_all), frozenset(by_tagged))
 
 
-def add_snapshots(joint: joint_graph.Joint, readable: ReadableInputs | None) -> joint_graph.Joint:
+def add_snapshots(joint: joint_graph.Joint) -> joint_graph.Joint:
     """The same graph, in place, with a copy of what each node reads of an input that the backward may not read.
 
     The nodes go on reading the input; `Joint.snapshots` has the copies with their readers.
-
-    Args:
-        readable: None where the backward may read all inputs.
     """
+    readable = joint.readable
     if readable is None:
         return joint
     runs = _run_by_backward(joint, frozenset())
@@ -81,11 +67,13 @@ def add_snapshots(joint: joint_graph.Joint, readable: ReadableInputs | None) -> 
     return replace(joint, snapshots=copies)
 
 
-def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule, readable: ReadableInputs) -> list[str]:
-    """Names of the inputs that a backward reads although it may not; none, unless something is wrong."""
+def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> list[str]:
+    """Names of the inputs that an extracted backward reads although it may not; none, unless something is wrong."""
+    if joint.readable is None:
+        return []
     own = {n.name for n in joint.module.graph.find_nodes(op="placeholder")}
     read = [n.name for n in backward.graph.find_nodes(op="placeholder") if n.users and n.name in own]
-    return [name for name in read if name not in readable.by_all and name not in readable.by_tagged]
+    return [name for name in read if name not in joint.readable.by_all | joint.readable.by_tagged]
 
 
 @contextmanager

@@ -105,6 +105,7 @@ def _ready(trace: RankTrace, target: Target, *, knows_torch: bool) -> list[Ready
     found = []
     for traced in trace.graphs:
         torch_sets = chosen_by_torch(traced.joint, (1.0,)) if knows_torch else {}
+        traced = traced.cut_off(target.inputs)
         traced.place(target.figures())
         if target.budget.kind != "max":
             split_convolution_gradients(traced.joint)

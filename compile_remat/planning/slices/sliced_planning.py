@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import fx
 
-from compile_remat._torch.joint_graph import copied_graph
+from compile_remat._torch.joint_graph import ReadableInputs, copied_graph
 from compile_remat._torch.sizes import symbols_of
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
-from compile_remat.passes import NotSliced, ReadableInputs, SlicedGraph, Status, slice_largest, slice_products
+from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
 from compile_remat.planning.joint_planning import Planned, inputs_read_by_plain
 from compile_remat.planning.narrowing.narrowed_planning import plan_with_narrowing
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
