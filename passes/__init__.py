@@ -17,6 +17,8 @@ from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.outputs import changeable_outputs as changeable_outputs
 from compile_remat.passes.graph.outputs import left_alone as left_alone
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
+from compile_remat.passes.graph.read_inputs import inputs_handed_over as inputs_handed_over
+from compile_remat.passes.graph.read_inputs import inputs_that_plain_reads as inputs_that_plain_reads
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once as lay_gradients_out_once
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
@@ -110,6 +112,8 @@ __all__ = [
     "deliver_marked",
     "extract",
     "frontier",
+    "inputs_handed_over",
+    "inputs_that_plain_reads",
     "keep_matmuls_in_place",
     "keep_narrow",
     "lay_gradients_out_once",

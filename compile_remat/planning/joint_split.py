@@ -29,6 +29,8 @@ from compile_remat.passes import (
     as_in_torch,
     deliver_marked,
     extract,
+    inputs_handed_over,
+    inputs_that_plain_reads,
     must_be_saved,
     plain_option,
     rewritten,
@@ -79,6 +81,7 @@ def split(
     """
     start = time.perf_counter()
     try:
+        plain_inputs = _inputs_that_plain_reads(joint_module, num_fwd_outputs, static_lifetime_input_indices)
         planned = plan_with_slices(
             joint_module,
             settings,
@@ -92,6 +95,7 @@ def split(
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
             modules = extract(planned.joint, planned.plan)
+            read = inputs_handed_over(modules[0], num_fwd_outputs)
             deliver_marked(modules[1], planned.joint)
     except (RematError, DeadlineReached):
         raise
@@ -104,8 +108,25 @@ def split(
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
-    record_planned(planned, settings, start)
+    record_planned(replace(planned, report=_with_inputs(planned.report, read, plain_inputs)), settings, start)
     return modules
+
+
+def _inputs_that_plain_reads(
+    joint_module: fx.GraphModule, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None
+) -> frozenset[int]:
+    """On a copy of the graph as torch gave it: planning rewrites the graph."""
+    copied = joint_graph.copied_graph(joint_module)
+    joint = as_in_torch(
+        copied, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
+    )
+    return inputs_that_plain_reads(joint) if joint.has_backward else frozenset()
+
+
+def _with_inputs(report: Report, read: frozenset[int], plain: frozenset[int]) -> Report:
+    """The report with the inputs that the backward reads, where that of plain torch.compile does not read them all."""
+    beyond = tuple(sorted(read - plain))
+    return replace(report, inputs_beyond_plain=beyond, inputs_as_plain=tuple(sorted(read & plain)) if beyond else ())
 
 
 def record_planned(planned: Planned, settings: Settings, start_time: float) -> None:
