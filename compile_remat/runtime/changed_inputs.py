@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import TensorWeakRef
 
 from compile_remat._torch.autograd_node import Backward, says_changed
-from compile_remat._torch.tensor_arguments import is_plain_tensor
+from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
 from compile_remat.errors import CheckWarning, InputChangedError
 from compile_remat.report import Report
 from compile_remat.runtime.region import CallInFlight, Hook
@@ -33,21 +33,18 @@ class _Version:
     """
 
     tensors: tuple[TensorWeakRef, ...]
-    number: int
+    number: int | None
 
     @staticmethod
-    def of(tensor: torch.Tensor) -> _Version | None:
-        """None for a tensor of inference mode, which has no versions."""
-        if tensor.is_inference():
-            return None
-        base = tensor._base
-        return _Version(tuple(TensorWeakRef(t) for t in (tensor, base) if t is not None), tensor._version)
+    def of(tensor: torch.Tensor) -> _Version:
+        owners = (tensor, tensor._base)
+        return _Version(tuple(TensorWeakRef(t) for t in owners if t is not None), version_of(tensor))
 
     @property
     def has_changed(self) -> bool:
         """Whether somebody has written into it since; no if nobody has it any more."""
         found = (reference() for reference in self.tensors)
-        return any(t is not None and t._version != self.number for t in found)
+        return any(t is not None and version_of(t) != self.number for t in found)
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class ChangedInputs(Hook):
             return
         versions = {k: _Version.of(args[k]) for k in (*beyond, *report.inputs_as_plain)}
         copies = self._copies({k: args[k] for k in beyond}) if self.checks else {}
-        call.notes[self] = _Inputs({k: v for k, v in versions.items() if v is not None}, copies)
+        call.notes[self] = _Inputs(versions, copies)
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
         """The gradients.

@@ -178,6 +178,13 @@ def buffer_of_a_loader(change: Change, wrap: Wrap) -> Observed:
     return one_step(Stemmed(), (buffer[:ROWS],), lambda: change(buffer), wrap)
 
 
+def input_of_inference_mode(wrap: Wrap) -> Observed:
+    """It cannot change, but autograd refuses to save it."""
+    with torch.inference_mode():
+        x = rows()
+    return one_step(Stemmed(), (x,), lambda: None, wrap)
+
+
 # -- statistics -----------------------------------------------------------------------------------------------------------
 
 
@@ -425,7 +432,7 @@ READ_BY_PLAIN = (
 )
 """Programs whose backward under plain torch.compile reads what changes, too."""
 
-CASES = (*CHANGING, *READ_BY_PLAIN)
+CASES = (*CHANGING, *READ_BY_PLAIN, case("an input of inference mode", input_of_inference_mode))
 
 
 def outcome(case: Case, wrap: Wrap) -> Observed | RuntimeError:
