@@ -11,11 +11,11 @@ if ((_ROOT := Path(__file__).resolve().parents[1]) / "pyproject.toml").is_file()
     __path__.append(str(_ROOT))  # noqa: F405
 
 __all__ = [  # noqa: F405
-    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "LiveBuffer", "MaxBatch",
-    "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError", "RankForecast",
-    "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange", "SlicedProduct",
-    "Status", "StepMoment", "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto", "partition",
-    "plan", "plan_rank", "reports", "reset_reports", "uninstall",
+    "BudgetError", "CheckError", "CheckWarning", "ConfigError", "DeviceError", "GradientError", "InputChangedError", "LiveBuffer",
+    "MaxBatch", "MeasuredStep", "MissingExtraError", "Plan", "PlanMismatchError", "PlanOption", "PlannerWarning", "RankError",
+    "RankForecast", "RankGraph", "RematConfig", "RematError", "Report", "SettingWarning", "SharedBudgetError", "SizeRange",
+    "SlicedProduct", "Status", "StepMoment", "TagConflictError", "explain", "install", "largest_batch", "measured_step", "pareto",
+    "partition", "plan", "plan_rank", "reports", "reset_reports", "uninstall",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # a type checker would let any name pass

@@ -33,6 +33,7 @@ from compile_remat.errors import (
     ConfigError as ConfigError,
     DeviceError as DeviceError,
     GradientError as GradientError,
+    InputChangedError as InputChangedError,
     MissingExtraError as MissingExtraError,
     PlanMismatchError as PlanMismatchError,
     PlannerWarning as PlannerWarning,

@@ -47,12 +47,14 @@ from compile_remat.planning.settings import (
 )
 from compile_remat.ranks.agreement import Agreement
 from compile_remat.report import Report
+from compile_remat.runtime.changed_inputs import ChangedInputs
 from compile_remat.runtime.early_gradients import EarlyGradients
 from compile_remat.runtime.oom_recovery import OomRecovery
 from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
 from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.shared_budget import SharedBudget, budget_of
 from compile_remat.runtime.size_ladder import SizeLadder
+from compile_remat.verify.attribution import Arguments
 
 LOG = logging.getLogger("compile_remat")
 
@@ -176,7 +178,8 @@ def _compile(
     agreement: Agreement,
 ) -> Callable[..., Any]:
     """Compile the graph, and put the hooks around its calls that its settings ask for."""
-    is_shared_work = communicates(gm, example_inputs)  # Inductor rewrites the graph
+    # Inductor rewrites the graph.
+    is_shared_work, names = communicates(gm, example_inputs), Arguments.of(gm).names
     compilation = Compilation(gm, example_inputs, config, patches)
     recompiler = None if config.check else recompiler_of(compilation)  # a check runs more than the plan
     shared = None if recompiler is None else _shared_budget(config, partitioner.settings, example_inputs)
@@ -194,7 +197,8 @@ def _compile(
     place = place_of(example_inputs)
     monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
     running = RunningPlan(compiled, report)
-    hooks: list[Hook] = [EarlyGradients()] if partitioner.early else []
+    hooks: list[Hook] = [ChangedInputs(names, config.inputs, checks=config.check, report_dir=config.report_dir)]
+    hooks += [EarlyGradients()] if partitioner.early else []
     hooks += [] if shared is None else [shared]
     if report.size_range is not None:
         beside = None if shared is None else shared.option_at_larger_sizes

@@ -249,6 +249,35 @@ class CheckError(RematError):
         return "\n".join(lines)
 
 
+class InputChangedError(RematError):
+    """An input changed between a forward and its backward, which reads it again; that of plain torch.compile does not.
+
+    Attributes:
+        inputs: Their names, as the user writes them: `0.weight`, or `x` for an argument of the function itself.
+        setting: The setting `inputs`: `as_plain` or `constant`.
+        problem: How they changed, in words.
+    """
+
+    def __init__(self, inputs: tuple[str, ...], setting: str, problem: str) -> None:
+        super().__init__(inputs, setting, problem)
+        self.inputs, self.setting, self.problem = inputs, setting, problem
+
+    def __str__(self) -> str:
+        shown = [f"`{name}`" for name in self.inputs[:_SHOWN]]
+        more = len(self.inputs) - len(shown)
+        names = ", ".join(shown) + f" and {more} more" * bool(more)
+        it, was, a_copy = ("it", "was", "a copy") if len(self.inputs) == 1 else ("them", "were", "copies")
+        cures = [f"change {it} after the backward", f"give the compiled function {a_copy} (`clone`)"]
+        if self.setting == "constant":
+            cures.append(
+                'set inputs="as_plain", the default, under which no backward reads more than that of plain torch.compile'
+            )
+        return (
+            f"{names} {was} {self.problem} between the forward of a compiled graph and its backward, which reads {it} again to "
+            f"recompute; that of plain torch.compile does not.\nWhat to do: {', or '.join(cures)}."
+        )
+
+
 class RankError(RematError):
     """Processes that train together cannot go on together: one of them has failed, or their plans for one graph differ.
 

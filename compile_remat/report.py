@@ -69,6 +69,9 @@ class Report(Viewable):
         num_snapshots: How many copies of inputs the plan saves, which the backward reads in place of the inputs (`inputs`).
         snapshot_bytes, snapshot_time_ns: Their bytes, and the estimated time of making them; part of the peak and the extra time.
         spared_bytes: How much less the values of `Plan.narrowed` take than they would as they are.
+        inputs_beyond_plain: Positions of the arguments that the backward reads and that of plain torch.compile does not: they
+            must not change before it has run.
+        inputs_as_plain: Where there are such, the positions of the others that it reads.
         size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
         region: The number of the compiled graph in this process: plans of one graph have the same.
         runs_now: Whether the plan may run in the next step; False once another one has taken its place.
@@ -101,6 +104,8 @@ class Report(Viewable):
     snapshot_bytes: int = 0
     snapshot_time_ns: int = 0
     spared_bytes: int = 0
+    inputs_beyond_plain: tuple[int, ...] = ()
+    inputs_as_plain: tuple[int, ...] = ()
     size_range: SizeRange | None = None
     region: int = 0
     runs_now: bool = True

@@ -17,6 +17,8 @@ from compile_remat.passes.graph.origins import plain_path as plain_path
 from compile_remat.passes.graph.outputs import changeable_outputs as changeable_outputs
 from compile_remat.passes.graph.outputs import left_alone as left_alone
 from compile_remat.passes.graph.pins import must_be_saved as must_be_saved
+from compile_remat.passes.graph.read_inputs import inputs_handed_over as inputs_handed_over
+from compile_remat.passes.graph.read_inputs import positions_of_inputs as positions_of_inputs
 from compile_remat.passes.graph.rewrites.addmm import keep_matmuls_in_place as keep_matmuls_in_place
 from compile_remat.passes.graph.rewrites.convolution_gradients import lay_gradients_out_once as lay_gradients_out_once
 from compile_remat.passes.graph.rewrites.convolution_gradients import (
@@ -115,6 +117,7 @@ __all__ = [
     "deliver_marked",
     "extract",
     "frontier",
+    "inputs_handed_over",
     "keep_matmuls_in_place",
     "keep_narrow",
     "lay_gradients_out_once",
@@ -137,6 +140,7 @@ __all__ = [
     "plain_option",
     "plain_path",
     "plan_options",
+    "positions_of_inputs",
     "relaxations",
     "rewritten",
     "slice_largest",

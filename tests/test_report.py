@@ -94,6 +94,8 @@ def test_json_holds_everything() -> None:
         "num_early": 0,
         "early_bytes": 0,
         "spared_bytes": 0,
+        "inputs_beyond_plain": [],
+        "inputs_as_plain": [],
         "size_range": None,
         "region": 0,
         "runs_now": True,

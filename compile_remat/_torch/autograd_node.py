@@ -64,6 +64,11 @@ def _handled(node: Any, original: Backward, arguments: tuple[Any, ...]) -> Any:
     return original(node, *arguments) if handle is None else handle(node, original, arguments)
 
 
+def says_changed(error: RuntimeError) -> bool:
+    """Whether autograd refuses a backward because a saved tensor has another version than when it was saved."""
+    return "has been modified by an inplace operation" in str(error)
+
+
 def keeps_its_graph() -> bool:
     """Within a backward: whether it was asked to ``retain_graph``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())

@@ -80,6 +80,11 @@ class ReadableInputs:
     by_all: frozenset[str]
     by_tagged: frozenset[str] = frozenset()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return self.by_all | self.by_tagged
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -106,7 +111,7 @@ class Joint:
         handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
             does, whatever their own tag says.
         left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
-        readable: The inputs that the backward may read; None where it may read all.
+        readable: The inputs that the backward of plain torch.compile reads; None where the graph has its backward inside.
         snapshots: Copies of the others.
         described: What was counted of each node (`cost_models.describe`), with the arguments that it had then.
     """

@@ -67,6 +67,11 @@ def is_plain_tensor(value: torch.Tensor) -> bool:
     return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_conj() or value.is_neg())
 
 
+def version_of(value: object) -> int | None:
+    """How often a tensor has been written into, as autograd counts; None for a tensor of inference mode, and what is none."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
+
+
 def no_torch_function() -> AbstractContextManager[None]:
     """Operators on subclasses of tensors give plain tensors."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()

@@ -64,8 +64,7 @@ class Traced:
 
         Tensors are still on the CPU, and torch's own chooser has been asked what it needs to be.
         """
-        joint = replace(self.joint, readable=None) if inputs == "constant" else self.joint
-        return replace(self, joint=add_snapshots(joint))
+        return replace(self, joint=add_snapshots(self.joint, are_wanted=inputs != "constant"))
 
     def whole_on_cpu(self) -> Seen:
         """A copy of the whole graph on which operators may run; it shares fake tensors with the others of the step."""

@@ -145,7 +145,7 @@ def plan_joint(
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
     is_max = effective.budget.kind == "max"
-    joint, reference = _with_borders(joint, settings, readable, is_inner=is_inner, asks_plain=needs_plain or is_max)
+    joint, reference = _with_borders(joint, readable, is_inner=is_inner, asks_plain=needs_plain or is_max)
     plain_problem, plain = None, None
     if needs_plain or with_plain:
         plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
@@ -155,7 +155,7 @@ def plan_joint(
     joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
-    joint = add_snapshots(joint)
+    joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
     problem = builder.build(reference)
@@ -213,7 +213,6 @@ def plan_joint(
 
 def _with_borders(
     joint: joint_graph.Joint,
-    settings: Settings,
     readable: ReadableInputs | None,
     *,
     is_inner: bool,
@@ -225,7 +224,7 @@ def _with_borders(
     """
     changeable = frozenset() if is_inner else changeable_outputs(joint)
     reference = joint_graph.plain_choice(joint) if asks_plain or changeable else []
-    if is_inner or settings.inputs_are_constant:
+    if is_inner:
         readable = None
     elif readable is None:
         readable = readable_inputs(joint, reference or joint_graph.plain_choice(joint))
@@ -234,18 +233,15 @@ def _with_borders(
 
 def inputs_read_by_plain(
     joint_module: fx.GraphModule,
-    settings: Settings,
     *,
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> ReadableInputs | None:
-    """The inputs that the backward of a graph may read, which is rewritten in place; None where it may read all."""
+    """The inputs that the backward of plain torch.compile reads; None where there is no backward.  Rewrites the graph in place."""
     joint = as_in_torch(
         joint_module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )
-    if settings.inputs_are_constant or not joint.has_backward:
-        return None
-    return readable_inputs(joint, joint_graph.plain_choice(joint))
+    return readable_inputs(joint, joint_graph.plain_choice(joint)) if joint.has_backward else None
 
 
 def _with_marks(joint: joint_graph.Joint, early: tuple[int, ...]) -> tuple[joint_graph.Joint, str]:

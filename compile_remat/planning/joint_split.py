@@ -29,8 +29,10 @@ from compile_remat.passes import (
     as_in_torch,
     deliver_marked,
     extract,
+    inputs_handed_over,
     must_be_saved,
     plain_option,
+    positions_of_inputs,
     rewritten,
     unreadable_inputs,
 )
@@ -93,7 +95,9 @@ def split(
             if is_cached and planned.resume is not None:
                 raise DeadlineReached(planned.resume)
             modules = extract(planned.joint, planned.plan)
-            _check_inputs(planned.joint, modules[1])
+            if not settings.inputs_are_constant:
+                _check_inputs(planned.joint, modules[1])
+            report = _with_inputs(planned, modules[0])
             deliver_marked(modules[1], planned.joint)
     except (RematError, DeadlineReached):
         raise
@@ -106,7 +110,7 @@ def split(
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
-    record_planned(planned, settings, start)
+    record_planned(replace(planned, report=report), settings, start)
     return modules
 
 
@@ -114,6 +118,18 @@ def _check_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> None:
     """Raise where a backward reads an input that may have changed by then: torch's own choice is better than wrong gradients."""
     if read := unreadable_inputs(joint, backward):
         raise AssertionError(f"the backward reads {', '.join(read)}, which that of plain torch.compile does not")
+
+
+def _with_inputs(planned: Planned, forward: fx.GraphModule) -> Report:
+    """The report with the inputs that the backward reads, where that of plain torch.compile does not read them all."""
+    joint = planned.joint
+    if joint.readable is None:
+        return planned.report
+    read = inputs_handed_over(forward, joint.num_fwd_outputs)
+    plain = positions_of_inputs(joint, joint.readable.names)
+    beyond = tuple(sorted(read - plain))
+    as_plain = tuple(sorted(read & plain)) if beyond else ()
+    return replace(planned.report, inputs_beyond_plain=beyond, inputs_as_plain=as_plain)
 
 
 def record_planned(planned: Planned, settings: Settings, start_time: float) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from compile_remat._torch.ambient import read_random_state, write_random_state
 from compile_remat._torch.autograd_node import Backward, compiled_node, keeping_version, sequence_number, written_by
-from compile_remat._torch.tensor_arguments import is_plain_tensor
+from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
 from compile_remat.planning.request import FitBelow
@@ -59,7 +59,7 @@ class Start:
     """
 
     inputs: tuple[Any, ...] = ()
-    versions: tuple[int, ...] = ()
+    versions: tuple[int | None, ...] = ()
     written: dict[int, torch.Tensor] = field(default_factory=dict)
     random: dict[str, bytes] = field(default_factory=dict)
     problem: str = ""
@@ -82,7 +82,7 @@ class Start:
                 tensor = value()
                 if tensor is None:
                     raise CannotRetry(f"input {k} of the graph has been freed since the forward")
-                if tensor._version != version:
+                if version_of(tensor) != version:
                     raise CannotRetry(f"input {k} of the graph has been changed since the forward")
                 found.append(tensor)
         return found
@@ -171,8 +171,7 @@ class OomRecovery(Hook):
             self.written = written_by(node, len(args))
         start: Start = call.notes[self]
         inputs = tuple(weakref.ref(a) if isinstance(a, torch.Tensor) else a for a in args)
-        versions = tuple(a._version if isinstance(a, torch.Tensor) else 0 for a in args)
-        call.notes[self] = replace(start, inputs=inputs, versions=versions)
+        call.notes[self] = replace(start, inputs=inputs, versions=tuple(map(version_of, args)))
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
         """The gradients; where memory runs out, those of the whole step under a lower plan."""

@@ -35,6 +35,11 @@ class Arguments:
         """``0.weight``, or for an argument of the function itself ``x``."""
         return plain_path(self.sources[position])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all arguments."""
+        return tuple(map(plain_path, self.sources))
+
     def module_path(self, position: int) -> str:
         """The module that holds a parameter or a buffer; empty for other arguments."""
         return self.name(position).rpartition(".")[0] if _STATE.search(self.sources[position]) else ""

@@ -45,13 +45,13 @@ def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> Reada
     return ReadableInputs(frozenset(by_all), frozenset(by_tagged))
 
 
-def add_snapshots(joint: joint_graph.Joint) -> joint_graph.Joint:
+def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint_graph.Joint:
     """The same graph, in place, with a copy of what each node reads of an input that the backward may not read.
 
     The nodes go on reading the input; `Joint.snapshots` has the copies with their readers.
     """
     readable = joint.readable
-    if readable is None:
+    if readable is None or not are_wanted:
         return joint
     runs = _run_by_backward(joint, frozenset())
     found: dict[fx.Node, list[tuple[fx.Node, tuple[fx.Node, ...]]]] = {}
@@ -73,7 +73,7 @@ def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> lis
         return []
     own = {n.name for n in joint.module.graph.find_nodes(op="placeholder")}
     read = [n.name for n in backward.graph.find_nodes(op="placeholder") if n.users and n.name in own]
-    return [name for name in read if name not in joint.readable.by_all | joint.readable.by_tagged]
+    return [name for name in read if name not in joint.readable.names]
 
 
 @contextmanager

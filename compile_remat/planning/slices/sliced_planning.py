@@ -92,7 +92,7 @@ class _Search:
     @cached_property
     def readable(self) -> ReadableInputs | None:
         """The inputs that the backward may read: plain torch.compile splits the graph without slices."""
-        return inputs_read_by_plain(copied_graph(self.module), self.settings, **self.outputs)
+        return inputs_read_by_plain(copied_graph(self.module), **self.outputs)
 
     def resumed(self, request: Resume) -> Planned | None:
         """The incumbent of a search that a deadline has ended, in its own graph."""
