@@ -7,6 +7,9 @@ these nodes again.  The forward goes on reading the input.  While a plan is extr
 (`reading_snapshots`).
 
 Of an input that is read through views, the smallest one on the way is copied: the filled part of a bank, one matrix of three.
+
+An output that the caller may change (`Joint.left_alone`) and that no backward may compute again has snapshots, too: random numbers
+that are returned.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import fx
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.joint_graph import ReadableInputs, Snapshot
 from compile_remat.cost_models import OpKind, is_view, op_kind
+from compile_remat.passes.graph.pins import must_be_saved
 from compile_remat.passes.graph.views import fake_mode_of, is_part
 
 RECOMPUTED = ("must_recompute", "prefer_recompute")
@@ -46,7 +50,7 @@ def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> Reada
 
 
 def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint_graph.Joint:
-    """The same graph, in place, with a copy of what each node reads of an input that the backward may not read.
+    """The same graph, in place, with a copy of what each node reads of an input, or an output, that the backward may not read.
 
     The nodes go on reading the input; `Joint.snapshots` has the copies with their readers.
     """
@@ -55,9 +59,9 @@ def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint
         return joint
     runs = _run_by_backward(joint, frozenset())
     found: dict[fx.Node, list[tuple[fx.Node, tuple[fx.Node, ...]]]] = {}
-    for given in joint.module.graph.find_nodes(op="placeholder"):
-        if given.name in readable.by_all:
-            continue
+    outputs = joint.left_alone.intersection(must_be_saved(joint)) if joint.left_alone else ()
+    given_nodes = joint.module.graph.find_nodes(op="placeholder")
+    for given in (*(n for n in given_nodes if n.name not in readable.by_all), *sorted(outputs)):
         for reader, path in _reads_of(given):
             is_spared = given.name in readable.by_tagged and _is_tagged(joint, reader)
             if reader in runs and not is_spared:
