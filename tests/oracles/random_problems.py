@@ -73,6 +73,8 @@ def _random_values(rng: random.Random, shape: Shape) -> list[Value]:
         )
         if kernel == ITEM:
             values += _random_tuple(rng, values)
+        elif kernel == CONSTANT and rng.random() < 0.5:
+            values.append(_random_snapshot(rng, len(values)))
         else:
             values.append(_random_value(rng, shape, len(values), kernel, _pick(rng, values)))
     return values
@@ -91,6 +93,21 @@ def _random_value(rng: random.Random, shape: Shape, index: int, kernel: str, rea
         is_output=not plain and rng.random() < 0.1,
         realised=kernel == POINTWISE and rng.random() < 0.1,
         transient_bytes=rng.choice([0, 0, 0, 1]) if kernel == EXTERN and not plain else 0,
+    )
+
+
+def _random_snapshot(rng: random.Random, index: int) -> Value:
+    """A copy of an input, which only readers that are computed again read."""
+    return Value(
+        name=f"v{index}",
+        nbytes=rng.choice([1, 2, 4]),
+        kernel=POINTWISE,
+        reads=(),
+        time_ns=2,
+        save_time_ns=2,
+        pin=SAVE,
+        in_forward=False,
+        is_snapshot=True,
     )
 
 

@@ -118,6 +118,8 @@ class _Forward:
 
     def _is_written(self, v: int) -> bool:
         node = self.values[v]
+        if node.is_snapshot:
+            return False
         by_kernel = node.in_forward and (node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output)
         return by_kernel or any(self.values[x].kernel == EXTERN for x in self.readers[v])
 
@@ -153,6 +155,8 @@ class _Forward:
 
     def _written_at(self, w: int, kept: set[int]) -> int:
         """Where a saved value is written: with the buffer that it is computed of, if that waits for nothing else."""
+        if self.values[w].is_snapshot:
+            return self.size
         draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_one(w, v)]
         return draws[0] if draws and not self._waits(draws[0], kept) else self._first_place(w)
 
