@@ -257,5 +257,5 @@ def test_a_returned_value_that_may_not_run_twice_is_copied() -> None:
     )
     joint = add_snapshots(joint)
     assert drawn in {snapshot.source for snapshot in joint.snapshots}
-    forward, backward = extract(joint, Planner(build_problem(joint, cost=UnitCost())).lowest())
+    _, backward = extract(joint, Planner(build_problem(joint, cost=UnitCost())).lowest())
     assert drawn.name not in {n.name for n in backward.graph.find_nodes(op="placeholder") if n.users}
