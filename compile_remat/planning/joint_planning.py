@@ -37,7 +37,7 @@ from compile_remat.passes import (
     with_whole_forward,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
-from compile_remat.planning.constant_inputs import constant_floor_bytes, gain_of_constant, snapshots_of
+from compile_remat.planning.constant_inputs import LOWER, constant_floor_bytes, gain_of_constant, snapshots_of
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
@@ -304,7 +304,7 @@ def _naming_graph(planner: Planner) -> Iterator[None]:
     except BudgetError as error:
         error.graph_key = planner.problem.key()
         floor_bytes = constant_floor_bytes(planner)
-        if floor_bytes is None or floor_bytes >= error.floor_bytes:
+        if floor_bytes is None or floor_bytes >= LOWER * error.floor_bytes:
             raise
         raise error.with_constant_floor(floor_bytes) from None
 
