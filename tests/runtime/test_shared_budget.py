@@ -216,6 +216,7 @@ def test_below_what_the_step_needs_is_an_error() -> None:
     assert caught.value.floor_bytes > caught.value.budget_bytes
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("empty_kernels")
 def test_copies_of_weights_are_held_while_other_graphs_run() -> None:
     """The forward of a convolution's graph makes them in the kernel's order and hands them to its backward: 9 MiB here."""
