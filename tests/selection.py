@@ -33,7 +33,7 @@ def select(config: pytest.Config, items: list[pytest.Item], known: Durations) ->
         config.hook.pytest_deselected(items=[item for item in items if file_of(item.nodeid) not in kept])
         items[:] = [item for item in items if file_of(item.nodeid) in kept]
     if not config.getoption("--full"):
-        are_named = any("::" in argument for argument in config.args)
+        are_named = _are_named(config)
         for item in items:
             seconds = 0.0 if are_named else known.seconds(item.nodeid, _fixtures(item))
             if is_left_out({mark.name for mark in item.iter_markers()}, seconds):
@@ -128,7 +128,8 @@ class CpuTimes:
 
     def _run(self) -> Run:
         option = self._config.option
-        is_filtered = option.keyword or option.markexpr or option.deselect or any("::" in a for a in self._config.args)
+        filters = ("keyword", "markexpr", "deselect", "lf", "stepwise")
+        is_filtered = any(getattr(option, name, None) for name in filters) or _are_named(self._config)
         return Run(
             spent={name: spent for name, spent in self._seen.items() if name in self._measured},
             finished=frozenset(self._finished),
@@ -143,6 +144,10 @@ def _shard(text: str) -> tuple[int, int]:
     if not 1 <= number <= count:
         raise ValueError(text)
     return number, count
+
+
+def _are_named(config: pytest.Config) -> bool:
+    return any("::" in argument for argument in config.args)
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
