@@ -55,7 +55,7 @@ test-stacks: $(VENV)/.installed  ## train with transformers, accelerate, peft, l
 	@test -e $(STACKS)/.installed && py=$(STACKS)/bin/python || py=$(PY); \
 	$$py -m pytest -rs --full --timeout=1200 tests/stacks tests/forecast/mesh/test_tensor_parallel.py $(PYTEST_ARGS)
 
-durations: $(VENV)/.installed  ## the same, and write what each test takes to tests/durations.txt when all parts have run
+durations: $(VENV)/.installed  ## run test-full, and write what each test takes to tests/durations.txt once all parts have run
 	$(PYTEST) $(FULL) --write-durations $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.installed  ## train N random models under random plans; failures, shrunk, go to fuzz_failures.txt
