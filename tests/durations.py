@@ -157,11 +157,9 @@ def write(run: Run, shard: tuple[int, int] | None, file: Path = FILE) -> None:
         parts[number - 1].write_text(found.only({file_of(name) for name in run.collected}).as_text())
         if not all(part.exists() for part in parts):
             return
-        read = [Durations.read(part) for part in parts]
-        found = Durations(
-            {path: row for part in read for path, row in part.files.items()},
-            {name: spent for part in read for name, spent in part.rows.items()},
-        )
+        for part in map(Durations.read, parts):
+            others = found.only(found.files.keys() - part.files.keys())
+            found = Durations({**others.files, **part.files}, {**others.rows, **part.rows})
         for part in parts:
             part.unlink()
     there = [path for path in found.files if (file.parent.parent / path).exists()]

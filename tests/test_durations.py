@@ -116,17 +116,19 @@ def test_the_text_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_shards_are_written_when_all_of_them_have_run(tmp_path: Path) -> None:
     """Until then the file stays: it says how the tests are cut."""
-    for path in (A, B):
+    beside = "tests/test_api_2.py"  # in no shard: the run was one of some folders
+    for path in (A, B, beside):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     file = tmp_path / "tests" / "durations.txt"
     gone = "tests/test_gone.py"
-    known = Durations({**KNOWN.files, gone: FileRow(took(1), 1)}, {**KNOWN.rows, f"{gone}::test_one": took(1)})
+    more = {path: FileRow(took(1), 1) for path in (gone, beside)}
+    known = Durations({**KNOWN.files, **more}, {**KNOWN.rows, **{f"{path}::test_one": took(1) for path in more}})
     file.write_text(known.as_text())
     write(run_of({f"{B}::test_one": 9.0}), (2, 2), file)
     assert file.read_text() == known.as_text()
     write(run_of({f"{A}::test_one": 7.0}), (1, 2), file)
     found = Durations.read(file)
-    assert found.rows == {f"{A}::test_one": took(7), f"{B}::test_one": took(9)}
-    assert {path: row.day for path, row in found.files.items()} == {A: TODAY, B: TODAY}
+    assert found.rows == {f"{A}::test_one": took(7), f"{B}::test_one": took(9), f"{beside}::test_one": took(1)}
+    assert {path: row.day for path, row in found.files.items()} == {A: TODAY, B: TODAY, beside: NEVER}
     assert [path.name for path in file.parent.glob("durations*")] == [file.name]

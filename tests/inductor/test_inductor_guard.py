@@ -69,9 +69,7 @@ def compiled() -> Any:
     return torch.compile(fan, backend=remat, options={"memory_budget": "min"})
 
 
-@pytest.mark.parametrize(
-    "has_kernels", [pytest.param(False, marks=pytest.mark.proof), pytest.param(True, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("has_kernels", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_recomputed_siblings_stay_apart(
     has_kernels: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -23,9 +23,7 @@ def problem_of(name: str) -> Problem:
     return look(case.module, case.inputs, memory_budget="max")[0].problem
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.proof] * (name == "recurrent")) for name in BRANCHING]
-)
+@pytest.mark.parametrize("name", BRANCHING)
 def test_plans_of_branching_models_are_near_the_optimum(name: str) -> None:
     """At every budget that one plan fits and another does not; the bound never lies above the optimum."""
     problem = cut_down(problem_of(name), FREE)
