@@ -116,6 +116,8 @@ class CpuTimes:
                 self._measured.add(name)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if hasattr(self._config, "workerinput"):
+            return  # a process of pytest-xdist has seen some of the tests
         total = _sum(self._seen)
         terminalreporter.write_line(
             f"tests took {total.total_s:.0f} CPU seconds, {total.children_s:.0f} of it in children"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import durations
 from tests.cpu_time import CpuTime
 from tests.durations import NEVER, Durations, FileRow, Run, shards, write
-from tests.selection import is_left_out
+from tests.selection import CpuTimes, is_left_out
 
 A, B = "tests/test_api.py", "tests/test_docs.py"
 TODAY = "2026-11-27"
@@ -132,3 +135,15 @@ def test_shards_are_written_when_all_of_them_have_run(tmp_path: Path) -> None:
     assert found.rows == {f"{A}::test_one": took(7), f"{B}::test_one": took(9), f"{beside}::test_one": took(1)}
     assert {path: row.day for path, row in found.files.items()} == {A: TODAY, B: TODAY, beside: NEVER}
     assert [path.name for path in file.parent.glob("durations*")] == [file.name]
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+def test_a_process_of_xdist_writes_nothing(is_worker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has seen a part of a shard; of two that write, the second would leave its part behind."""
+    written: list[Run] = []
+    monkeypatch.setattr(durations, "write", lambda run, shard: written.append(run))
+    config: Any = SimpleNamespace(option=SimpleNamespace(full=True), args=[], getoption=lambda name: True)
+    if is_worker:
+        config.workerinput = {}
+    CpuTimes(config, KNOWN).pytest_terminal_summary(SimpleNamespace(write_line=lambda line: None))
+    assert len(written) == (0 if is_worker else 1)
