@@ -10,12 +10,13 @@ PYTEST_ARGS ?=# such as "-k budget", "tests/test_config.py"
 TRITON      ?= 3.7.0# its version where torch brings none, for test-cuda-codegen
 WORKERS     ?= 2# processes that share the tests; each may take a GiB of memory
 TIMEOUT     ?= 600# seconds for one test
+SHARD       ?=# a part of test-full and durations, such as 1/4
 DEMO_ARGS   ?=
 BENCH_ARGS  ?=
 N           ?= 5000# random models that "make fuzz" trains
 FUZZ_ARGS   ?=# such as "--seed 7 --workers 4 --inductor-share 0.1"
 
-VERSION_TESTS := -q tests/_torch/test_torch_pipeline.py tests/_torch/test_version.py tests/planning/test_joint_planning.py tests/inductor/test_inductor_guard.py
+VERSION_TESTS := -q --full tests/_torch/test_torch_pipeline.py tests/_torch/test_version.py tests/planning/test_joint_planning.py tests/inductor/test_inductor_guard.py
 
 VENV := .venv$(if $(filter-out $(TESTED),$(TORCH)),-$(TORCH))
 PY   := $(VENV)/bin/python
@@ -23,6 +24,7 @@ PIP  := $(PY) -m pip --disable-pip-version-check
 PINS := $(VENV)/constraints.txt
 STACKS := $(VENV)-stacks
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout=$(TIMEOUT)
+FULL := --full $(if $(SHARD),--shard $(SHARD))
 REUSE := $(findstring --system-site-packages,$(VENV_ARGS))
 
 .DELETE_ON_ERROR:
@@ -36,25 +38,25 @@ help:  ## this list
 demo: $(VENV)/.installed  ## train a small GPT on real text with and without a budget, and compare
 	$(VENV)/bin/compile-remat demo $(DEMO_ARGS)
 
-test: $(VENV)/.installed  ## run the tests
+test: $(VENV)/.installed  ## run the tests that are short, and a proof of each promise (10 minutes)
 	$(PYTEST) $(PYTEST_ARGS)
 
-test-full: $(VENV)/.installed  ## run every case with every compiler and budget (slow)
-	$(PYTEST) --full $(PYTEST_ARGS)
+test-full: $(VENV)/.installed  ## run every case with every compiler and budget (hours; SHARD=1/4 for a part)
+	$(PYTEST) $(FULL) $(PYTEST_ARGS)
 
 test-cuda-codegen: $(VENV)/.triton  ## check Triton code for an H100 that is not there (g++; downloads triton, 200 MB)
-	PYTHONPATH=$(abspath $(VENV))/triton $(PYTEST) --timeout=1200 tests/cuda_codegen $(PYTEST_ARGS)
+	PYTHONPATH=$(abspath $(VENV))/triton $(PYTEST) --full --timeout=1200 tests/cuda_codegen $(PYTEST_ARGS)
 
 test-browser: $(VENV)/.installed  ## run the tests of pages in a headless chromium (skipped where there is none)
-	$(PY) -m pytest -rs --timeout=$(TIMEOUT) tests/browser $(PYTEST_ARGS)
+	$(PY) -m pytest -rs --full --timeout=$(TIMEOUT) tests/browser $(PYTEST_ARGS)
 
 test-stacks: $(VENV)/.installed  ## train with transformers, accelerate, peft, lightning, timm, diffusers in .venv-stacks (downloads 50 MB)
 	@$(MAKE) --no-print-directory $(STACKS)/.installed || echo "$(STACKS) cannot be made; tests of what is not there are skipped"
 	@test -e $(STACKS)/.installed && py=$(STACKS)/bin/python || py=$(PY); \
 	$$py -m pytest -rs --full --timeout=1200 tests/stacks tests/forecast/mesh/test_tensor_parallel.py $(PYTEST_ARGS)
 
-durations: $(VENV)/.installed  ## run the tests and write how long each takes to tests/durations.txt
-	$(PYTEST) --write-durations $(PYTEST_ARGS)
+durations: $(VENV)/.installed  ## run test-full, and write what each test takes to tests/durations.txt once all parts have run
+	$(PYTEST) $(FULL) --write-durations $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.installed  ## train N random models under random plans; failures, shrunk, go to fuzz_failures.txt
 	$(PY) -m tests.fuzz --examples $(N) $(FUZZ_ARGS)

@@ -12,7 +12,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import compile_caches, cpu_time
+from tests import compile_caches, selection
+from tests.durations import Durations
 from tests.ranks.processes import Ranks, ranks_of
 
 
@@ -23,6 +24,12 @@ def _no_plain_peaks_of_other_tests() -> Iterator[None]:
     plain_peaks = sys.modules.get("compile_remat.planning.plain_peaks")
     if plain_peaks is not None:
         plain_peaks.forget_plain_peaks()
+
+
+@pytest.fixture(scope="session")
+def is_full(request: pytest.FixtureRequest) -> bool:
+    """Whether the tests run with --full: for those that do more then."""
+    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture
@@ -70,17 +77,15 @@ def four() -> Iterator[Ranks]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="the full product of cases, compilers and budgets (slow)")
-    parser.addoption("--write-durations", action="store_true", help=f"write CPU seconds to {cpu_time.FILE.name}")
+    selection.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Count CPU time, draw few examples, and compile into a folder of this run; kernels of earlier runs are in `.pytest_cache`."""
-    is_full = config.getoption("--full")
-    hypothesis.settings.register_profile("remat", max_examples=100 if is_full else 25, deadline=None)
+    max_examples = 100 if config.getoption("--full") else 25
+    hypothesis.settings.register_profile("remat", max_examples=max_examples, deadline=None)
     hypothesis.settings.load_profile("remat")
-    write_to = cpu_time.FILE if config.getoption("--write-durations") else None
-    config.pluginmanager.register(cpu_time.CpuTimes(cpu_time.committed_s(), write_to))
+    config.pluginmanager.register(selection.CpuTimes(config, Durations.read()))
     if hasattr(config, "workerinput"):
         return  # a worker of pytest-xdist has the folder from the process that started it
     run = tempfile.TemporaryDirectory(prefix="remat-tests-", ignore_cleanup_errors=True)
@@ -94,9 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cases marked `full` are for `make test-full`; the longest tests start first."""
-    if not config.getoption("--full"):
-        for item in items:
-            if item.get_closest_marker("full"):
-                item.add_marker(pytest.mark.skip(reason="runs with --full: `make test-full`"))
-    cpu_time.longest_first(items, cpu_time.committed_s())
+    """Without --full, what takes long is skipped; the longest tests start first."""
+    known = Durations.read()
+    selection.select(config, items, known)
+    selection.longest_first(items, known)

@@ -212,6 +212,7 @@ def test_two_points_are_the_ends() -> None:
     assert 1 <= len(pareto(mlp(8), X, points=2)) <= 2
 
 
+@pytest.mark.proof
 def test_min_is_the_lowest_of_all_plans() -> None:
     x = torch.randn(8, 4, 8, 8, dtype=torch.float64)
     within = explain(convolutions(12).double(), x, memory_budget=0.6)
@@ -316,6 +317,7 @@ def test_install_checks_its_settings() -> None:
     assert inductor_config.custom_partitioner_fn is None
 
 
+@pytest.mark.proof
 def test_gradients_are_right_under_install() -> None:
     model = mlp(3)
     step(model)

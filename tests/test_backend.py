@@ -123,7 +123,10 @@ def small(layers: int = 2) -> tuple[nn.Module, torch.Tensor]:
 # -- gradients --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "attention", pytest.param("convolutions", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("mlp", marks=pytest.mark.proof), "attention", pytest.param("convolutions", marks=pytest.mark.full)],
+)
 def test_gradients_equal_eager_at_every_budget(name: str) -> None:
     make, layers, tight, _, shape = MODELS[name]
     torch.manual_seed(0)
@@ -138,7 +141,10 @@ def test_gradients_equal_eager_at_every_budget(name: str) -> None:
     assert tighter < half < highest and lowest < half
 
 
-@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.full), "attention", "convolutions"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("mlp", marks=pytest.mark.full), "attention", pytest.param("convolutions", marks=pytest.mark.proof)],
+)
 @pytest.mark.parametrize("budget", [pytest.param("max", marks=pytest.mark.full), "min"])
 def test_gradients_equal_eager_under_inductor(name: str, budget: str) -> None:
     make, _, _, layers, shape = MODELS[name]
@@ -194,6 +200,7 @@ def test_the_name_remat_through_the_entry_point() -> None:
     assert_same(actual, train(lambda m: m, model, x))
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("empty_kernels")
 def test_measured_peak_stays_within_the_budget() -> None:
     torch.manual_seed(0)
@@ -263,6 +270,7 @@ def test_a_budget_below_the_floor_names_the_floor_and_the_tensors() -> None:
     assert all(t.source_line.rpartition(":")[2].isdigit() for t in error.largest)
 
 
+@pytest.mark.proof
 def test_the_floor_that_an_error_names_can_be_reached() -> None:
     floor = budget_error(compiler="eager").floor_bytes
     torch.compiler.reset()

@@ -300,7 +300,7 @@ SEAMS = {
     [
         *((seam, "eager") for seam in SEAMS),
         pytest.param("cost model", "inductor", marks=pytest.mark.full),
-        ("device", "inductor"),
+        pytest.param("device", "inductor", marks=pytest.mark.proof),
     ],
 )
 def test_a_failure_of_ours_never_stops_training(seam: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,16 +36,13 @@ def job(
     return {"model": model, "batch": batch, "compile": {**given, **others}}
 
 
-JOBS = {
-    "min": job(),
-    "another budget": job(options={"memory_budget": 0.9}),
-    "a device file": job(options={"device": "$/a/here.json"}),
-    "the file's figures changed": job(options={"device": "$/b/here.json"}),
-    "a graph break": job("broken"),
-}
+JOBS = {"min": job(), "a graph break": job("broken")}
 """No two jobs may share an entry of torch's cache."""
 
 FULL_JOBS = {
+    "another budget": job(options={"memory_budget": 0.9}),
+    "a device file": job(options={"device": "$/a/here.json"}),
+    "the file's figures changed": job(options={"device": "$/b/here.json"}),
     "another limit of work": job(options={"time_limit": 30}),
     "another device": job(options={"device": "h200"}),
     "another cost model": job(options={"cost_model": "unit"}),
@@ -59,7 +56,10 @@ FULL_JOBS = {
 }
 """Further ones, for `make test-full`."""
 
-NAMES = [*JOBS, *(pytest.param(name, marks=pytest.mark.full) for name in FULL_JOBS)]
+NAMES = [
+    *(pytest.param(name, marks=pytest.mark.proof) for name in JOBS),
+    *(pytest.param(name, marks=pytest.mark.full) for name in FULL_JOBS),
+]
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +70,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def processes(folder: Path, request: pytest.FixtureRequest) -> dict[str, dict[str, dict[str, Any]]]:
+def processes(folder: Path, is_full: bool) -> dict[str, dict[str, dict[str, Any]]]:
     """What the first process and the second saw of each job."""
     device_file(folder / "a", 10**11)
     device_file(folder / "b", 10**10)
-    named = {**JOBS, **(FULL_JOBS if request.config.getoption("--full") else {})}
+    named = {**JOBS, **(FULL_JOBS if is_full else {})}
     jobs = json.loads(json.dumps(list(named.values())).replace("$", str(folder)))
     both = {
         name: run(jobs, {**environ(folder), "PYTHONHASHSEED": seed}) for name, seed in (("first", "1"), ("second", "2"))

@@ -28,15 +28,16 @@ ALL_JOBS = {
     for model in ("transformer", "branches")
     for budget, device in (("max", "cpu"), (0.6, "h200"), ("min", "cpu"))
 }
-JOBS = {name: job for name, job in ALL_JOBS.items() if name in ("transformer at 0.6 on h200", "branches at min on cpu")}
-NAMES = [name if name in JOBS else pytest.param(name, marks=pytest.mark.full) for name in ALL_JOBS]
+PROOF = "transformer at 0.6 on h200"
+NAMES = [pytest.param(name, marks=pytest.mark.proof if name == PROOF else pytest.mark.full) for name in ALL_JOBS]
 
 
 @pytest.fixture(scope="module")
-def plans(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+def plans(is_full: bool) -> dict[str, dict[str, Any]]:
     """For each process, the plan of each job."""
-    jobs = ALL_JOBS if request.config.getoption("--full") else JOBS
-    running = {name: start(environ) for name, environ in PROCESSES.items()}
+    jobs = ALL_JOBS if is_full else {PROOF: ALL_JOBS[PROOF]}
+    first, second, third = PROCESSES
+    running = {name: start(PROCESSES[name]) for name in ((first, second, third) if is_full else (first, third))}
     seen = {name: finish(process, list(jobs.values())) for name, process in running.items()}
     return {
         name: {job: found["reports"][0]["plan"] for job, found in zip(jobs, all_found, strict=True)}
@@ -52,6 +53,7 @@ def test_every_process_makes_the_same_plan(job: str, plans: dict[str, dict[str, 
     assert len({json.dumps(found[job]) for found in plans.values()}) == 1
 
 
+@pytest.mark.proof
 def test_the_plans_are_worth_comparing(plans: dict[str, dict[str, Any]]) -> None:
     """They recompute something, and differ between settings."""
     found = next(iter(plans.values()))

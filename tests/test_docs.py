@@ -223,6 +223,7 @@ def between(text: str, name: str) -> str:
 # -- docstrings -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_docstrings_name_what_exists() -> None:
     """In single backquotes stand names of ours: dotted ones lead somewhere, ones with an underscore occur in code."""
     unknown: dict[str, list[str]] = {}

@@ -51,6 +51,7 @@ def test_every_example_is_run_here() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == ["own_policy", "plan", "ranks", "train"]
 
 
+@pytest.mark.proof
 def test_training_loop(capsys: pytest.CaptureFixture[str]) -> None:
     with example("train") as script:
         losses = script.main(["--device", "cpu", "--toy", "--compiler", "eager", "--budget", "1MiB", "--steps", "3"])

@@ -81,7 +81,7 @@ def test_the_range_is_the_one_that_is_declared() -> None:
 # -- every entrance under another torch -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["2.10.0+cu128", "2.16.0a0+git123"])
+@pytest.mark.parametrize("version", [pytest.param("2.10.0+cu128", marks=pytest.mark.proof), "2.16.0a0+git123"])
 @pytest.mark.parametrize("compiler", ["inductor", "eager"])
 def test_training_goes_on_with_plain_inductor(version: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = small()

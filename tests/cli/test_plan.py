@@ -82,6 +82,7 @@ def test_slices_are_for_one_device(others: list[str], capsys: pytest.CaptureFixt
     assert "--slices" in capsys.readouterr().err
 
 
+@pytest.mark.proof
 def test_plan_as_json_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     given = ["--json", "--no-largest-batch", "--batch", "3", "--seq", "64", "--optimizer", "sgd"]
     assert cli.main(["plan", *MODEL, *given]) == 0
@@ -178,6 +179,7 @@ def test_a_page_does_not_change_the_plan(capsys: pytest.CaptureFixture[str], tmp
     assert plans[0] == plans[1]
 
 
+@pytest.mark.proof
 def test_explain_names_the_largest_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", *MODEL, "--budget", "min"]) == 0
     text = capsys.readouterr().out

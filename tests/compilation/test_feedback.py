@@ -122,6 +122,7 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
     return seen
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("empty_kernels")
 def test_where_the_code_needs_more_it_is_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     fastest = compile_remat.plan(Chain(), X, memory_budget="max").peak_bytes

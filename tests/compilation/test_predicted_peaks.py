@@ -27,6 +27,7 @@ OVERESTIMATED = pytest.mark.xfail(
     strict=True,
     reason="the forward of an unrolled cell this small: the code needs 8 % less than predicted",
 )
+PROOFS = ("gpt", "llama", "resnet", "unet")
 LIKE_ANOTHER = ("chain1024", "bert", "vit")
 """Built of the layers of chain256 and gpt."""
 
@@ -37,7 +38,8 @@ CASES = [
         id=f"{name} at {budget}",
         marks=marks
         + [OVERESTIMATED] * (name == "recurrent" and budget != "min")
-        + [pytest.mark.full] * (name in LIKE_ANOTHER),
+        + [pytest.mark.full] * (name in LIKE_ANOTHER)
+        + [pytest.mark.proof] * (name in PROOFS and budget == "min"),
     )
     for budget, marks in (("min", []), (0.7, [pytest.mark.full]))
     for name in models.CASES

@@ -28,9 +28,19 @@ WITH_KERNELS = {
 for both compilers, so that all other cases need no C++ compiler."""
 
 
+PROOFS = (
+    "bfloat16-inductor",
+    "mutation-inductor",
+    "every kind of dropout-eager",
+    "checkpoint-eager",
+    "graph_breaks-eager",
+)
+"""Cases that `make test` runs whatever they take."""
+
+
 @pytest.fixture
-def budgets(request: pytest.FixtureRequest, compiler: str) -> Sequence[float | str]:
-    if request.config.getoption("--full"):
+def budgets(request: pytest.FixtureRequest, is_full: bool, compiler: str) -> Sequence[float | str]:
+    if is_full:
         return FULL_BUDGETS
     case = request.node.callspec.params.get("case")
     stands_for_a_kind = case is None or case.name in WITH_KERNELS
@@ -55,5 +65,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _pair(case: Case, compiler: str) -> ParameterSet:
-    is_full = compiler == "inductor" and case.name not in WITH_KERNELS
-    return pytest.param(case, compiler, id=f"{case}-{compiler}", marks=[pytest.mark.full] if is_full else [])
+    name, marks = f"{case}-{compiler}", []
+    if compiler == "inductor" and case.name not in WITH_KERNELS:
+        marks.append(pytest.mark.full)
+    if name in PROOFS:
+        marks.append(pytest.mark.proof)
+    return pytest.param(case, compiler, id=name, marks=marks)

@@ -116,6 +116,7 @@ def test_json_holds_all_of_it(found: Forecast) -> None:
 # -- the largest batch --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_the_largest_batch_fits_and_the_next_one_does_not(found: Forecast) -> None:
     largest = found.largest
     assert largest is not None and largest.batch and largest.plan and found.limit_bytes

@@ -8,7 +8,7 @@ from tests.fuzz.campaign import run
 
 CHUNKS = [
     *(("graph", 25, seed) for seed in (0, 1)),
-    ("dynamo", 10, 100),
+    pytest.param("dynamo", 10, 100, marks=pytest.mark.proof),
     *(pytest.param("graph", 25, seed, marks=pytest.mark.full) for seed in range(2, 10)),
     *(pytest.param("dynamo", 10, seed, marks=pytest.mark.full) for seed in range(101, 105)),
 ]

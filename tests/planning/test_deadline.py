@@ -205,7 +205,7 @@ def test_a_plan_in_time_has_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
         {"compiler": "eager"},
         {"check": True},
         {"compiler": "eager", "check": True},
-        {"memory_budget": "min"},
+        pytest.param({"memory_budget": "min"}, marks=pytest.mark.proof),
     ],
     ids=str,
 )

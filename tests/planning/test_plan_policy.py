@@ -286,7 +286,7 @@ def test_a_fraction_and_a_tag_in_its_way_say_so() -> None:
         assert not planned(Blocks(tags, 8), 0.2).plan.is_feasible
 
 
-@pytest.mark.parametrize("checkpointed", [None, "plain"])
+@pytest.mark.parametrize("checkpointed", [pytest.param(None, marks=pytest.mark.proof), "plain"])
 def test_a_fraction_is_of_what_plain_torch_compile_takes(checkpointed: str | None) -> None:
     """The user's checkpoints included: its bytes are those of `max`, which takes torch's own saved set here."""
     most, half = (planned(Blocks(checkpointed, 8, one_region=True), budget) for budget in ("max", 0.5))

@@ -9,8 +9,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
+
+from tests import cpu_time
 
 TIMEOUT_S = 120.0
 """For a job on all ranks: some 20 times what the longest one takes on an idle machine."""
@@ -39,6 +42,8 @@ class Ranks:
             process.start()
             self._ends.append(here)
             self._processes.append(process)
+        for end, process in zip(self._ends, self._processes, strict=True):
+            self._note(process, end.recv())  # it has imported torch
         self._jobs = 0
 
     def __call__(self, job: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
@@ -52,11 +57,12 @@ class Ranks:
         for end in self._ends:
             end.send((job, args, str(store)))
         found = []
-        for rank, end in enumerate(self._ends):
+        for rank, (end, process) in enumerate(zip(self._ends, self._processes, strict=True)):
             if not end.poll(timeout_s):
                 self.close()
                 raise JobError(f"rank {rank} of {self.size} did not end in {timeout_s:g} s: a hang")
-            result, error = end.recv()
+            result, error, spent = end.recv()
+            self._note(process, spent)
             found.append((result, error))
         if errors := [error for _, error in found if error]:
             raise JobError("\n".join(errors))
@@ -68,7 +74,12 @@ class Ranks:
             process.kill()
         for process in self._processes:
             process.join()
+            cpu_time.RUNNING.pop(process.pid or 0, None)
         self._folder.cleanup()
+
+    @staticmethod
+    def _note(process: SpawnProcess, spent: cpu_time.CpuTime) -> None:
+        cpu_time.RUNNING[process.pid or 0] = spent
 
 
 @contextmanager
@@ -86,6 +97,7 @@ def _work(end: Connection, rank: int, size: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    end.send(cpu_time.so_far())
     while True:
         job, args, store = end.recv()
         result, error = None, ""
@@ -93,7 +105,7 @@ def _work(end: Connection, rank: int, size: int) -> None:
             result = _in_group(job, args, rank, size, store)
         except Exception:
             error = f"rank {rank}: {traceback.format_exc()}"
-        end.send((result, error))
+        end.send((result, error, cpu_time.so_far()))
 
 
 def _in_group(job: Callable[..., Any], args: Any, rank: int, size: int, store: str) -> Any:

@@ -14,7 +14,7 @@ from tests.ranks.processes import JobError, Ranks, ranks_of
 MIB = 1 << 20
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[pytest.param(2, marks=pytest.mark.proof), 4])
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     found: Ranks = request.getfixturevalue({2: "two", 4: "four"}[request.param])
     return found
@@ -38,7 +38,9 @@ def eager(ranks: Ranks, wrapper: str) -> list[Seen]:
     return _EAGER[key]
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(
+    "wrapper", [pytest.param(w, marks=[pytest.mark.proof] * (w == "fsdp blocks, reshard")) for w in WRAPPERS]
+)
 def test_every_rank_has_the_same_plans_and_the_losses_of_eager_mode(two: Ranks, wrapper: str) -> None:
     assert_like_eager(two(trained, wrapper, {"memory_budget": "min"}), eager(two, wrapper))
 
@@ -137,7 +139,7 @@ def test_a_graph_says_whether_it_communicates(two: Ranks) -> None:
     assert two(jobs.told_by, "ddp") == [[False]] * 2
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("place", ["forward", pytest.param("backward", marks=pytest.mark.proof)])
 def test_a_rank_that_runs_out_of_memory_plans_again_alone(two: Ranks, place: str) -> None:
     assert two(jobs.out_of_memory, "ddp", place) == [("", [], 1), ("", [], 2)]
 

@@ -108,7 +108,7 @@ def _no_compiled_code_is_left() -> Iterator[None]:
 # -- the same numbers -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", COMPILERS)
+@pytest.mark.parametrize("options", [COMPILERS[0], pytest.param(INDUCTOR, id="inductor", marks=pytest.mark.proof)])
 def test_hooks_get_eagers_gradients_once_and_may_free_them(options: dict[str, Any]) -> None:
     model = made()
     seen = Seen(model, frees=True)

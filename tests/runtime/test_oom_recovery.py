@@ -134,9 +134,9 @@ def same(actual: list[Tensor], expected: list[Tensor]) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_every_allocation_of_a_step_may_fail(expected: list[list[Tensor]], request: pytest.FixtureRequest) -> None:
+def test_every_allocation_of_a_step_may_fail(expected: list[list[Tensor]], is_full: bool) -> None:
     """All of them with --full, else the first, in the forward, and the last, in the backward."""
-    for place in range(1, PLACES + 1, 1 if request.config.getoption("--full") else PLACES - 1):
+    for place in range(1, PLACES + 1, 1 if is_full else PLACES - 1):
         torch.compiler.reset()
         run = Run()
         same(run.step(), expected[0])
@@ -175,6 +175,7 @@ def test_operator_by_operator(place: int) -> None:
     torch.testing.assert_close(w.grad, once)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("place", [2, PLACES - 2])
 def test_the_first_step_of_all(expected: list[list[Tensor]], place: int) -> None:
     torch.compiler.reset()

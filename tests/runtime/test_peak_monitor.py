@@ -163,7 +163,7 @@ def test_the_first_step_on_cuda_is_measured(budget: str) -> None:
 # -- measured_step ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+@pytest.mark.parametrize("compiler", [pytest.param("eager", marks=pytest.mark.proof), "inductor"])
 def test_a_step_is_measured_and_its_report_shows_it(compiler: str, tmp_path: Path) -> None:
     model = Model()
     call = compiled(model, compiler=compiler, report_dir=str(tmp_path / "reports"))

@@ -206,16 +206,16 @@ def test_reports_tell_which_plans_run_now_and_what_the_step_takes() -> None:
     assert "replaced        by a later plan" in str(reports[0])
 
 
-@pytest.mark.usefixtures("empty_kernels")
 def test_below_what_the_step_needs_is_an_error() -> None:
     with pytest.raises(SharedBudgetError) as caught:
-        steps = Steps("by block", 2 << 20)
+        steps = Steps("by block", 2 << 20, compiler="eager")
         for _ in range(3):
             steps.step()
     assert isinstance(caught.value, BudgetError)
     assert caught.value.floor_bytes > caught.value.budget_bytes
 
 
+@pytest.mark.proof
 @pytest.mark.usefixtures("empty_kernels")
 def test_copies_of_weights_are_held_while_other_graphs_run() -> None:
     """The forward of a convolution's graph makes them in the kernel's order and hands them to its backward: 9 MiB here."""
@@ -309,27 +309,26 @@ def test_how_often_a_block_runs_may_be_given() -> None:
     assert peaks[0] > lean.step()[1]  # no lean first step
 
 
-@pytest.mark.usefixtures("empty_kernels")
 def test_one_graph_alone_is_planned_once() -> None:
     model = Model(6)
-    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 0.6})
+    options = {"memory_budget": 0.6, "compiler": "eager"}
+    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options=options)
     for _ in range(3):
         call(X).backward()
     (report,) = compile_remat.reports()
     assert report.offers == () and report.message == ""
 
 
-@pytest.mark.usefixtures("empty_kernels")
 def test_what_ran_under_another_budget_is_no_peer() -> None:
     alive = []
     for budget in ("max", 0.6):
         model = Model(6)
-        alive.append((model, torch.compile(model, backend=remat, options={"memory_budget": budget})))
+        options = {"memory_budget": budget, "compiler": "eager"}
+        alive.append((model, torch.compile(model, backend=remat, options=options)))
         mean_square(alive[-1][1](X)).backward()
     assert compile_remat.reports()[-1].offers == ()
 
 
-@pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("budget", [0.6, 4 << 20])
 def test_a_graph_break_that_no_graph_follows(budget: object) -> None:
     """Planned conservatively for the sake of graphs that do not exist: from the second step on without peers."""
@@ -341,7 +340,7 @@ def test_a_graph_break_that_no_graph_follows(budget: object) -> None:
                 torch._dynamo.graph_break()
             return y
 
-        return torch.compile(loss, backend=remat, options={"memory_budget": budget})
+        return torch.compile(loss, backend=remat, options={"memory_budget": budget, "compiler": "eager"})
 
     compiled(Model(6), breaks=False)(X).backward()
     (exclusive,) = compile_remat.reports()
@@ -409,10 +408,11 @@ def test_a_model_that_turns_out_to_run_twice() -> None:
     assert any(r.offers for r in compile_remat.reports())
 
 
-@pytest.mark.usefixtures("empty_kernels")
 def test_forwards_without_a_backward_leave_nothing_behind() -> None:
     model = Model(4)
-    call = torch.compile(lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 4 << 20})
+    call = torch.compile(
+        lambda x: mean_square(model(x)), backend=remat, options={"memory_budget": 4 << 20, "compiler": "eager"}
+    )
     for _ in range(3):
         call(X)
     call(X).backward()

@@ -343,6 +343,7 @@ def test_a_plan_with_narrow_forms_passes(make: Callable[[], nn.Module], budget: 
     assert report.plan.narrowed and report.check == "passed"
 
 
+@pytest.mark.proof
 def test_a_fault_is_found_through_inductor() -> None:
     with pytest.raises(CheckError, match="the gradient of norm"):
         torch.compile(Layers(2), backend=broken(off_by_one, compiler="inductor"))(torch.randn(32, 8))

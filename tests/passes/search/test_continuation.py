@@ -45,10 +45,10 @@ def test_a_long_move_never_scores_worse(seed: int) -> None:
         assert (crossed | ~planner.pinned).all()
 
 
-def test_a_kick_finds_what_flips_and_swaps_do_not(request: pytest.FixtureRequest) -> None:
+def test_a_kick_finds_what_flips_and_swaps_do_not(is_full: bool) -> None:
     """Measured: of 100 problems local search alone misses the lowest peak of any plan in 12, with perturbations in 2."""
     missed = {"improved": 0, "perturbed": 0}
-    for seed in range(100 if request.config.getoption("--full") else 40):
+    for seed in range(100 if is_full else 40):
         problem = seeded_problem(seed)
         planner, lowest = Planner(problem), all_plans(problem).lowest_peak
         start = planner.search.levels[0]

@@ -37,10 +37,10 @@ def test_from_the_fastest_to_the_lowest_each_with_a_lower_peak(seed: int) -> Non
         assert plan.bound_time_ns <= plan.extra_time_ns
 
 
-def test_near_the_best_of_all_plans(request: pytest.FixtureRequest) -> None:
+def test_near_the_best_of_all_plans(is_full: bool) -> None:
     """Measured: at all of 194 budgets of 120 small problems as fast as the fastest plan there is."""
     equal = count = 0
-    for seed in range(120 if request.config.getoption("--full") else 30):
+    for seed in range(120 if is_full else 30):
         problem = seeded_problem(seed, SMALL)
         every, planner = all_plans(problem), Planner(problem)
         plans = frontier(planner, 10)
@@ -55,8 +55,8 @@ def test_near_the_best_of_all_plans(request: pytest.FixtureRequest) -> None:
     assert equal >= 0.9 * count, (equal, count)
 
 
-def test_close_to_plans_sought_one_by_one(request: pytest.FixtureRequest) -> None:
-    for seed in range(0, 60, 6 if request.config.getoption("--full") else 24):
+def test_close_to_plans_sought_one_by_one(is_full: bool) -> None:
+    for seed in range(0, 60, 6 if is_full else 24):
         problem = seeded_problem(seed, LARGE)
         plans = frontier(Planner(problem), 10)
         floor, top = plans[-1].peak_bytes, plans[0].peak_bytes

@@ -144,10 +144,10 @@ def test_pins_are_kept(problem: Problem) -> None:
         assert not set(plan.saved) & set(plan.recomputed)
 
 
-def test_a_larger_budget_is_seldom_slower(request: pytest.FixtureRequest) -> None:
+def test_a_larger_budget_is_seldom_slower(is_full: bool) -> None:
     """Measured: 2 of 290 steps; the search is a heuristic, so that is a share and not a rule."""
     slower = count = 0
-    for seed in range(60 if request.config.getoption("--full") else 20):
+    for seed in range(60 if is_full else 20):
         planner = Planner(seeded_problem(seed, Shape(max_values=12, max_late=3, max_steps=10)))
         low, high = planner.lowest().peak_bytes, planner.fastest().peak_bytes
         plans = [planner.within(b) for b in range(low, high + 1)]

@@ -57,7 +57,7 @@ def gradients(model: nn.Module, x: Tensor, **options: Any) -> list[Tensor]:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize(("width", "rows"), [(WIDTH, ROWS), (37, 301)])
+@pytest.mark.parametrize(("width", "rows"), [pytest.param(WIDTH, ROWS, marks=pytest.mark.proof), (37, 301)])
 def test_gradients_have_the_same_bits(width: int, rows: int) -> None:
     found = {}
     for narrow in ("off", "auto"):

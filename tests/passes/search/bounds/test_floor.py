@@ -20,10 +20,10 @@ SHAPES = (Shape(max_values=9, max_late=3, max_steps=9), Shape(max_values=7, max_
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern"])
-def test_no_plan_is_lower_than_the_bound(shape: Shape, request: pytest.FixtureRequest) -> None:
+def test_no_plan_is_lower_than_the_bound(shape: Shape, is_full: bool) -> None:
     """Measured: of 120 problems the bound is the lowest peak of 60 and more."""
     exact = 0
-    for seed in range(200 if request.config.getoption("--full") else 60):
+    for seed in range(200 if is_full else 60):
         problem = seeded_problem(seed, shape)
         pinned = np.array([v.pin == SAVE and v.is_saveable for v in problem.values], dtype=bool)
         bound, lowest = least_peak_bytes(Simulator(problem), pinned), all_plans(problem).lowest_peak

@@ -25,10 +25,10 @@ def budgets(plans: AllPlans) -> range:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern"])
-def test_no_plan_is_faster_than_the_bound(shape: Shape, request: pytest.FixtureRequest) -> None:
+def test_no_plan_is_faster_than_the_bound(shape: Shape, is_full: bool) -> None:
     """Measured: of 517 bounds on mixed problems 294 are the fastest plan's time, of 364 on extern ones 247."""
     count = exact = 0
-    for seed in range(200 if request.config.getoption("--full") else 60):
+    for seed in range(200 if is_full else 60):
         problem = seeded_problem(seed, shape)
         plans, points = all_plans(problem), LpBound(Simulator(problem))
         for budget_bytes in budgets(plans):

@@ -30,8 +30,8 @@ def budgets(plans: AllPlans) -> range:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["mixed", "extern", "forward", "kernels"])
-def test_no_plan_is_faster_than_the_bound_with_every_moment(shape: Shape, request: pytest.FixtureRequest) -> None:
-    for seed in range(200 if request.config.getoption("--full") else 40):
+def test_no_plan_is_faster_than_the_bound_with_every_moment(shape: Shape, is_full: bool) -> None:
+    for seed in range(200 if is_full else 40):
         problem = seeded_problem(seed, shape)
         plans, simulator = all_plans(problem), Simulator(problem)
         programme, moments = Programme(simulator), Moments(simulator)
