@@ -4,6 +4,7 @@ The arguments of each exception are its fields and the text is built from them, 
 copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
 """
 
+import copy
 import warnings
 from typing import TypeVar
 
@@ -263,6 +264,15 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
         inner = getattr(error, "inner_exception", None)
         error = inner or error.__cause__ or error.__context__
     return None
+
+
+def without_traceback(error: E) -> E:
+    """The same error without the frames that it went through, which hold the model and its inputs."""
+    found = copy.copy(error)
+    found.__traceback__ = found.__cause__ = found.__context__ = None
+    if hasattr(found, "__notes__"):
+        found.__notes__ = [*found.__notes__]
+    return found
 
 
 def _both(nbytes: int) -> str:
