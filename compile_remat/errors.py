@@ -5,6 +5,7 @@ copy and a trip through a worker process. Where the advice depends on the situat
 """
 
 import copy
+import functools
 import warnings
 from typing import TypeVar
 
@@ -282,4 +283,10 @@ def _both(nbytes: int) -> str:
 
 def warn(message: str) -> None:
     """Issue a `PlannerWarning`: a request is not fulfilled, and training continues."""
+    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """The same, once in a process."""
     warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)
