@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compile_remat._torch.ambient import Ambient, compiling_as_dynamo_does
-from compile_remat._torch.retrace import guards_hold, inputs_at
+from compile_remat._torch.dynamo.retrace import guards_hold, inputs_at
 from compile_remat._torch.tensor_arguments import guards_of, scalars_as_numbers, traced_inputs
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
