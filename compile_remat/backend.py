@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import warnings
@@ -18,13 +17,21 @@ from compile_remat._torch.tensor_arguments import ends_in_graph_break, is_cut_by
 from compile_remat._torch.version import version_problem
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.log_output import show_from
-from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.early_gradients import leaf_positions, why_off
 from compile_remat.compilation.recompile import recompiler_of
+from compile_remat.compilation.regions import RegionMaker
 from compile_remat.config import RematConfig, split_options
 from compile_remat.device import free_memory
-from compile_remat.errors import ConfigError, PlannerWarning, RematError, find_error, warn
+from compile_remat.errors import (
+    BudgetError,
+    ConfigError,
+    PlannerWarning,
+    RematError,
+    find_error,
+    warn,
+    without_traceback,
+)
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import compile_plain
@@ -33,7 +40,7 @@ from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
 from compile_remat.planning.plain_peaks import note_plain_peak
-from compile_remat.planning.request import Fit, FitBelow, Request
+from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.settings import (
     Settings,
     auto_budget_again,
@@ -43,17 +50,11 @@ from compile_remat.planning.settings import (
     priced,
     settings_or_failure,
     sizes_of,
-    with_plain_bytes,
 )
 from compile_remat.ranks.agreement import Agreement
 from compile_remat.report import Report
-from compile_remat.runtime.changed_inputs import ChangedInputs
-from compile_remat.runtime.early_gradients import EarlyGradients
-from compile_remat.runtime.oom_recovery import OomRecovery
-from compile_remat.runtime.peak_monitor import PeakMonitor, reader_of
-from compile_remat.runtime.region import CompiledRegion, Hook, RunningPlan
+from compile_remat.runtime.region import RunningPlan
 from compile_remat.runtime.shared_budget import SharedBudget, budget_of
-from compile_remat.runtime.size_ladder import SizeLadder
 from compile_remat.verify.attribution import Arguments
 
 LOG = logging.getLogger("compile_remat")
@@ -156,16 +157,21 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     return shared
 
 
-def _first_request(
-    gm: fx.GraphModule, config: RematConfig, shared: SharedBudget, example_inputs: Sequence[Any]
+def _request(
+    config: RematConfig, shared: SharedBudget | None, gradient_bytes: int, *, more_follow: bool, otherwise: Request
 ) -> Request:
-    """A plan option with a menu where the region has peers or several calls in a step; else the plan for the whole budget."""
+    """A plan option with a menu where the region has peers or several calls in a step; else the plan for the whole budget.
+
+    Args:
+        more_follow: Whether Dynamo says that other graphs of the step are still to come.
+        otherwise: What to ask for where no budget is shared.
+    """
+    if shared is None:
+        return otherwise
     calls = config.instances or 0
-    more_follow = ends_in_graph_break(gm) or is_cut_by_torch()
     if calls < 2 and not shared.calls_in_flight:
         if calls or not (shared.expects_peers or more_follow):
             return Fit()
-    gradient_bytes = free_memory.trainable_bytes(example_inputs)
     return shared.option_beside_others(calls, gradient_bytes, more_follow=more_follow)
 
 
@@ -183,55 +189,33 @@ def _compile(
     compilation = Compilation(gm, example_inputs, config, patches)
     recompiler = None if config.check else recompiler_of(compilation)  # a check runs more than the plan
     shared = None if recompiler is None else _shared_budget(config, partitioner.settings, example_inputs)
+    request = functools.partial(
+        _request,
+        config,
+        shared,
+        free_memory.trainable_bytes(example_inputs),
+        more_follow=ends_in_graph_break(gm) or is_cut_by_torch(),
+        otherwise=partitioner.request,
+    )
     if shared is not None:
         settings = replace(partitioner.settings, budget=shared.budget)
-        request = _first_request(gm, config, shared, example_inputs)
-        partitioner = replace(partitioner, settings=settings, request=request)
-    compiled, reports = compilation.run(partitioner)
+        partitioner = replace(partitioner, settings=settings, request=request())
+    place, positions = place_of(example_inputs), positions_of(example_inputs)
+    maker = RegionMaker(config, partitioner, place, positions, shared, recompiler, is_shared_work, names)
+    try:
+        compiled, reports = compilation.run(partitioner)
+    except Exception as error:
+        refusal = find_error(error, BudgetError)
+        if refusal is None or not partitioner.sizes or recompiler is None or not agreement.is_alone:
+            raise
+        return maker.refused(refusal, request)
     for found in reports:  # also those of a cache hit, where no partitioner ran
         note_plain_peak(partitioner.settings.device.name, found)
     report = reports[-1] if reports else None
     _conclude(agreement, partitioner, report)
     if report is None or report.plan is None:
         return handing_back(compiled) if partitioner.early else compiled
-    place = place_of(example_inputs)
-    monitor = PeakMonitor(report.graph_key, config.report_dir, None if config.check else reader_of(place))
-    running = RunningPlan(compiled, report)
-    hooks: list[Hook] = [ChangedInputs(names, config.inputs, checks=config.check, report_dir=config.report_dir)]
-    hooks += [EarlyGradients()] if partitioner.early else []
-    hooks += [] if shared is None else [shared]
-    if report.size_range is not None:
-        beside = None if shared is None else shared.option_at_larger_sizes
-        hooks.append(SizeLadder(positions_of(example_inputs), running, beside))
-    hooks.append(monitor)
-    if recompiler is None:
-        return CompiledRegion(running, hooks)
-    if config.oom_retry:
-        hooks.append(
-            OomRecovery(
-                retries=config.oom_retry,
-                device=place,
-                available=functools.partial(free_memory.free_bytes, place, config.capacity),
-                written=compilation.written,
-                is_minimum=partitioner.settings.budget.kind == "min",
-                communicates=is_shared_work,
-            )
-        )
-
-    def recompile(request: Request, sizes: Sizes) -> RunningPlan | None:
-        settings = partitioner.settings if shared is None else replace(partitioner.settings, budget=shared.budget)
-        settings = with_plain_bytes(settings)
-        guarded = partitioner.guarded or isinstance(request, FitBelow)
-        wanted = replace(
-            partitioner, settings=settings, request=request, guarded=guarded, sizes=sizes or partitioner.sizes
-        )
-        found = recompiler.compile(wanted)
-        if found is None:
-            return None
-        note_plain_peak(settings.device.name, found[1])  # on a cache hit no planner has
-        return RunningPlan(*found)
-
-    return CompiledRegion(running, hooks, recompile, recompiler.publish)
+    return maker.region(RunningPlan(compiled, report), compilation.written)
 
 
 def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Report | None) -> None:
@@ -267,18 +251,11 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} = {value!r} (an option of Inductor): {problem}.")
 
 
-def _without_traceback(error: RematError) -> RematError:
-    """The same error, which holds no frame and so no tensor of what raised it."""
-    found = copy.copy(error)
-    found.__traceback__ = found.__cause__ = found.__context__ = None
-    return found
-
-
 def _raiser(error: RematError) -> Callable[..., Any]:
     LOG.debug("where it was raised", exc_info=error)
-    error = _without_traceback(error)  # a hundred lines of compilers say nothing about a budget
+    error = without_traceback(error)  # a hundred lines of compilers say nothing about a budget
 
     def fail(*args: Any, **kwargs: Any) -> Any:
-        raise _without_traceback(error)  # a copy: the traceback of what is raised holds the model and its inputs
+        raise without_traceback(error)  # a copy: the traceback of what is raised holds the model and its inputs
 
     return fail

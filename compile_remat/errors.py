@@ -4,6 +4,8 @@ The arguments of each exception are its fields and the text is built from them, 
 copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
 """
 
+import copy
+import functools
 import warnings
 from typing import TypeVar
 
@@ -312,6 +314,15 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
     return None
 
 
+def without_traceback(error: E) -> E:
+    """The same error without the frames that it went through, which hold the model and its inputs."""
+    found = copy.copy(error)
+    found.__traceback__ = found.__cause__ = found.__context__ = None
+    if hasattr(found, "__notes__"):
+        found.__notes__ = [*found.__notes__]
+    return found
+
+
 def _both(nbytes: int) -> str:
     """Rounded and exact: a budget just below the floor reads the same as the floor when rounded."""
     return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
@@ -319,4 +330,10 @@ def _both(nbytes: int) -> str:
 
 def warn(message: str) -> None:
     """Issue a `PlannerWarning`: a request is not fulfilled, and training continues."""
+    warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """The same, once in a process."""
     warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)

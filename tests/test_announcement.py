@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_one_table_for_a_graph_with_equal_layers_as_one_row(
         torch.compile(model, backend="remat", options=options)(torch.randn(512, 64)).sum().backward()
     (report,) = compile_remat.reports()
     (text,) = (record.getMessage() for record in caplog.records if "planned in" in record.getMessage())
-    assert text == text_of(report)
+    assert text == text_of(replace(report, caveat=""))  # how the plan runs is not known yet
     head, *rows = text.partition("\nmodule ")[2].splitlines()
     assert head.split() == ["saved", "bytes", "recomputed", "bytes", "time"]
     cells = [row.split("  ") for row in rows[1:]]

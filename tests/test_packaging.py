@@ -107,7 +107,7 @@ def test_front_is_short() -> None:
 def test_entry_points_name_real_files(pyproject: dict[str, Any]) -> None:
     project = pyproject["project"]
     targets = [*project["scripts"].values(), *project["entry-points"]["torch_dynamo_backends"].values()]
-    assert targets == ["compile_remat.cli:main", "compile_remat.backend:remat"]
+    assert targets == ["compile_remat.cli:main", "compile_remat.entry_point:remat"]
     for target in targets:
         module, name = target.split(":")
         place = ROOT / module.replace(".", "/")

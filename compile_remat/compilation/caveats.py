@@ -12,7 +12,7 @@ from torch import fx
 from compile_remat._torch import cache_key_text
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
-from compile_remat.errors import warn
+from compile_remat.errors import warn, warn_once
 from compile_remat.inductor.unplanned_graphs import (
     GRADIENTS_INSIDE,
     reason_without_plan,
@@ -23,6 +23,11 @@ from compile_remat.passes import backward_calls
 from compile_remat.planning.joint_split import PlannerFailed, warn_of_fallback
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import Report, record
+
+UNFUSED = (
+    "compiler = 'eager' runs operator by operator: values that the plan counts on Inductor to fuse take memory as well"
+)
+"""Of every plan that is not run by Inductor; said once in a process."""
 
 
 def planned_inside(module: fx.GraphModule, partitioner: RematPartitioner) -> fx.GraphModule:
@@ -69,13 +74,17 @@ def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | No
 
 def caveats_of(module: fx.GraphModule, patches: Mapping[str, Any], compiler: str) -> list[str]:
     """Why the budget may not hold though the graph has a plan: code beside it, and options that no plan takes account of."""
-    return [*filter(None, [uncompiled_code(module)]), *(unmodelled_options(patches) if compiler == "inductor" else [])]
+    unmodelled = unmodelled_options(patches) if compiler == "inductor" else [UNFUSED]
+    return [*filter(None, [uncompiled_code(module)]), *unmodelled]
 
 
 def with_caveats(report: Report, texts: Sequence[str]) -> Report:
-    """The report of a planned graph with these caveats, and a warning for each."""
+    """The report of a planned graph with these caveats, and a warning for each: of `UNFUSED` once, if bytes may be exceeded."""
     if report.plan is None or not texts:
         return report
     for text in texts:
-        warn(f"memory_budget may not hold, because {text}")
+        if text != UNFUSED:
+            warn(f"memory_budget may not hold, because {text}")
+        elif report.budget != "min":
+            warn_once(f"memory_budget may not hold, because {text}")
     return replace(report, caveat="; ".join(texts))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compile_remat._torch.ambient import Ambient, compiling_as_dynamo_does
+from compile_remat._torch.dynamo.retrace import guards_hold, inputs_at
 from compile_remat._torch.tensor_arguments import guards_of, scalars_as_numbers, traced_inputs
+from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.report import Report, record, recording, retire
@@ -37,8 +39,27 @@ class Recompiler:
         record(report)
         self.compilation.write([report])
 
-    def compile(self, partitioner: RematPartitioner) -> tuple[Callable[..., Any], Report] | None:
-        """Compile another plan without recording its report; None where there is no plan, or where it adds guards on sizes."""
+    def at(self, sizes: Sizes) -> Recompiler | None:
+        """The same graph as if these sizes had been seen first; None where its inputs cannot be made again."""
+        first = self.compilation
+        inputs = inputs_at(first.example_inputs, dict(sizes))
+        if inputs is None:
+            return None
+        again = Compilation(first.gm, inputs, first.config, first.patches, first.region)
+        return replace(self, compilation=again)
+
+    def guards_hold(self, sizes: Sizes) -> bool:
+        """Whether all that was assumed of the graph's sizes holds at these."""
+        return guards_hold(self.compilation.example_inputs, sizes)
+
+    def compile(
+        self, partitioner: RematPartitioner, *, may_assume: bool = False
+    ) -> tuple[Callable[..., Any], Report] | None:
+        """Compile another plan without recording its report; None where there is no plan, or where it adds guards on sizes.
+
+        Args:
+            may_assume: The caller compares each call with the guards that are added.
+        """
         guards = guards_of(self.compilation.example_inputs)
         with compiling_as_dynamo_does(), ExitStack() as stack:
             self.ambient.enter(stack)
@@ -49,7 +70,8 @@ class Recompiler:
                 report = own[-1] if own else None
             finally:
                 reports.clear()
-        if report is None or report.plan is None or guards_of(self.compilation.example_inputs) != guards:
+        has_assumed = guards_of(self.compilation.example_inputs) != guards
+        if report is None or report.plan is None or (has_assumed and not may_assume):
             return None
         return compiled, report
 

@@ -55,6 +55,11 @@ class Agreement:
             return cls(None, Place("", is_first=False), "", 0)
         return cls(board, board.places.next(current_frame()), graph_name(gm, example_inputs), timeout_s)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank takes part in the graph."""
+        return self._board is None
+
     # -- before the plan ----------------------------------------------------------------------------------------------
 
     def smallest(self, nbytes: int | None, setting: str) -> int | None:

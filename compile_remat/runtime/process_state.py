@@ -4,6 +4,7 @@
     report._REPORTS                           reports of the graphs compiled so far    yes; alone by `reset_reports()`
     runtime.shared_budget._BUDGETS            shared budgets, by device and setting    yes
     planning.plain_peaks._LARGEST             largest plain peak, by device            yes
+    errors.warn_once                          warnings given once                      yes
     config.warn_unknown_variable              warnings given once                      yes
     planning.budget_source.warn_ignored       warnings given once                      yes
     report._FOLDER                            folder of reports under `install`        by `uninstall()`
@@ -23,7 +24,7 @@ the handle of a call, on its autograd node (`_torch.autograd_node`); they go wit
 
 from __future__ import annotations
 
-from compile_remat import config
+from compile_remat import config, errors
 from compile_remat.planning import budget_source
 from compile_remat.planning.plain_peaks import forget_plain_peaks
 from compile_remat.report import reset_reports
@@ -38,5 +39,5 @@ def clear_process_state() -> None:
     reset_reports()
     clear_budgets()
     forget_plain_peaks()
-    for once in (config.warn_unknown_variable, budget_source.warn_ignored):
+    for once in (errors.warn_once, config.warn_unknown_variable, budget_source.warn_ignored):
         once.cache_clear()

@@ -19,8 +19,9 @@ from typing import Any
 
 from compile_remat._torch.ambient import compiling_as_dynamo_does
 from compile_remat._util.size_range import Sizes
-from compile_remat.errors import BudgetError, RematError, find_error, warn
+from compile_remat.errors import BudgetError, RematError, find_error, warn, without_traceback
 from compile_remat.planning.request import Fit, SharedOption
+from compile_remat.runtime.refusals import Refusals
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
 from compile_remat.runtime.states import PlanState
 
@@ -68,7 +69,7 @@ class SizeLadder(Hook):
         self.rungs = [self._rung(running)]
         self.num_plans = 1
         self.largest = self.rungs[0].upper
-        self.refused: list[tuple[tuple[int, ...], BudgetError]] = []
+        self.refusals = Refusals()
         self.has_warned = False
         self.is_closed = False  # no more plans: one broke, or there are `RUNGS`
         self._lock = threading.RLock()
@@ -98,19 +99,16 @@ class SizeLadder(Hook):
 
     def _extended(self, call: CallInFlight, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
         """A plan for sizes that no rung serves."""
-        self.largest = tuple(map(max, self.largest, sizes))
-        for refused, error in self.refused:
-            if all(map(int.__ge__, sizes, refused)):
-                raise error
         request = self._request(call, region)
         if request is None or self.is_closed:
             return self._unplanned(region, sizes)
+        self.refusals.check(request, self._named(sizes))
         failure: BudgetError | None = None
-        for target in self._targets(sizes):
-            if isinstance(request, SharedOption) and target == sizes:  # the last resort
-                request = replace(request, may_miss=True)
+        for target in dict.fromkeys(self._targets(sizes, request)):
+            is_last = target == sizes
+            asked = replace(request, may_miss=True) if is_last and isinstance(request, SharedOption) else request
             try:
-                found = self._compiled(region, request, target)
+                found = self._compiled(region, asked, target)
             except BudgetError as error:
                 failure = error
                 continue
@@ -118,8 +116,8 @@ class SizeLadder(Hook):
             self.is_closed = found is None or self.num_plans >= RUNGS
             return self._unplanned(region, sizes) if found is None else self._taken(region, found, target)
         assert failure is not None, "there is a target"
-        self.refused.append((sizes, failure))
-        raise failure
+        self.refusals.add(request, self._named(sizes), failure)
+        raise without_traceback(failure) from None
 
     def _request(self, call: CallInFlight, region: CompiledRegion) -> Fit | SharedOption | None:
         """What to ask for at larger sizes; None where the plan may no longer change."""
@@ -145,11 +143,14 @@ class SizeLadder(Hook):
             LOG.warning("a plan for larger sizes does not compile", exc_info=True)
             return None
 
-    def _targets(self, sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Largest sizes of the class that these sizes get, the widest class first."""
+    def _targets(self, sizes: tuple[int, ...], request: Fit | SharedOption) -> Iterator[tuple[int, ...]]:
+        """Largest sizes of the class that these sizes get, the widest class first; after smaller ones were refused, their own."""
+        if any(all(map(int.__ge__, sizes, refused)) for refused in self.refusals.sizes_of(request)):
+            yield sizes
+            return
         carried = tuple(map(max, *[self._box(rung.running, "carried") for rung in self.rungs], (0,) * len(sizes)))
         if self.num_plans == RUNGS - 1:
-            yield tuple(map(max, self.largest, carried))
+            yield tuple(map(max, self.largest, sizes, carried))
         elif len(sizes) > 1 or not carried[0]:
             yield tuple(int(STEP * n) for n in sizes)
         else:
@@ -160,6 +161,7 @@ class SizeLadder(Hook):
 
     def _taken(self, region: CompiledRegion, found: RunningPlan, target: tuple[int, ...]) -> RunningPlan:
         """Keep a new plan, the fastest one first, and report it; of a shared budget, in place of those for smaller sizes."""
+        self.largest = tuple(map(max, self.largest, target))
         if found.report.offers:
             self.rungs = []
             region.forget_plans()

@@ -24,7 +24,7 @@ from compile_remat.compilation.driver import draws_in_turn
 from compile_remat.errors import PlannerWarning
 from compile_remat.inductor.entry import CustomPartitionerFn, compile_eager, compile_with_partitioner
 from compile_remat.runtime.process_state import clear_process_state
-from tests.correctness.harness import A_FRACTION_IS_MISSED, Case, observe
+from tests.correctness.harness import A_FRACTION_IS_MISSED, RUNS_UNFUSED, Case, observe
 from tests.fuzz.agreement import NumbersDiffer, assert_promise_holds, assert_same
 from tests.fuzz.compiled import AT_THE_END, NOT_SLICED, Compare, Outcome, check_compiled
 from tests.fuzz.joint import check_graph
@@ -114,6 +114,7 @@ def _check_eager(case: Case, budget: float | str, trial_options: Mapping[str, in
     with warnings.catch_warnings():
         warnings.simplefilter("error", PlannerWarning)
         warnings.filterwarnings("ignore", A_FRACTION_IS_MISSED, PlannerWarning)
+        warnings.filterwarnings("ignore", RUNS_UNFUSED, PlannerWarning)
         for text in (AT_THE_END, *NOT_SLICED):
             warnings.filterwarnings("ignore", "(?s).*" + re.escape(text), PlannerWarning)
         actual = observe(case, lambda function: torch.compile(function, backend=remat, options=options))  # type: ignore[arg-type]

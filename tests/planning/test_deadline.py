@@ -26,6 +26,7 @@ from compile_remat.planning.request import ChosenPlan, Request, Resume, target_b
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.ranks.board import num_ranks
+from tests.correctness.harness import RUNS_UNFUSED
 from tests.oracles.random_problems import seeded_problem
 from tests.passes.problem.test_work_budget import LARGE
 from tests.planning.test_joint_planning import Traced, gradients
@@ -76,6 +77,7 @@ def step(model: nn.Module, **keywords: Any) -> tuple[list[torch.Tensor], list[st
     x = torch.randn(512, 8)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", RUNS_UNFUSED)
         call = torch.compile(model, backend=remat, **keywords) if keywords else model
         call(x).square().sum().backward()
     ours = [str(w.message) for w in seen if w.category is PlannerWarning]
