@@ -184,7 +184,7 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     builder, target = _on_device(model, settings)
     if "batch" not in builder.sizes():
         raise ConfigError(f"batch: the builder {builder.name} takes none.")
-    found = forecast(builder, target).largest
+    found = forecast(builder, target, needs_max_batch=True).largest
     if found is None:
         raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
     return found

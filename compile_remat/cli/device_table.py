@@ -49,7 +49,7 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
         print("times are the cost model's estimates of forward and backward; the optimizer's step is not in them")
         for row in rows:
             if row.largest is not None and row.largest.why:
-                print(f"{row.device}: {row.largest.why}")
+                print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")
     return 1 if all(row.fits is False for row in rows) else 0
 
 

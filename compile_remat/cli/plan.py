@@ -114,8 +114,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
             with_plain=arguments.html is not None,
             advance=advance,
         )
-    _write_files(found, arguments)
     print(found.to_json()) if arguments.json else print_forecast(found)
+    _write_files(found, arguments)
     return 1 if found.fits is False else 0
 
 
@@ -127,10 +127,10 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
         asked = _asked(arguments)
         found = forecast(*asked, with_max_batch=False, with_plain=arguments.html is not None, advance=advance)
-    _write_files(found, arguments)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
+    _write_files(found, arguments)
     return 0
 
 

@@ -13,7 +13,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
 from compile_remat.forecast.forecasting import effective_budget_of
-from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
+from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.target_step import Target, beside_graph, largest_gradient_bytes, step_on
 from compile_remat.passes import Plan, Planner
 from compile_remat.planning.plan_policy import choose
@@ -131,7 +131,8 @@ def _row(
     plan = choose(planner, effective_budget_of(target, limit_bytes, beside.fixed_bytes + traced.input_bytes)).plan
     largest = nothing_fits(beside, limit_bytes)
     if largest is None and batch is not None and limit_bytes is not None:
-        steps = step, step_at(2 * batch)
-        largest = find_max_batch(batch, steps, step_at, planner.on, beside, limit_bytes)
+        largest = found_or_why(
+            lambda: find_max_batch(batch, (step, step_at(2 * batch)), step_at, planner.on, beside, limit_bytes)
+        )
     total_bytes = beside.fixed_bytes + traced.input_bytes + max(plan.peak_bytes, beside.at_end_bytes)
     return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))

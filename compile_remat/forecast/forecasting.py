@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
@@ -16,8 +17,8 @@ from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import built, model_bytes, trace
-from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.forecast.second_process import Worker
+from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
+from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
     BesideGraph,
@@ -154,6 +155,7 @@ def forecast(
     *,
     with_baselines: bool = False,
     with_max_batch: bool = True,
+    needs_max_batch: bool = False,
     worker: Worker | None = None,
     with_plain: bool = False,
     advance: Advance = lambda text="", count=1: None,
@@ -163,6 +165,7 @@ def forecast(
     Args:
         with_baselines: Also evaluate what people do today, see `baselines`.
         with_max_batch: Also look for the largest batch that fits; needs a second trace.  Not with rows in slices.
+        needs_max_batch: Raise what that search raises; else `Forecast.largest` says why the batch is not known.
         worker: Looks for the largest batch meanwhile; the builder must then be a name.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
         advance: Told what is done now.
@@ -171,7 +174,7 @@ def forecast(
         BudgetError: The budget was given, and no plan fits it.
         RematError: A setting is off, or the model cannot be traced.
     """
-    start = time.perf_counter()
+    start, surroundings = time.perf_counter(), Surroundings.now()
     device, limit = target.figures(), target.limit_bytes
     model = built(builder)
     parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
@@ -182,7 +185,7 @@ def forecast(
     largest = nothing_fits(beside, limit) if search else None
     search = search and largest is None
     if search and worker is not None:
-        worker.begin(largest_batch, builder, target)
+        worker.begin(surroundings, largest_batch, builder, target)
     advance(f"tracing {builder.name}")
     traced = trace(builder, device, model=model, keeps_whole=target.slices != "off")
     largest_bytes = largest_gradient_bytes(traced)
@@ -221,7 +224,9 @@ def forecast(
         compared = compare(planner, masks)
     if search:
         advance("looking for the largest batch")
-        largest = largest_batch(lambda: (own.step, beside), builder, target) if worker is None else worker.result()
+        here = partial(largest_batch, lambda: (own.step, beside), builder, target)
+        find = here if worker is None else worker.result
+        largest = find() if needs_max_batch else found_or_why(find)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
