@@ -123,10 +123,29 @@ def _is_trained(value: object) -> bool:
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
 
 
-def describe(memory: Free, budget_bytes: int) -> str:
-    """The budget beside what is there already, for the first log line."""
-    total = format_bytes(budget_bytes + memory.allocated)
-    return (
-        f"budget {format_bytes(budget_bytes)} + {format_bytes(memory.allocated)} already allocated = "
-        f"{total} of {format_bytes(memory.capacity)}"
-    )
+def coming_state_bytes(state_bytes: int, risen_bytes: int, gradient_bytes: int) -> int:
+    """What the optimizer has still to allocate when `auto` is read again: its state, less what has come beside gradients.
+
+    Args:
+        state_bytes: Its state, as `optimizer_state` says.
+        risen_bytes: By how much more is allocated than when the budget was read first.
+        gradient_bytes: Gradients that lie there, of an earlier micro-batch for example.  While the first ones are accumulated, the
+            optimizer has not stepped.
+    """
+    return max(0, state_bytes - max(0, risen_bytes - gradient_bytes))
+
+
+def describe(memory: Free | None, budget_bytes: int, gradient_bytes: int = 0) -> str:
+    """The budget beside what is there already, for the first log line.
+
+    Args:
+        memory: The device's; None where it is not known.
+        gradient_bytes: Of the trained parameters, where no gradients lie there yet.
+    """
+    text = f"budget {format_bytes(budget_bytes)}"
+    if memory is not None:
+        total = format_bytes(budget_bytes + memory.allocated)
+        text += f" + {format_bytes(memory.allocated)} already allocated = {total} of {format_bytes(memory.capacity)}"
+    if gradient_bytes:
+        text += f"; gradients that an earlier micro-batch leaves come on top: {format_bytes(gradient_bytes)}"
+    return text
