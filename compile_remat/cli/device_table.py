@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compile_remat.forecast.device_choice import DeviceRow
     from compile_remat.forecast.target_step import Target
 
-_HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "recomputed", "samples/s", "tokens/s")
+_HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "extra time", "samples/s", "tokens/s")
 
 
 def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
@@ -54,8 +54,6 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
 
 
 def _cells(row: DeviceRow) -> list[str]:
-    from compile_remat.forecast.device_choice import step_ns
-
     largest = row.largest
     plan = None if largest is None else largest.plan
     return [
@@ -63,10 +61,10 @@ def _cells(row: DeviceRow) -> list[str]:
         "-" if row.limit_bytes is None else format_bytes(row.limit_bytes),
         format_bytes(row.total_bytes),
         {None: "-", True: "yes", False: "no"}[row.fits],
-        format_time(step_ns(row.plan)),
+        format_time(row.plan.time_ns),
         "-" if largest is None or largest.batch is None else str(largest.batch),
-        "-" if plan is None else format_time(step_ns(plan)),
-        "-" if plan is None else f"{plan.extra_time_ns / max(1, plan.step_time_ns):+.1%}",
+        "-" if plan is None else format_time(plan.time_ns),
+        "-" if plan is None else f"{plan.extra_share:+.1%}",
         "-" if row.samples_per_s is None else f"{row.samples_per_s:,.1f}",
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
     ]

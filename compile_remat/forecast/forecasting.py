@@ -22,11 +22,13 @@ from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
     BesideGraph,
+    Ready,
     Target,
     beside_graph,
     largest_gradient_bytes,
     optimizer_workspace_bytes,
     ready,
+    ready_on,
     step_of,
     with_early_gradients,
 )
@@ -37,6 +39,7 @@ from compile_remat.passes import (
     Planner,
     pictured,
     plain_option,
+    plain_time_ns,
     split_convolution_gradients,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
@@ -101,7 +104,7 @@ class Forecast(Viewable):
     @property
     def planned_time_ns(self) -> int:
         """Estimated time of forward and backward under the plan."""
-        return self.plan.step_time_ns + self.plan.extra_time_ns
+        return self.plan.time_ns
 
     @property
     def gradient_facts(self) -> list[tuple[str, str]]:
@@ -193,11 +196,12 @@ def forecast(
     beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
     needs_plain = effective.budget.kind in ("max", "fraction")
-    is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
-    torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
+    is_candidate = needs_plain or with_baselines
+    torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,))
     traced.place(device)
     advance("building the planning problem")
-    plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
+    as_torch_has_it = partial(ready, traced, target, torch_sets, is_candidate=is_candidate)
+    plain_ready = as_torch_has_it() if is_candidate or with_plain else None
     is_split = split_convolution_gradients(traced.joint) > 0
     if is_early:
         traced = with_early_gradients(traced)
@@ -221,7 +225,7 @@ def forecast(
         advance("comparing with what people do today")
         masks = hand_written(planner.problem, traced.joint.module.graph)
         masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
-        compared = compare(planner, masks)
+        compared = compare(planner, masks, plain_time_ns(own.with_torch))
     if search:
         advance("looking for the largest batch")
         here = partial(largest_batch, lambda: (own.step, beside), builder, target)
@@ -241,7 +245,11 @@ def forecast(
         input_bytes=input_bytes,
         limit_bytes=limit,
         plan=pictured(
-            replace(found.choice.plan, budget_bytes=bytes_of(effective)),
+            replace(
+                found.choice.plan,
+                budget_bytes=bytes_of(effective),
+                plain_time_ns=plain_time_ns(plain_ready.with_torch if is_plain and plain_ready else own.with_torch),
+            ),
             found.problem,
             plain_problem,
             in_groups=device.name == "cpu",
@@ -269,6 +277,13 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: i
     return EffectiveBudget(
         MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"
     )
+
+
+def ready_with_torch(builder: Builder, target: Target) -> Ready:
+    """Trace a step that budgets are searched in; what torch saves of it is known and no candidate."""
+    traced = trace(builder, target.figures())
+    torch_sets = chosen_by_torch(traced.joint, (1.0,))
+    return ready_on(traced, target, torch_sets)
 
 
 # -- the largest batch ----------------------------------------------------------------------------------------------------

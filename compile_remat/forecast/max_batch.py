@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from compile_remat._util.units import format_bytes
@@ -107,7 +107,7 @@ def find_max_batch(
             is_larger = search.look_at(made_for)
         if not is_larger:
             break
-    plan = search.plan()
+    plan = replace(search.plan(), plain_time_ns=scaling.plain_time_ns_at(search.most))
     at_peak_bytes = max(plan.peak_bytes, beside.at_end_bytes)
     total_bytes = beside.fixed_bytes + scaling.input_bytes_at(search.most) + at_peak_bytes
     return MaxBatch(search.most, plan, total_bytes)

@@ -30,6 +30,7 @@ from compile_remat.passes import (
     narrow_values,
     pictured,
     plain_option,
+    plain_time_ns,
     rewritten,
     with_whole_forward,
 )
@@ -136,8 +137,9 @@ def plan_joint(
     reference = joint_graph.plain_choice(joint) if needs_plain or is_max or changeable else ()
     joint = replace(joint, left_alone=left_alone(changeable, reference))
     plain_problem, plain = None, None
+    torch_saves = reference or (joint_graph.plain_choice(joint) if needs_plain or with_plain else ())
     if needs_plain or with_plain:
-        plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
+        plain_problem, _ = priced_problem(joint, settings, torch_saves)
         plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
@@ -163,13 +165,14 @@ def plan_joint(
     )
     joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
     problem = planner.problem
+    plain_ns = plain_time_ns(replace(problem, reference=builder.saved_by(torch_saves, problem)))
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
     narrowed = kept.narrowed_by(chosen.plan)
     resume = Resume(request_now, key, kept.incumbent(found, chosen)) if CLOCK in planner.ends else None
     plan = pictured(
-        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed),
+        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed, plain_time_ns=plain_ns),
         problem,
         plain_problem,
         in_groups=settings.is_for_cpu,
