@@ -137,7 +137,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
     with _saying_what_is_done() as advance:
-        from compile_remat.forecast.forecasting import forecast, ready_with_torch
+        from compile_remat.forecast.baselines import ready_with_torch
+        from compile_remat.forecast.forecasting import forecast
         from compile_remat.pages.page import write_page
         from compile_remat.pages.plot import frontier_plot
         from compile_remat.passes import frontier, marked, plain_time_ns

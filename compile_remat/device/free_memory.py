@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,20 +119,13 @@ def trainable_bytes(example_inputs: Sequence[Any]) -> int:
     return sum(local_nbytes(t) for t in example_inputs if _is_trained(t))
 
 
+def gradient_bytes(tensors: Iterable[Any]) -> int:
+    """Bytes of the gradients that lie there of the parameters among these, of this rank's parts of them."""
+    return sum(local_nbytes(t.grad) for t in tensors if _is_trained(t) and t.grad is not None)
+
+
 def _is_trained(value: object) -> bool:
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
-
-
-def coming_state_bytes(state_bytes: int, risen_bytes: int, gradient_bytes: int) -> int:
-    """What the optimizer has still to allocate when `auto` is read again: its state, less what has come beside gradients.
-
-    Args:
-        state_bytes: Its state, as `optimizer_state` says.
-        risen_bytes: By how much more is allocated than when the budget was read first.
-        gradient_bytes: Gradients that lie there, of an earlier micro-batch for example.  While the first ones are accumulated, the
-            optimizer has not stepped.
-    """
-    return max(0, state_bytes - max(0, risen_bytes - gradient_bytes))
 
 
 def describe(memory: Free | None, budget_bytes: int, gradient_bytes: int = 0) -> str:

@@ -20,6 +20,9 @@ from torch import fx
 
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import OpKind, op_kind
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.fake_trace import trace
+from compile_remat.forecast.target_step import Ready, Target, ready_on
 from compile_remat.passes import Bools, Plan, Planner, Problem
 
 TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
@@ -123,6 +126,13 @@ def chosen_by_torch(joint: joint_graph.Joint, budgets: Sequence[float] = TORCH_B
     """What torch's chooser saves.  Call it while the tensors are on a CPU: it runs operators on them."""
     names = [DEFAULT if b == 1 else f"torch's chooser, budget {b:g}" for b in budgets]
     return dict(zip(names, joint_graph.torch_choices(joint, budgets), strict=True))
+
+
+def ready_with_torch(builder: Builder, target: Target) -> Ready:
+    """Trace a step that budgets are searched in; what torch saves of it is known and no candidate."""
+    traced = trace(builder, target.figures())
+    torch_sets = chosen_by_torch(traced.joint, (1.0,))
+    return ready_on(traced, target, torch_sets)
 
 
 def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:

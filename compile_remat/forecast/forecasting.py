@@ -22,13 +22,11 @@ from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
     BesideGraph,
-    Ready,
     Target,
     beside_graph,
     largest_gradient_bytes,
     optimizer_workspace_bytes,
     ready,
-    ready_on,
     step_of,
     with_early_gradients,
 )
@@ -177,7 +175,7 @@ def forecast(
         BudgetError: The budget was given, and no plan fits it.
         RematError: A setting is off, or the model cannot be traced.
     """
-    start, surroundings = time.perf_counter(), Surroundings.now()
+    start, surroundings = time.perf_counter(), None if worker is None else Surroundings.now()
     device, limit = target.figures(), target.limit_bytes
     model = built(builder)
     parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
@@ -187,7 +185,7 @@ def forecast(
     beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
     largest = nothing_fits(beside, limit) if search else None
     search = search and largest is None
-    if search and worker is not None:
+    if search and worker is not None and surroundings is not None:
         worker.begin(surroundings, largest_batch, builder, target)
     advance(f"tracing {builder.name}")
     traced = trace(builder, device, model=model, keeps_whole=target.slices != "off")
@@ -217,9 +215,9 @@ def forecast(
         effective = replace(effective, plain_bytes=plain.peak_bytes)
     planner = own.planner
     is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
-    chosen_on = plain_ready.planner if plain_ready is not None and is_plain else planner
+    source = plain_ready if plain_ready is not None and is_plain else own
     advance("searching for a plan, and for the lowest one")
-    found = with_slices(found_within(chosen_on, planner, effective), traced, target, effective)
+    found = with_slices(found_within(source.planner, planner, effective), traced, target, effective)
     compared: list[Baseline] = []
     if with_baselines:
         advance("comparing with what people do today")
@@ -246,9 +244,7 @@ def forecast(
         limit_bytes=limit,
         plan=pictured(
             replace(
-                found.choice.plan,
-                budget_bytes=bytes_of(effective),
-                plain_time_ns=plain_time_ns(plain_ready.with_torch if is_plain and plain_ready else own.with_torch),
+                found.choice.plan, budget_bytes=bytes_of(effective), plain_time_ns=plain_time_ns(source.with_torch)
             ),
             found.problem,
             plain_problem,
@@ -277,13 +273,6 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: i
     return EffectiveBudget(
         MemoryBudget("bytes", left), source=f"what {target.device} has left beside parameters and optimizer state"
     )
-
-
-def ready_with_torch(builder: Builder, target: Target) -> Ready:
-    """Trace a step that budgets are searched in; what torch saves of it is known and no candidate."""
-    traced = trace(builder, target.figures())
-    torch_sets = chosen_by_torch(traced.joint, (1.0,))
-    return ready_on(traced, target, torch_sets)
 
 
 # -- the largest batch ----------------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def _frontier_plot(points: Sequence[FrontierPoint], base: BaseStep) -> Markup:
     ]
     order = sorted(places)
     line = "M" + "L".join(f"{round(WIDTH * x)} {round(HEIGHT * y)}" for x, y in order)
-    levels = [(k * step, 1 - (k * step - bottom) / height) for k in _steps_between(bottom, bottom + height, step)]
+    numbers = range(round(bottom / step), int((bottom + height) / step) + 1)
+    levels = [(k * step, 1 - (k * step - bottom) / height) for k in numbers]
     grid = "".join(f"M0 {round(HEIGHT * y)}H{WIDTH}" for _, y in levels)
     fixed = 'fill="none" vector-effect="non-scaling-stroke"'
     dots = joined(
@@ -117,10 +118,6 @@ def _frontier_plot(points: Sequence[FrontierPoint], base: BaseStep) -> Markup:
         for nbytes, name in across.ticks
     ]
     return element("div", drawing, element("div", *ticks, *labels, aria_hidden="true"), class_="plot small")
-
-
-def _steps_between(bottom: float, top: float, step: float) -> range:
-    return range(round(bottom / step), int(top / step) + 1)
 
 
 def _label_beside(text: str, x: float, y: float) -> Label:

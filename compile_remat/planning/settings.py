@@ -238,11 +238,12 @@ class LaterAuto:
     """What `auto` comes to when the second step begins, where it is called: the smallest figure of all ranks.
 
     Gradients that lie there by then stay there while the step runs: it is the second micro-batch of several, or gradients are set
-    to zero and not to None.  They are allocated, so they are not free.
+    to zero and not to None.  They are allocated, so they are not free.  While the first ones are accumulated, the optimizer has not
+    stepped: its state is to come, less what has come beside gradients.
 
     Attributes:
         place: The device.
-        allocated_bytes: Allocated there when the budget was read first, with cuBLAS's workspaces.
+        allocated_bytes: Allocated there beside gradients when the budget was read first, with cuBLAS's workspaces.
         state_bytes: See `state_bytes`.
         workspace_bytes: See `hook_workspace_bytes`.
     """
@@ -258,7 +259,9 @@ class LaterAuto:
         """The same behind a first reading, which is now."""
         place = place_of(example_inputs)
         memory = free_memory.read(place, config.capacity)
-        allocated_bytes = free_memory.blas_bytes(device.blas_workspace_bytes)
+        allocated_bytes = free_memory.blas_bytes(device.blas_workspace_bytes) - free_memory.gradient_bytes(
+            example_inputs
+        )
         allocated_bytes += 0 if memory is None else memory.allocated
         coming, workspace = state_bytes(config, example_inputs), hook_workspace_bytes(config, example_inputs)
         return LaterAuto(config, place, allocated_bytes, coming, workspace)
@@ -270,8 +273,8 @@ class LaterAuto:
             return agreed_again(nbytes, setting, self.config.rank_timeout)
 
         held, memory = held_by_running(), free_memory.read(self.place, self.config.capacity)
-        risen_bytes = 0 if memory is None else memory.allocated - self.allocated_bytes
-        others_bytes = free_memory.coming_state_bytes(self.state_bytes, risen_bytes, gradient_bytes)
+        risen_bytes = 0 if memory is None else memory.allocated - gradient_bytes - self.allocated_bytes
+        others_bytes = max(0, self.state_bytes - max(0, risen_bytes))
         others_bytes += self.workspace_bytes + (0 if held is None else held.coming_bytes)
         return auto_budget(self.config, self.place, others_bytes, smallest)
 

@@ -28,9 +28,9 @@ import torch
 from torch.utils.weak import WeakIdRef
 
 from compile_remat._torch.autograd_node import runs_in_backward
-from compile_remat._torch.ranks.wrappers import local_nbytes
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
+from compile_remat.device import free_memory
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
 from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
@@ -329,8 +329,7 @@ def clear_budgets() -> None:
 
 def _gradient_bytes(step: Step) -> int:
     """Bytes of the gradients that lie there of the step's parameters."""
-    leaves = (ref() for ref in {ref for parameters in step.values() for ref in parameters})
-    return sum(local_nbytes(leaf.grad) for leaf in leaves if leaf is not None and leaf.grad is not None)
+    return free_memory.gradient_bytes(ref() for ref in {ref for parameters in step.values() for ref in parameters})
 
 
 def _region_calls(regions: Sequence[CompiledRegion], step: Step) -> list[RegionCall]:
