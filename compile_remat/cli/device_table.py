@@ -47,6 +47,7 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
         title = f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}"
         print_table(title, _HEADS, [_cells(row) for row in rows])
         print("times are the cost model's estimates of forward and backward; the optimizer's step is not in them")
+        print(f"extra time: beyond the step of {rows[0].plan.base.name}")
         for row in rows:
             if row.largest is not None and row.largest.why:
                 print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")

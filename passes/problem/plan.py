@@ -87,7 +87,7 @@ class Plan(Viewable):
     sliced: tuple[SlicedProduct, ...] = ()
     narrowed: tuple[str, ...] = ()
     saving_time_ns: int = 0
-    plain_time_ns: int | None = None
+    plain_time_ns: int | None = field(default=None, compare=False)
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
 
     @property
