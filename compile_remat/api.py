@@ -185,7 +185,7 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     builder, target = _on_device(model, settings)
     if "batch" not in builder.sizes():
         raise ConfigError(f"batch: the builder {builder.name} takes none.")
-    found = forecast(builder, target).largest
+    found = forecast(builder, target, needs_max_batch=True).largest
     if found is None:
         raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
     return found
@@ -268,7 +268,8 @@ def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings
     work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
     planned = _first(look(model, inputs, for_budgets=True, **{**settings, "memory_budget": "max"}))
     plans = frontier(Planner(planned.problem, work_seconds), points)
-    return [replace(found, pictures=planned.plan.pictures) for found in plans]
+    chosen = planned.plan
+    return [replace(found, pictures=chosen.pictures, plain_time_ns=chosen.plain_time_ns) for found in plans]
 
 
 def _first(seen: Sequence[Planned]) -> Planned:

@@ -42,9 +42,8 @@ from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, 
 from compile_remat.planning.plain_peaks import note_plain_peak
 from compile_remat.planning.request import Fit, Request
 from compile_remat.planning.settings import (
+    LaterAuto,
     Settings,
-    auto_budget_again,
-    hook_workspace_bytes,
     place_of,
     positions_of,
     priced,
@@ -151,9 +150,8 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
     place = place_of(example_inputs)
     source = source_of(settings.budget, from_auto=settings.from_auto)
     shared = budget_of(place, str(config.memory_budget), settings.budget, source=source, name=settings.device.name)
-    if settings.from_auto and config.optimizer_state.kind != "none" and shared.is_idle:
-        workspace_bytes = hook_workspace_bytes(config, example_inputs)
-        shared.reread = functools.partial(auto_budget_again, config, place, workspace_bytes)
+    if settings.from_auto and shared.is_idle:
+        shared.reread = LaterAuto.after(config, settings.device, example_inputs)
     return shared
 
 

@@ -71,6 +71,7 @@ from compile_remat.passes.problem.work_budget import WORK as WORK
 from compile_remat.passes.problem.work_budget import limit_seconds as limit_seconds
 from compile_remat.passes.search.options import SearchOptions as SearchOptions
 from compile_remat.passes.search.pareto import frontier as frontier
+from compile_remat.passes.search.plain_time import plain_time_ns as plain_time_ns
 from compile_remat.passes.search.plan_menu import PlanOption as PlanOption
 from compile_remat.passes.search.plan_menu import backward_peak_bytes as backward_peak_bytes
 from compile_remat.passes.search.plan_menu import option_of as option_of
@@ -139,6 +140,7 @@ __all__ = [
     "pictured",
     "plain_option",
     "plain_path",
+    "plain_time_ns",
     "plan_options",
     "positions_of_inputs",
     "relaxations",

@@ -113,7 +113,7 @@ def test_a_page_has_the_figures_of_the_report(tmp_path: Path) -> None:
     assert (figures.budget_bytes, figures.floor_bytes) == (report.budget_bytes, report.floor_bytes)
     assert sum(row.saved_bytes for row in figures.modules) == report.plan.saved_bytes
     (chosen,) = (point for point in figures.frontier if point.is_chosen)
-    assert (chosen.peak_bytes, chosen.extra_time_ns) == (report.plan.peak_bytes, report.extra_time_ns)
+    assert (chosen.peak_bytes, chosen.time_ns) == (report.plan.peak_bytes, report.plan.time_ns)
     assert min(point.peak_bytes for point in figures.frontier) <= chosen.peak_bytes
     assert all(t.module_path and t.shape == (512, 8) for t in step.tensors if t.kind == "saved")
     report.to_html(tmp_path / "page.html", points=0)

@@ -41,10 +41,10 @@ Plan
   budget          8.0 MiB
   predicted peak  7.0 MiB (forward 5.0)
   saved           3.0 MiB in 2 tensors
-  recomputed      1 values, 0.50 ms
-  step            10.00 ms with nothing recomputed
-  extra time      0.40 ms (4.00 % of the step)
-  lower bound     0.30 ms, gap 1.00 % of the step
+  recomputed      1 values, 500 us; saving takes 0.0 ns (the fastest plan: 100 us for both)
+  step            10.5 ms, the fastest plan 10.1 ms (estimated)
+  extra time      400 us (+3.96%)
+  lower bound     300 us (+2.97%), gap 0.99%
   largest at the peak:
           2.00 MiB  float32[512, 1024] mm (saved) 0.proj model.py:12
   lowest reachable peak 6.0 MiB

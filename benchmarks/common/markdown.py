@@ -365,6 +365,9 @@ optimizer state and the region peak with the device's capacity less the reserve.
 timeline under the same prices; "ours within it" is the extra time of our plan at the same peak, "ours faster by" the difference
 as a share of the other policy's step.
 
+Extra times in them are those above the fastest plan, which `plan` printed until it measured from plain torch.compile's own plan
+(`torch's chooser, default`) and counted the traffic of saving in each step.
+
 They were printed before `plan` counted the optimizer's step behind the backward, which for AdamW on a GPU takes one root of each
 parameter beside all gradients: its line is missing, and where that is more than the region peak, the sum is larger now."""
     return "\n\n".join([text, *blocks])

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.literature.rows import FrontierRow, Row
 from benchmarks.literature.tables import frontiers
-from compile_remat.pages.figures import FrontierPoint
+from compile_remat.pages.figures import BaseStep, FrontierPoint
 from compile_remat.pages.plot import frontier_plot
 
 DRAWN = {
@@ -50,8 +50,8 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 def picture(row: FrontierRow, title: str, theirs: str) -> Any:
     """Our frontier as `compile-remat pareto` draws it, with the source's points and people's rules on it."""
-    points = [FrontierPoint(int(nbytes), round(extra * STEP_NS)) for nbytes, extra in row.points]
-    figure = frontier_plot(points, STEP_NS, title)
+    points = [FrontierPoint(int(nbytes), round((1 + extra) * STEP_NS)) for nbytes, extra in row.points]
+    figure = frontier_plot(points, BaseStep(STEP_NS), title)
     axes = figure.axes[0]
     axes.lines[0].set_label("ours")
     scale = 1 << 30

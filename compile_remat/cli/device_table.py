@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from compile_remat.forecast.device_choice import DeviceRow
     from compile_remat.forecast.target_step import Target
 
-_HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "recomputed", "samples/s", "tokens/s")
+_HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step", "extra time", "samples/s", "tokens/s")
 
 
 def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
@@ -47,15 +47,14 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
         title = f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}"
         print_table(title, _HEADS, [_cells(row) for row in rows])
         print("times are the cost model's estimates of forward and backward; the optimizer's step is not in them")
+        print(f"extra time: beyond the step of {rows[0].plan.base.name}")
         for row in rows:
             if row.largest is not None and row.largest.why:
-                print(f"{row.device}: {row.largest.why}")
+                print(f"{row.device}: {'largest batch not known: ' * (row.largest.batch is None)}{row.largest.why}")
     return 1 if all(row.fits is False for row in rows) else 0
 
 
 def _cells(row: DeviceRow) -> list[str]:
-    from compile_remat.forecast.device_choice import step_ns
-
     largest = row.largest
     plan = None if largest is None else largest.plan
     return [
@@ -63,10 +62,10 @@ def _cells(row: DeviceRow) -> list[str]:
         "-" if row.limit_bytes is None else format_bytes(row.limit_bytes),
         format_bytes(row.total_bytes),
         {None: "-", True: "yes", False: "no"}[row.fits],
-        format_time(step_ns(row.plan)),
+        format_time(row.plan.time_ns),
         "-" if largest is None or largest.batch is None else str(largest.batch),
-        "-" if plan is None else format_time(step_ns(plan)),
-        "-" if plan is None else f"{plan.extra_time_ns / max(1, plan.step_time_ns):+.1%}",
+        "-" if plan is None else format_time(plan.time_ns),
+        "-" if plan is None else f"{plan.extra_share:+.1%}",
         "-" if row.samples_per_s is None else f"{row.samples_per_s:,.1f}",
         "-" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
     ]

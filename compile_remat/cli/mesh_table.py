@@ -9,6 +9,7 @@ from compile_remat._util.progress import Advance
 from compile_remat._util.text_table import print_table
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.errors import ConfigError
+from compile_remat.pages.figures import PLAIN
 
 if TYPE_CHECKING:
     from compile_remat.forecast.builders import Builder
@@ -79,7 +80,7 @@ def print_rank_forecast(found: RankForecast) -> None:
         rows.append(("fits", "yes" if found.fits else "no"))
     plain_ns = found.kernel_time_ns - found.extra_time_ns
     rows += [
-        ("kernels, nothing recomputed", format_time(plain_ns)),
+        (f"kernels, {PLAIN}", format_time(plain_ns)),
         ("kernels, as planned", f"{format_time(found.kernel_time_ns)} ({found.extra_time_ns / max(1, plain_ns):+.2%})"),
     ]
     if found.collective_time_ns is None or found.exposed_time_ns is None:
@@ -101,8 +102,8 @@ def print_rank_forecast(found: RankForecast) -> None:
 def _print_graphs(found: RankForecast) -> None:
     rows = [
         (graph.name or "around the blocks", str(graph.calls), format_bytes(graph.plan.peak_bytes),
-         format_bytes(graph.plan.held_bytes), format_time(graph.plan.step_time_ns + graph.plan.extra_time_ns),
-         f"{graph.plan.extra_time_ns / max(1, graph.plan.step_time_ns):+.2%}")
+         format_bytes(graph.plan.held_bytes), format_time(graph.plan.time_ns),
+         f"{graph.plan.extra_share:+.2%}")
         for graph in found.graphs
     ]  # fmt: skip
     print_table("its graphs", ("first seen in", "runs", "its own peak", "holds", "one run", "extra time"), rows)

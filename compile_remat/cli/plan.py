@@ -114,8 +114,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
             with_plain=arguments.html is not None,
             advance=advance,
         )
-    _write_files(found, arguments)
     print(found.to_json()) if arguments.json else print_forecast(found)
+    _write_files(found, arguments)
     return 1 if found.fits is False else 0
 
 
@@ -127,21 +127,21 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
         asked = _asked(arguments)
         found = forecast(*asked, with_max_batch=False, with_plain=arguments.html is not None, advance=advance)
-    _write_files(found, arguments)
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
+    _write_files(found, arguments)
     return 0
 
 
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
     with _saying_what_is_done() as advance:
+        from compile_remat.forecast.baselines import ready_with_torch
         from compile_remat.forecast.forecasting import forecast
-        from compile_remat.forecast.target_step import step_of
         from compile_remat.pages.page import write_page
         from compile_remat.pages.plot import frontier_plot
-        from compile_remat.passes import Planner, frontier, marked
+        from compile_remat.passes import frontier, marked, plain_time_ns
 
         builder, target = _asked(arguments)
         found = None
@@ -149,27 +149,28 @@ def run_pareto(arguments: argparse.Namespace) -> int:
             found = forecast(builder, target, with_max_batch=False, with_plain=True, advance=advance)
         if found is not None and found.plan.pictures is not None:
             advance("searching for the frontier")
-            plans = list(found.plan.pictures.plans(arguments.points))
+            plans, plain_ns = list(found.plan.pictures.plans(arguments.points)), found.plan.plain_time_ns
         else:
             advance(f"tracing {builder.name}")
-            planner = Planner(step_of(builder, target).problem, target.time_limit)
+            ready = ready_with_torch(builder, target)
             advance("searching for the frontier")
-            plans = frontier(planner, arguments.points)
+            plans, plain_ns = frontier(ready.planner, arguments.points), plain_time_ns(ready.with_torch)
+    plans = [replace(plan, plain_time_ns=plain_ns) for plan in plans]
     if found is not None and found.plan.pictures is not None:
         figures = replace(found.figures(), frontier=marked(plans, found.plan))
         _written(arguments.html, partial(write_page, figures))
     for path in filter(None, (arguments.png, arguments.svg)):
-        drawn = frontier_plot(marked(plans, None), plans[0].step_time_ns, f"{arguments.model} on {arguments.device}")
+        drawn = frontier_plot(marked(plans, None), plans[0].base, f"{arguments.model} on {arguments.device}")
         _written(path, partial(drawn.savefig, format="svg" if path == arguments.svg else "png", dpi=200))
     if arguments.json:
         print(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=1))
         return 0
     rows = [
-        (format_bytes(p.peak_bytes), format_time(p.step_time_ns + p.extra_time_ns), _share(p.extra_time_ns, p.step_time_ns),
-         _share(p.bound_time_ns, p.step_time_ns))
+        (format_bytes(p.peak_bytes), format_time(p.time_ns), f"{p.extra_share:+.2%}", f"{p.bound_share:+.2%}")
         for p in plans
-    ]  # fmt: skip
+    ]
     print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
+    print(f"extra time: beyond the step of {plans[0].base.name}")
     return 0
 
 
@@ -221,9 +222,9 @@ def print_forecast(found: Forecast) -> None:
         rows.append(("capacity less the reserve", format_bytes(found.limit_bytes)))
         rows.append(("fits", "yes" if found.fits else "no"))
     rows += [
-        ("step, nothing recomputed", format_time(plan.step_time_ns)),
-        ("step, as planned", f"{format_time(found.planned_time_ns)} ({_share(plan.extra_time_ns, plan.step_time_ns)})"),
-        ("lower bound of the extra time", _share(plan.bound_time_ns, plan.step_time_ns)),
+        (f"step, {plan.base.name}", format_time(plan.base.time_ns)),
+        ("step, as planned", f"{format_time(plan.time_ns)} ({plan.extra_share:+.2%})"),
+        ("lower bound of the extra time", f"{plan.bound_share:+.2%}"),
     ]
     rows += [("largest batch", _max_batch_text(found))] if found.largest is not None else []
     print_table(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
@@ -232,6 +233,7 @@ def print_forecast(found: Forecast) -> None:
     if found.compared:
         _print_baselines(found)
     print(f"worked out in {found.seconds:.0f} s, without the device; times are the cost model's estimates")
+    print(f"extra time: beyond the step of {plan.base.name}")
 
 
 def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:
@@ -241,10 +243,9 @@ def _gradient_rows(found: Forecast) -> list[tuple[str, str]]:
 def _print_baselines(found: Forecast) -> None:
     from compile_remat.forecast.baselines import OF_LAYERS
 
-    step_ns = found.plan.step_time_ns
     rows = [
-        (c.name, format_bytes(c.peak_bytes), _share(c.extra_time_ns, step_ns), _share(c.ours.extra_time_ns, step_ns),
-         _share(c.ours.bound_time_ns, step_ns), f"{c.advantage:+.2%}")
+        (c.name, format_bytes(c.peak_bytes), f"{c.extra_share:+.2%}", f"{c.ours.extra_share:+.2%}",
+         f"{c.ours.bound_share:+.2%}", f"{c.advantage:+.2%}")
         for c in found.compared
     ]  # fmt: skip
     rows += [(name, "no layers", "", "", "", "") for name in OF_LAYERS if name not in {c.name for c in found.compared}]
@@ -261,12 +262,7 @@ def _max_batch_text(found: Forecast) -> str:
         return f"not known: {largest.why}" if largest is not None else ""
     if largest.plan is None or largest.total_bytes is None:
         return f"none: {largest.why}"
-    extra = _share(largest.plan.extra_time_ns, largest.plan.step_time_ns)
-    return f"{largest.batch} ({format_bytes(largest.total_bytes)}, {extra})"
-
-
-def _share(time_ns: int, step_ns: int) -> str:
-    return f"{time_ns / max(1, step_ns):+.2%}"
+    return f"{largest.batch} ({format_bytes(largest.total_bytes)}, {largest.plan.extra_share:+.2%})"
 
 
 def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,14 +119,26 @@ def trainable_bytes(example_inputs: Sequence[Any]) -> int:
     return sum(local_nbytes(t) for t in example_inputs if _is_trained(t))
 
 
+def gradient_bytes(tensors: Iterable[Any]) -> int:
+    """Bytes of the gradients that lie there of the parameters among these, of this rank's parts of them."""
+    return sum(local_nbytes(t.grad) for t in tensors if _is_trained(t) and t.grad is not None)
+
+
 def _is_trained(value: object) -> bool:
     return isinstance(value, torch.nn.Parameter) and value.requires_grad
 
 
-def describe(memory: Free, budget_bytes: int) -> str:
-    """The budget beside what is there already, for the first log line."""
-    total = format_bytes(budget_bytes + memory.allocated)
-    return (
-        f"budget {format_bytes(budget_bytes)} + {format_bytes(memory.allocated)} already allocated = "
-        f"{total} of {format_bytes(memory.capacity)}"
-    )
+def describe(memory: Free | None, budget_bytes: int, gradient_bytes: int = 0) -> str:
+    """The budget beside what is there already, for the first log line.
+
+    Args:
+        memory: The device's; None where it is not known.
+        gradient_bytes: Of the trained parameters, where no gradients lie there yet.
+    """
+    text = f"budget {format_bytes(budget_bytes)}"
+    if memory is not None:
+        total = format_bytes(budget_bytes + memory.allocated)
+        text += f" + {format_bytes(memory.allocated)} already allocated = {total} of {format_bytes(memory.capacity)}"
+    if gradient_bytes:
+        text += f"; gradients that an earlier micro-batch leaves come on top: {format_bytes(gradient_bytes)}"
+    return text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from compile_remat.passes import Problem, Step, Value
+from compile_remat.passes import Problem, Step, Value, plain_time_ns
 
 BYTES = ("nbytes", "transient_bytes", "workspace_bytes", "held_bytes")
 Node = TypeVar("Node", Value, Step)
@@ -19,10 +19,20 @@ TIMES = ("time_ns", "save_time_ns")
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A traced step as a planning problem, and the bytes of the model's inputs."""
+    """A traced step as a planning problem, and the bytes of the model's inputs.
+
+    Attributes:
+        reference: Indices of the values that torch's own default partition saves; empty where it was not asked.
+    """
 
     problem: Problem
     input_bytes: int
+    reference: tuple[int, ...] = ()
+
+    @property
+    def with_torch(self) -> Problem:
+        """The problem that knows what torch saves; a plan of it may be torch's own."""
+        return replace(self.problem, reference=self.reference)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,10 @@ class BatchScaling:
         steps = [self._between(a, b, batch) for a, b in zip(first.steps, second.steps, strict=True)]
         time_ns = self._line(first.step_time_ns, second.step_time_ns, batch)
         return replace(first, values=tuple(values), steps=tuple(steps), step_time_ns=time_ns)
+
+    def plain_time_ns_at(self, batch: int) -> int | None:
+        """Estimated time of a step at `batch` where plain torch.compile saves what it saves at the first one; None if unknown."""
+        return plain_time_ns(replace(self.at(batch), reference=self.steps[0].reference))
 
     def input_bytes_at(self, batch: int) -> int:
         """Bytes of the model's inputs at `batch`."""

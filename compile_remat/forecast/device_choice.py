@@ -9,14 +9,18 @@ from typing import Any
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
+from compile_remat.forecast.baselines import chosen_by_torch
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, kind_of, trace
 from compile_remat.forecast.forecasting import effective_budget_of
-from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.forecast.target_step import Target, beside_graph, largest_gradient_bytes, step_on
-from compile_remat.passes import Plan, Planner
+from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
+from compile_remat.forecast.target_step import Target, beside_graph, largest_gradient_bytes, ready_on, step_on
+from compile_remat.passes import Plan, plain_time_ns
 from compile_remat.planning.plan_policy import choose
+
+TorchSets = dict[str, list[Any]]
+"""What torch saves of a step, by name; see `chosen_by_torch`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class DeviceRow:
         """Samples per second at the largest batch; None where there is none."""
         if self.largest is None or self.largest.plan is None or not self.largest.batch:
             return None
-        return self.largest.batch * 1e9 / max(1, step_ns(self.largest.plan))
+        return self.largest.batch * 1e9 / max(1, self.largest.plan.time_ns)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -65,21 +69,16 @@ class DeviceRow:
             "limit_bytes": self.limit_bytes,
             "total_bytes": self.total_bytes,
             "fits": self.fits,
-            "step_time_ns": step_ns(self.plan),
-            "extra_time_ns": self.plan.extra_time_ns,
+            "step_time_ns": self.plan.time_ns,
+            "extra_share": self.plan.extra_share,
             "largest_batch": None if largest is None else largest.batch,
             "largest_batch_total_bytes": None if largest is None else largest.total_bytes,
-            "largest_batch_step_time_ns": None if planned is None else step_ns(planned),
-            "largest_batch_extra_time_ns": None if planned is None else planned.extra_time_ns,
+            "largest_batch_step_time_ns": None if planned is None else planned.time_ns,
+            "largest_batch_extra_share": None if planned is None else planned.extra_share,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "why": "" if largest is None else largest.why,
         }
-
-
-def step_ns(plan: Plan) -> int:
-    """Estimated time of forward and backward under the plan."""
-    return plan.step_time_ns + plan.extra_time_ns
 
 
 @frames_in_one_chunk
@@ -95,13 +94,16 @@ def compare_devices(
     Raises:
         RematError: A setting is off, or the model cannot be traced.
     """
-    traces: dict[tuple[object, int | None, str], Traced] = {}
+    asked = builder.sizes().get("batch")
+    traces: dict[tuple[object, int | None, str], tuple[Traced, TorchSets]] = {}
 
-    def traced_at(batch: int | None, target: Target) -> Traced:
+    def traced_at(batch: int | None, target: Target) -> tuple[Traced, TorchSets]:
         key = kind_of(target.figures()), batch, target.inputs
         if key not in traces:
             advance(f"tracing {builder.name}" + ("" if batch is None else f" at batch {batch}"))
-            traces[key] = trace(replace(builder, batch=batch), target.figures()).cut_off(target.inputs)
+            traced = trace(replace(builder, batch=batch), target.figures())
+            torch_sets = chosen_by_torch(traced.joint, (1.0,)) if batch in (None, asked) else {}
+            traces[key] = traced.cut_off(target.inputs), torch_sets
         return traces[key]
 
     for target in targets:
@@ -116,22 +118,24 @@ def compare_devices(
 def _row(
     builder: Builder,
     target: Target,
-    traced_at: Callable[[int | None, Target], Traced],
+    traced_at: Callable[[int | None, Target], tuple[Traced, TorchSets]],
 ) -> DeviceRow:
     def step_at(b: int | None) -> TracedStep:
-        return step_on(traced_at(b, target), target)
+        return step_on(traced_at(b, target)[0], target)
 
     sizes, limit_bytes = builder.sizes(), target.limit_bytes
     batch = sizes.get("batch")
-    traced = traced_at(batch, target)
+    traced, torch_sets = traced_at(batch, target)
     largest_bytes = largest_gradient_bytes(traced)
     beside = beside_graph(target, traced.parameter_bytes, traced.trainable_bytes, largest_bytes)
-    step = step_on(traced, target)
-    planner = Planner(step.problem, target.time_limit)
+    own = ready_on(traced, target, torch_sets)
+    step, planner = own.step, own.planner
     plan = choose(planner, effective_budget_of(target, limit_bytes, beside.fixed_bytes + traced.input_bytes)).plan
+    plan = replace(plan, plain_time_ns=plain_time_ns(own.with_torch))
     largest = nothing_fits(beside, limit_bytes)
     if largest is None and batch is not None and limit_bytes is not None:
-        steps = step, step_at(2 * batch)
-        largest = find_max_batch(batch, steps, step_at, planner.on, beside, limit_bytes)
+        largest = found_or_why(
+            lambda: find_max_batch(batch, (step, step_at(2 * batch)), step_at, planner.on, beside, limit_bytes)
+        )
     total_bytes = beside.fixed_bytes + traced.input_bytes + max(plan.peak_bytes, beside.at_end_bytes)
     return DeviceRow(target.figures().name, limit_bytes, total_bytes, plan, largest, sizes.get("seq"))

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from compile_remat._util.collector import collector_paused
 from compile_remat._util.frame_chunk import frames_in_one_chunk
@@ -16,8 +17,8 @@ from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import built, model_bytes, trace
-from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, nothing_fits
-from compile_remat.forecast.second_process import Worker
+from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
+from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
     BesideGraph,
@@ -36,6 +37,7 @@ from compile_remat.passes import (
     Planner,
     pictured,
     plain_option,
+    plain_time_ns,
     split_convolution_gradients,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, source_of
@@ -100,7 +102,7 @@ class Forecast(Viewable):
     @property
     def planned_time_ns(self) -> int:
         """Estimated time of forward and backward under the plan."""
-        return self.plan.step_time_ns + self.plan.extra_time_ns
+        return self.plan.time_ns
 
     @property
     def gradient_facts(self) -> list[tuple[str, str]]:
@@ -154,6 +156,7 @@ def forecast(
     *,
     with_baselines: bool = False,
     with_max_batch: bool = True,
+    needs_max_batch: bool = False,
     worker: Worker | None = None,
     with_plain: bool = False,
     advance: Advance = lambda text="", count=1: None,
@@ -163,6 +166,7 @@ def forecast(
     Args:
         with_baselines: Also evaluate what people do today, see `baselines`.
         with_max_batch: Also look for the largest batch that fits; needs a second trace.  Not with rows in slices.
+        needs_max_batch: Raise what that search raises; else `Forecast.largest` says why the batch is not known.
         worker: Looks for the largest batch meanwhile; the builder must then be a name.
         with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
         advance: Told what is done now.
@@ -171,7 +175,7 @@ def forecast(
         BudgetError: The budget was given, and no plan fits it.
         RematError: A setting is off, or the model cannot be traced.
     """
-    start = time.perf_counter()
+    start, surroundings = time.perf_counter(), None if worker is None else Surroundings.now()
     device, limit = target.figures(), target.limit_bytes
     model = built(builder)
     parameter_bytes, trainable_bytes, input_bytes = model_bytes(*model)
@@ -181,8 +185,8 @@ def forecast(
     beside = beside_graph(target, parameter_bytes, trainable_bytes, 0)  # the largest parameter is not known yet
     largest = nothing_fits(beside, limit) if search else None
     search = search and largest is None
-    if search and worker is not None:
-        worker.begin(largest_batch, builder, target)
+    if search and worker is not None and surroundings is not None:
+        worker.begin(surroundings, largest_batch, builder, target)
     advance(f"tracing {builder.name}")
     traced = trace(builder, device, model=model, keeps_whole=target.slices != "off")
     largest_bytes = largest_gradient_bytes(traced)
@@ -190,12 +194,13 @@ def forecast(
     beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
     needs_plain = effective.budget.kind in ("max", "fraction")
-    is_candidate, asks_torch = needs_plain or with_baselines, needs_plain or with_plain
-    torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,) * asks_torch)
+    is_candidate = needs_plain or with_baselines
+    torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,))
     traced = traced.cut_off(target.inputs)
     traced.place(device)
     advance("building the planning problem")
-    plain_ready = ready(traced, target, torch_sets, is_candidate=is_candidate) if torch_sets else None
+    as_torch_has_it = partial(ready, traced, target, torch_sets, is_candidate=is_candidate)
+    plain_ready = as_torch_has_it() if is_candidate or with_plain else None
     is_split = split_convolution_gradients(traced.joint) > 0
     if is_early:
         traced = with_early_gradients(traced)
@@ -211,18 +216,20 @@ def forecast(
         effective = replace(effective, plain_bytes=plain.peak_bytes)
     planner = own.planner
     is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
-    chosen_on = plain_ready.planner if plain_ready is not None and is_plain else planner
+    source = plain_ready if plain_ready is not None and is_plain else own
     advance("searching for a plan, and for the lowest one")
-    found = with_slices(found_within(chosen_on, planner, effective), traced, target, effective)
+    found = with_slices(found_within(source.planner, planner, effective), traced, target, effective)
     compared: list[Baseline] = []
     if with_baselines:
         advance("comparing with what people do today")
         masks = hand_written(planner.problem, traced.joint.module.graph)
         masks |= {name: mask_of(planner.problem, indices) for name, indices in own.references.items()}
-        compared = compare(planner, masks)
+        compared = compare(planner, masks, plain_time_ns(own.with_torch))
     if search:
         advance("looking for the largest batch")
-        largest = largest_batch(lambda: (own.step, beside), builder, target) if worker is None else worker.result()
+        here = partial(largest_batch, lambda: (own.step, beside), builder, target)
+        find = here if worker is None else worker.result
+        largest = find() if needs_max_batch else found_or_why(find)
     return Forecast(
         model=builder.name,
         sizes=builder.sizes(),
@@ -237,7 +244,9 @@ def forecast(
         input_bytes=input_bytes,
         limit_bytes=limit,
         plan=pictured(
-            replace(found.choice.plan, budget_bytes=bytes_of(effective)),
+            replace(
+                found.choice.plan, budget_bytes=bytes_of(effective), plain_time_ns=plain_time_ns(source.with_torch)
+            ),
             found.problem,
             plain_problem,
             in_groups=device.name == "cpu",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from compile_remat._util.units import format_bytes
+from compile_remat.errors import RematError
 from compile_remat.forecast.batch_scaling import BatchScaling, TracedStep
 from compile_remat.forecast.target_step import BesideGraph
 from compile_remat.passes import Plan, Planner, Problem, peak_bytes_of
+
+LOG = logging.getLogger("compile_remat")
 
 MAX_BATCHES = 1 << 20
 """Upper limit of the search."""
@@ -47,6 +51,21 @@ def nothing_fits(beside: BesideGraph, limit_bytes: int | None) -> MaxBatch | Non
         return None
     gradients = ", gradients" if beside.at_end_bytes else ""
     return MaxBatch(0, why=f"parameters{gradients} and the optimizer alone need {format_bytes(least_bytes)}")
+
+
+def found_or_why(find: Callable[[], MaxBatch]) -> MaxBatch:
+    """Return what `find` does; where it raises, a largest batch that is not known, for that reason.
+
+    A forecast has its plan by then: a builder that fails at a larger batch does not take it away.
+    """
+    try:
+        return find()
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # what Python 3.11 makes of Ctrl-C while it creates a class
+            raise
+        LOG.debug("the search for the largest batch ended with an error", exc_info=True)
+        said, _, _ = str(error).partition("\n")
+        return MaxBatch(None, why=said if isinstance(error, RematError) else f"{type(error).__name__}: {said}")
 
 
 def find_max_batch(
@@ -88,7 +107,7 @@ def find_max_batch(
             is_larger = search.look_at(made_for)
         if not is_larger:
             break
-    plan = search.plan()
+    plan = replace(search.plan(), plain_time_ns=scaling.plain_time_ns_at(search.most))
     at_peak_bytes = max(plan.peak_bytes, beside.at_end_bytes)
     total_bytes = beside.fixed_bytes + scaling.input_bytes_at(search.most) + at_peak_bytes
     return MaxBatch(search.most, plan, total_bytes)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,15 +28,41 @@ SECONDS_TO_END = 1.0
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """What the modules of a process are found by, and what they may look at."""
+
+    path: tuple[str, ...]
+    folder: str
+    environment: dict[str, str]
+
+    @staticmethod
+    def now() -> Surroundings:
+        """Those of this process."""
+        return Surroundings(tuple(sys.path), os.getcwd(), dict(os.environ))
+
+    def take_up(self) -> None:
+        """Make them this process's own."""
+        sys.path[:] = self.path
+        os.chdir(self.folder)
+        os.environ.clear()
+        os.environ.update(self.environment)
+
+
+@dataclass(frozen=True)
 class Worker:
     """A second process: it takes one call, and what the call waits for, and gives the call's result."""
 
     process: BaseProcess
     end: Connection
 
-    def begin(self, function: Callable[..., object], *args: object) -> None:
-        """Let it call the function, which has to be importable, with a `Receive` and these arguments."""
-        self.send((function, args))
+    def begin(self, surroundings: Surroundings, function: Callable[..., object], *args: object) -> None:
+        """Let it call the function, which has to be importable, with a `Receive` and these arguments.
+
+        Args:
+            surroundings: As they are for the call.  Take them before the user's modules are imported here, which may change them,
+                and which the call imports once more.
+        """
+        self.send((surroundings, pickle.dumps((function, args))))
 
     def send(self, value: object) -> None:
         """Send what the call waits for; a process that has ended gets nothing, which `result` says."""
@@ -47,8 +75,8 @@ class Worker:
         """Wait for what the call returns.
 
         Raises:
-            RematError: The process has ended without it.
-            Exception: What the call raised.
+            RematError: The call raised it, or an error of another kind, which the text names; or the process has ended without
+                a result.
         """
         try:
             found, error = self.end.recv()
@@ -109,10 +137,14 @@ def _work(end: Connection, imports: str) -> None:
     try:
         with collector_paused():
             importlib.import_module(imports)
-        function, args = sent.get()
+        surroundings, call = sent.get()
+        surroundings.take_up()
+        function, args = pickle.loads(call)
         found, raised = function(sent.get, *args), None
-    except Exception as error:
+    except RematError as error:
         found, raised = None, error
+    except Exception as error:  # of a module that the first process may not have: it could not be read there
+        found, raised = None, RematError(f"{type(error).__name__}: {error}")
     end.send((found, raised))
 
 

@@ -66,9 +66,16 @@ def step_of(builder: Builder, target: Target) -> TracedStep:
 
 def step_on(traced: Traced, target: Target) -> TracedStep:
     """The same of a step that is traced, for any device of the kind that it was traced for."""
+    return ready_on(traced, target, {}).step
+
+
+def ready_on(traced: Traced, target: Target, torch_sets: dict[str, list[Any]]) -> Ready:
+    """The same with a planner; what torch saves is no candidate, see `ready`."""
     traced.place(target.figures())
     split_convolution_gradients(traced.joint)
-    return _step(traced if target.gradients == "end" else with_early_gradients(traced), target)
+    if target.gradients == "early":
+        traced = with_early_gradients(traced)
+    return ready(traced, target, torch_sets, is_candidate=False)
 
 
 def with_early_gradients(traced: Traced) -> Traced:
@@ -140,13 +147,10 @@ def ready(traced: Traced, target: Target, torch_sets: dict[str, list[Any]], *, i
     builder = _builder(traced, target)
     step = TracedStep(builder.build(), traced.input_bytes)
     references = {name: builder.saved_by(nodes, step.problem) for name, nodes in torch_sets.items()}
-    with_torch = replace(step.problem, reference=next(iter(references.values()), ()))
+    step = replace(step, reference=next(iter(references.values()), ()))
+    with_torch = step.with_torch
     problem = with_torch if is_candidate else step.problem
     return Ready(step, Planner(problem, target.time_limit), with_torch, references)
-
-
-def _step(traced: Traced, target: Target) -> TracedStep:
-    return TracedStep(_builder(traced, target).build(), traced.input_bytes)
 
 
 def _builder(traced: Traced, target: Target) -> ProblemBuilder:

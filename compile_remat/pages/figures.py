@@ -83,12 +83,31 @@ class StepFigures:
         return tuple(accumulate(self.times_ns, initial=0))[:-1]
 
 
+PLAIN, FASTEST = "plain torch.compile", "the fastest plan"
+
+
+@dataclass(frozen=True)
+class BaseStep:
+    """The step that extra times are measured from: that of plain torch.compile's own plan, or where that is not known, the fastest.
+
+    Attributes:
+        name: `PLAIN` or `FASTEST`.
+    """
+
+    time_ns: int
+    name: str = FASTEST
+
+    def share_of(self, time_ns: int) -> float:
+        """The extra time of a step as a share of this one's time; below 0 where it is faster."""
+        return (time_ns - self.time_ns) / max(1, self.time_ns)
+
+
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One plan of the frontier."""
+    """One plan of the frontier; `time_ns` is the estimated time of its step."""
 
     peak_bytes: int
-    extra_time_ns: int
+    time_ns: int
     is_chosen: bool = False
 
 
@@ -143,7 +162,7 @@ class PageFigures:
         peaks: Names with bytes, to be compared on one scale.
         budget_bytes: None where no number of bytes was asked for.
         floor_bytes: The lowest reachable peak; None where it is not known.
-        step_time_ns: Estimated time of a step with nothing recomputed; what extra times are a share of.
+        base: What extra times are measured from.
         facts: Names with texts.
         notes: Sentences that a reader should see first.
     """
@@ -153,7 +172,7 @@ class PageFigures:
     peaks: tuple[tuple[str, int], ...] = ()
     budget_bytes: int | None = None
     floor_bytes: int | None = None
-    step_time_ns: int = 0
+    base: BaseStep = BaseStep(0)
     facts: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     step: StepFigures | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from compile_remat._util.units import GIB, KIB, MIB, format_bytes
 from compile_remat.errors import MissingExtraError
-from compile_remat.pages.figures import FrontierPoint, Kind, PageFigures
+from compile_remat.pages.figures import BaseStep, FrontierPoint, Kind, PageFigures
 from compile_remat.pages.palette import COLOURS
 
 SIZE_INCHES = (7.0, 3.4)
@@ -48,24 +48,23 @@ def step_plot(figures: PageFigures) -> Any:
     return figure
 
 
-def frontier_plot(points: Sequence[FrontierPoint], step_time_ns: int, title: str = "") -> Any:
+def frontier_plot(points: Sequence[FrontierPoint], base: BaseStep, title: str = "") -> Any:
     """Extra time of a step against the region peak as a ``matplotlib.figure.Figure``."""
     figure, axes = _figure()
     scale, unit = _unit(max(p.peak_bytes for p in points))
-    share = 100 / max(1, step_time_ns)
     ordered = sorted(points, key=lambda p: p.peak_bytes)
-    x, y = [p.peak_bytes / scale for p in ordered], [p.extra_time_ns * share for p in ordered]
+    x, y = [p.peak_bytes / scale for p in ordered], [100 * base.share_of(p.time_ns) for p in ordered]
     axes.plot(x, y, color="black", linewidth=1, marker="o", markersize=4, clip_on=False, zorder=3)
     for p in ordered:
         if p.is_chosen:
-            place = p.peak_bytes / scale, p.extra_time_ns * share
+            place = p.peak_bytes / scale, 100 * base.share_of(p.time_ns)
             axes.plot(*place, marker="o", markersize=8, color=CHOSEN, clip_on=False, zorder=4)
             axes.annotate(
                 f"this plan: {format_bytes(p.peak_bytes)}", place, textcoords="offset points", xytext=(8, 6), fontsize=9
             )
-    axes.set(xlabel=f"region peak, {unit}", ylabel="extra time, % of the step", title=title)
+    axes.set(xlabel=f"region peak, {unit}", ylabel=f"extra time, % of {base.name}", title=title)
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=min(0.0, *y))
     axes.grid(alpha=0.3)
     return figure
 

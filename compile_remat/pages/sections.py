@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.pages.chart import HEIGHT, Label
-from compile_remat.pages.figures import PREDICTED, FrontierPoint, ModuleRow, PageFigures
+from compile_remat.pages.figures import PREDICTED, BaseStep, FrontierPoint, ModuleRow, PageFigures
 from compile_remat.pages.html import Markup, element, joined, table
 from compile_remat.pages.scale import byte_scale
 from compile_remat.pages.step_section import label_span
@@ -47,12 +48,12 @@ def frontier_section(figures: PageFigures) -> Markup:
     points = figures.frontier
     if not points:
         return Markup()
-    step_ns = max(1, figures.step_time_ns)
+    base = figures.base
     rows = [
         (
             format_bytes(p.peak_bytes) + " (this plan)" * p.is_chosen,
-            format_time(step_ns + p.extra_time_ns),
-            f"{p.extra_time_ns / step_ns:+.2%}",
+            format_time(p.time_ns),
+            f"{base.share_of(p.time_ns):+.2%}",
         )
         for p in points
     ]
@@ -61,23 +62,30 @@ def frontier_section(figures: PageFigures) -> Markup:
         "frontier",
         "What other budgets would cost",
         element(
-            "p", "Estimated extra time of a step, in per cent, against the region peak of the plan.", class_="quiet"
+            "p",
+            f"Estimated time of a step beyond that of {base.name}, in per cent, against the region peak of the plan.",
+            class_="quiet",
         ),
-        _frontier_plot(points, step_ns),
+        _frontier_plot(points, base),
         element("details", element("summary", "The frontier as a table"), found),
     )
 
 
-def _frontier_plot(points: Sequence[FrontierPoint], step_ns: int) -> Markup:
+def _frontier_plot(points: Sequence[FrontierPoint], base: BaseStep) -> Markup:
     across = byte_scale(max(p.peak_bytes for p in points))
-    shares = [100 * p.extra_time_ns / step_ns for p in points]
-    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000) if max(shares) / s <= 4.5)
-    top = max(max(shares) * 1.25, step)
-    places = [(across.share(p.peak_bytes), 1 - share / top) for p, share in zip(points, shares, strict=True)]
+    shares = [100 * base.share_of(p.time_ns) for p in points]
+    span = max(shares) - min(0.0, *shares)
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000) if span / s <= 4.5)
+    bottom = step * math.floor(min(0.0, *shares) / step)
+    height = max(max(shares) - bottom + 0.25 * span, step)
+    places = [
+        (across.share(p.peak_bytes), 1 - (share - bottom) / height) for p, share in zip(points, shares, strict=True)
+    ]
     order = sorted(places)
     line = "M" + "L".join(f"{round(WIDTH * x)} {round(HEIGHT * y)}" for x, y in order)
-    levels = [k * step for k in range(int(top / step) + 1)]
-    grid = "".join(f"M0 {round(HEIGHT * (1 - level / top))}H{WIDTH}" for level in levels)
+    numbers = range(round(bottom / step), int((bottom + height) / step) + 1)
+    levels = [(k * step, 1 - (k * step - bottom) / height) for k in numbers]
+    grid = "".join(f"M0 {round(HEIGHT * y)}H{WIDTH}" for _, y in levels)
     fixed = 'fill="none" vector-effect="non-scaling-stroke"'
     dots = joined(
         Markup(
@@ -103,8 +111,7 @@ def _frontier_plot(points: Sequence[FrontierPoint], step_ns: int) -> Markup:
     )
     digits = 0 if step >= 1 else 1 if step >= 0.1 else 2
     ticks = [
-        element("span", f"{level:.{digits}f} %", class_="tick", style=f"top:{100 * (1 - level / top):.2f}%")
-        for level in levels
+        element("span", f"{level:.{digits}f} %", class_="tick", style=f"top:{100 * y:.2f}%") for level, y in levels
     ]
     ticks += [
         element("span", name, class_="tick x", style=f"left:{100 * across.share(nbytes):.2f}%")

@@ -32,6 +32,7 @@ from compile_remat.passes import (
     narrow_values,
     pictured,
     plain_option,
+    plain_time_ns,
     readable_inputs,
     rewritten,
     with_whole_forward,
@@ -145,10 +146,11 @@ def plan_joint(
     is_fraction = effective.budget.kind == "fraction"
     needs_plain = isinstance(request_now, SharedOption) or (is_fraction and not isinstance(request_now, Replay))
     is_max = effective.budget.kind == "max"
-    joint, reference = _with_borders(joint, readable, is_inner=is_inner, asks_plain=needs_plain or is_max)
+    joint, torch_saves, is_known = _with_borders(joint, readable, is_inner=is_inner, is_candidate=needs_plain or is_max)
+    reference = torch_saves if is_known else ()
     plain_problem, plain = None, None
     if needs_plain or with_plain:
-        plain_problem, _ = priced_problem(joint, settings, reference or joint_graph.plain_choice(joint))
+        plain_problem, _ = priced_problem(joint, settings, torch_saves)
         plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
@@ -175,6 +177,7 @@ def plan_joint(
     )
     joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
     problem = planner.problem
+    plain_ns = plain_time_ns(replace(problem, reference=builder.saved_by(torch_saves, problem)))
     if not isinstance(request_now, SharedOption):
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
@@ -183,7 +186,7 @@ def plan_joint(
     narrowed = kept.narrowed_by(chosen.plan)
     resume = Resume(request_now, key, kept.incumbent(found, chosen)) if CLOCK in planner.ends else None
     plan = pictured(
-        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed),
+        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed, plain_time_ns=plain_ns),
         problem,
         plain_problem,
         in_groups=settings.is_for_cpu,
@@ -212,23 +215,21 @@ def plan_joint(
 
 
 def _with_borders(
-    joint: joint_graph.Joint,
-    readable: ReadableInputs | None,
-    *,
-    is_inner: bool,
-    asks_plain: bool,
-) -> tuple[joint_graph.Joint, Sequence[fx.Node]]:
+    joint: joint_graph.Joint, readable: ReadableInputs | None, *, is_inner: bool, is_candidate: bool
+) -> tuple[joint_graph.Joint, Sequence[fx.Node], bool]:
     """The graph with what code outside of it may change before its backward, unless that is inside of the graph as well.
 
-    With it comes what torch's own chooser saves, where the planner is to know that.
+    With it comes what torch's own chooser saves, and whether the planner is to try that: where it is asked for (`is_candidate`),
+    or tells which outputs may be saved.
     """
     changeable = frozenset() if is_inner else changeable_outputs(joint)
-    reference = joint_graph.plain_choice(joint) if asks_plain or changeable else []
+    plain = joint_graph.plain_choice(joint)
     if is_inner:
         readable = None
     elif readable is None:
-        readable = readable_inputs(joint, reference or joint_graph.plain_choice(joint))
-    return replace(joint, left_alone=left_alone(changeable, reference), readable=readable), reference
+        readable = readable_inputs(joint, plain)
+    joint = replace(joint, left_alone=left_alone(changeable, plain), readable=readable)
+    return joint, plain, is_candidate or bool(changeable)
 
 
 def inputs_read_by_plain(

@@ -119,13 +119,17 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
     if config.cost_model == "profile":
         _check_is_here(config.device, device, place)
     budget, from_auto = config.memory_budget, config.memory_budget.kind == "auto"
+    gradient_bytes = free_memory.trainable_bytes(example_inputs)
     if from_auto:
         held = held_by_running()
-        trainable_bytes = free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
-        others_bytes = config.optimizer_state.of(trainable_bytes) + (0 if held is None else held.coming_bytes)
+        others_bytes = state_bytes(config, example_inputs) + (0 if held is None else held.coming_bytes)
         others_bytes += free_memory.blas_bytes(device.blas_workspace_bytes)
         others_bytes += hook_workspace_bytes(config, example_inputs)
-        budget = auto_budget(config, place, others_bytes, None if agreement is None else agreement.smallest)
+        smallest = None if agreement is None else agreement.smallest
+        budget = auto_budget(config, place, others_bytes, smallest, gradient_bytes)
+    elif budget.kind == "bytes" and LOG.isEnabledFor(logging.INFO):
+        memory = free_memory.read(place, config.capacity)
+        LOG.info("%s", free_memory.describe(memory, int(budget.value or 0), gradient_bytes))
     settings = Settings(
         budget,
         device,
@@ -197,19 +201,24 @@ Smallest = Callable[[int | None, str], int | None]
 
 
 def auto_budget(
-    config: RematConfig, place: torch.device, others_bytes: int, smallest: Smallest | None = None
+    config: RematConfig,
+    place: torch.device,
+    others_bytes: int,
+    smallest: Smallest | None = None,
+    gradient_bytes: int = 0,
 ) -> MemoryBudget:
     """What is free on the device, in bytes, less what is still to come beside the graphs; `max` where that is not known.
 
     Args:
         smallest: Asks the other ranks, which all get the same figure; None where this process is asked alone.
+        gradient_bytes: For the log: what an earlier micro-batch would leave, where none has.
     """
     free = free_memory.read(place, config.capacity)
     budget_bytes = None if free is None else free_memory.auto_budget_bytes(free, config.reserve, others_bytes)
     if smallest is not None:
         budget_bytes = smallest(budget_bytes, f"{place.type} {config.memory_budget}")
     if free is not None and budget_bytes is not None:
-        LOG.info("%s", free_memory.describe(free, budget_bytes))
+        LOG.info("%s", free_memory.describe(free, budget_bytes, gradient_bytes))
     return MemoryBudget("max") if budget_bytes is None else MemoryBudget("bytes", budget_bytes)
 
 
@@ -220,18 +229,58 @@ def hook_workspace_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> 
     return config.optimizer_state.workspace_of(free_memory.largest_trainable_bytes(example_inputs))
 
 
-def auto_budget_again(config: RematConfig, place: torch.device, workspace_bytes: int) -> MemoryBudget:
-    """What `auto` comes to in a later step, when the optimizer has its state: the smallest figure of all ranks.
+def state_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
+    """What the optimizer allocates for the parameters that train, by `optimizer_state`."""
+    held = held_by_running()
+    return config.optimizer_state.of(
+        free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
+    )
 
-    Args:
+
+@dataclass(frozen=True)
+class LaterAuto:
+    """What `auto` comes to when the second step begins, where it is called: the smallest figure of all ranks.
+
+    Gradients that lie there by then stay there while the step runs: it is the second micro-batch of several, or gradients are set
+    to zero and not to None.  They are allocated, so they are not free.  While the first ones are accumulated, the optimizer has not
+    stepped: its state is to come, less what has come beside gradients.
+
+    Attributes:
+        place: The device.
+        allocated_bytes: Allocated there beside gradients when the budget was read first, with cuBLAS's workspaces.
+        state_bytes: See `state_bytes`.
         workspace_bytes: See `hook_workspace_bytes`.
     """
 
-    def smallest(nbytes: int | None, setting: str) -> int | None:
-        return agreed_again(nbytes, setting, config.rank_timeout)
+    config: RematConfig
+    place: torch.device
+    allocated_bytes: int
+    state_bytes: int
+    workspace_bytes: int
 
-    held = held_by_running()
-    return auto_budget(config, place, workspace_bytes + (0 if held is None else held.coming_bytes), smallest)
+    @staticmethod
+    def after(config: RematConfig, device: Device, example_inputs: Sequence[Any]) -> LaterAuto:
+        """The same behind a first reading, which is now."""
+        place = place_of(example_inputs)
+        memory = free_memory.read(place, config.capacity)
+        allocated_bytes = free_memory.blas_bytes(device.blas_workspace_bytes) - free_memory.gradient_bytes(
+            example_inputs
+        )
+        allocated_bytes += 0 if memory is None else memory.allocated
+        coming, workspace = state_bytes(config, example_inputs), hook_workspace_bytes(config, example_inputs)
+        return LaterAuto(config, place, allocated_bytes, coming, workspace)
+
+    def __call__(self, gradient_bytes: int) -> MemoryBudget:
+        """Read it; `gradient_bytes` of gradients lie there."""
+
+        def smallest(nbytes: int | None, setting: str) -> int | None:
+            return agreed_again(nbytes, setting, self.config.rank_timeout)
+
+        held, memory = held_by_running(), free_memory.read(self.place, self.config.capacity)
+        risen_bytes = 0 if memory is None else memory.allocated - gradient_bytes - self.allocated_bytes
+        others_bytes = max(0, self.state_bytes - max(0, risen_bytes))
+        others_bytes += self.workspace_bytes + (0 if held is None else held.coming_bytes)
+        return auto_budget(self.config, self.place, others_bytes, smallest)
 
 
 def place_of(example_inputs: Sequence[Any]) -> torch.device:

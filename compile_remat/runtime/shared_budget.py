@@ -30,6 +30,7 @@ from torch.utils.weak import WeakIdRef
 from compile_remat._torch.autograd_node import runs_in_backward
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
+from compile_remat.device import free_memory
 from compile_remat.errors import RematError, SharedBudgetError, find_error, warn
 from compile_remat.passes import PlanOption
 from compile_remat.planning.joint_allocation import Allocation, RegionCall, allocate, step_peak_bytes
@@ -73,13 +74,13 @@ class SharedBudget(Hook):
         device: Name of the device, see `planning.plain_peaks`.
 
     Attributes:
-        reread: What `auto` comes to when the optimizer has its state; called once, before the second step.
+        reread: What `auto` comes to beside the bytes of gradients that lie there; called once, when the second step begins.
     """
 
     def __init__(self, budget: MemoryBudget, *, source: str = "", device: str = "cpu") -> None:
         self.budget = budget
         self.source, self.device = source, device
-        self.reread: Callable[[], MemoryBudget] | None = None
+        self.reread: Callable[[int], MemoryBudget] | None = None
         self._calls: Step = {}  # of all threads
         self._allocated: object = None  # the step that plans were last chosen for
         self._has_warned_of_threads = False
@@ -218,7 +219,7 @@ class SharedBudget(Hook):
             return  # nothing was trained
         reread, self.reread = self.reread, None
         if reread is not None:
-            self._lower_budget(reread(), step, following)
+            self._lower_budget(reread(_gradient_bytes(step)), step, following)
         regions = list(dict.fromkeys(call.region for call in step))
         present = [region for region in regions if region is not None]
         if len(present) < len(regions) or any(region.state is PlanState.FROZEN for region in present):
@@ -232,7 +233,7 @@ class SharedBudget(Hook):
             self._allocate(present, step)
 
     def _lower_budget(self, found: MemoryBudget, step: Step, following: CompiledRegion) -> None:
-        """The optimizer has its state, and `auto` was read again: a plan that no longer fits is replaced."""
+        """`auto` was read again, with the optimizer's state or a first micro-batch's gradients: a plan that does not fit goes."""
         if found.kind != "bytes" or int(found.value or 0) >= int(self.budget.value or 0):
             return
         if len(step) > 1 or following.state is not PlanState.EXCLUSIVE:
@@ -324,6 +325,11 @@ def budget_of(
 def clear_budgets() -> None:
     """Regions that are compiled from now on share nothing with those of before."""
     _BUDGETS.clear()
+
+
+def _gradient_bytes(step: Step) -> int:
+    """Bytes of the gradients that lie there of the step's parameters."""
+    return free_memory.gradient_bytes(ref() for ref in {ref for parameters in step.values() for ref in parameters})
 
 
 def _region_calls(regions: Sequence[CompiledRegion], step: Step) -> list[RegionCall]:

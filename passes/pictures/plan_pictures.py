@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from compile_remat.pages.figures import FrontierPoint, ModuleRow, StepFigures
+from compile_remat.pages.figures import FASTEST, PLAIN, FrontierPoint, ModuleRow, StepFigures
 from compile_remat.passes.memory.candidate_plan import Candidate
 from compile_remat.passes.memory.plain_emission import Levels, plain_levels
 from compile_remat.passes.memory.plan_timeline import candidate_of
@@ -23,8 +23,6 @@ from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
 from compile_remat.passes.search.pareto import frontier
 from compile_remat.passes.search.solver import Planner
-
-PLAIN, FASTEST = "plain torch.compile", "the fastest plan"
 
 
 class PlanPictures:
@@ -152,10 +150,10 @@ def pictured(
 
 def marked(plans: Sequence[Plan], chosen: Plan | None) -> tuple[FrontierPoint, ...]:
     """The points of `plans` of which none is better than another, and the chosen one, which stays among them."""
-    points = [FrontierPoint(p.peak_bytes, p.extra_time_ns) for p in plans]
-    points += [FrontierPoint(chosen.peak_bytes, chosen.extra_time_ns, is_chosen=True)] if chosen is not None else []
+    points = [FrontierPoint(p.peak_bytes, p.time_ns) for p in plans]
+    points += [FrontierPoint(chosen.peak_bytes, chosen.time_ns, is_chosen=True)] if chosen is not None else []
     kept: list[FrontierPoint] = []
-    for point in sorted(points, key=lambda p: (p.extra_time_ns, p.peak_bytes, not p.is_chosen)):
+    for point in sorted(points, key=lambda p: (p.time_ns, p.peak_bytes, not p.is_chosen)):
         if point.is_chosen or not kept or point.peak_bytes < min(p.peak_bytes for p in kept):
             kept.append(point)
     return tuple(kept)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from compile_remat._util import json_values
 from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat._util.units import format_bytes, format_time
-from compile_remat.pages.figures import PREDICTED, PageFigures, PictureSource
+from compile_remat.pages.figures import PLAIN, PREDICTED, BaseStep, PageFigures, PictureSource
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes.problem.problem import SCHEMA
 
@@ -51,15 +51,18 @@ class Plan(Viewable):
         saved_bytes: Bytes of saved values that the forward hands to the backward, outputs not counted.
         input_copy_bytes: Bytes of copies of inputs that it hands on with them: weights in the order of a convolution.
         output_bytes: Bytes of the outputs.
-        step_time_ns: Estimated time of forward and backward with nothing recomputed.
+        step_time_ns: Estimated time of forward and backward with nothing recomputed, and nothing written only to be saved.
         recompute_time_ns: Estimated time of the recomputed values.
-        extra_time_ns: Estimated time beyond the fastest plan of any size: recompute and the traffic of saving.
+        saving_time_ns: Estimated time of the traffic of saving.
+        extra_time_ns: Estimated time beyond the fastest plan of any size, which the search minimises.  People are told the time
+            beyond `base`.
         bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or where none was given, within the plan's
             own peak; for a plan without `again`, of any other such plan.
         least_peak_bytes: Proven: no plan has a lower peak, whatever it recomputes and how often.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
         sliced: What is computed in slices of rows; the other names are those of the graph that has it so.
         narrowed: Names of the values that it saves in a narrow form: those in `saved` that are one end in ``_narrow``.
+        plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None where nobody asked for it.
         pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
     """
 
@@ -83,12 +86,36 @@ class Plan(Viewable):
     least_peak_bytes: int = 0
     sliced: tuple[SlicedProduct, ...] = ()
     narrowed: tuple[str, ...] = ()
+    saving_time_ns: int = 0
+    plain_time_ns: int | None = field(default=None, compare=False)
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
 
     @property
     def held_bytes(self) -> int:
         """What lies there from the end of the forward to the backward."""
         return self.saved_bytes + self.input_copy_bytes + self.output_bytes
+
+    @property
+    def time_ns(self) -> int:
+        """Estimated time of the step: that of its kernels, of what is recomputed, and of the traffic of saving."""
+        return self.step_time_ns + self.recompute_time_ns + self.saving_time_ns
+
+    @property
+    def base(self) -> BaseStep:
+        """What its extra time is measured from: plain torch.compile's own plan, or where that is not known, the fastest plan."""
+        if self.plain_time_ns is None:
+            return BaseStep(self.time_ns - self.extra_time_ns)
+        return BaseStep(self.plain_time_ns, PLAIN)
+
+    @property
+    def extra_share(self) -> float:
+        """Its extra time as a share of the `base`; below 0 where it is faster."""
+        return self.base.share_of(self.time_ns)
+
+    @property
+    def bound_share(self) -> float:
+        """The lower bound of that."""
+        return self.base.share_of(self.time_ns - self.extra_time_ns + self.bound_time_ns)
 
     @property
     def gap(self) -> float:
@@ -108,7 +135,6 @@ class Plan(Viewable):
     def __str__(self) -> str:
         """The totals and the largest tensors at the peak, in fixed width."""
         mib = 1 << 20
-        share = 100 / max(1, self.step_time_ns)
         budget = "none" if self.budget_bytes is None else format_bytes(self.budget_bytes)
         recursive = f", {len(self.again)} of them in recursive segments" if self.again else ""
         rows = [
@@ -116,10 +142,8 @@ class Plan(Viewable):
             ("budget", budget),
             ("predicted peak", f"{self.peak_bytes / mib:.1f} MiB (forward {self.forward_peak_bytes / mib:.1f})"),
             ("saved", f"{self.saved_bytes / mib:.1f} MiB in {len(self.saved)} tensors"),
-            ("recomputed", f"{len(self.recomputed)} values{recursive}, {self.recompute_time_ns / 1e6:.2f} ms"),
-            ("step", f"{self.step_time_ns / 1e6:.2f} ms with nothing recomputed"),
-            ("extra time", f"{self.extra_time_ns / 1e6:.2f} ms ({self.extra_time_ns * share:.2f} % of the step)"),
-            ("lower bound", f"{self.bound_time_ns / 1e6:.2f} ms, gap {100 * self.gap:.2f} % of the step"),
+            ("recomputed", f"{len(self.recomputed)} values{recursive}, {self._overhead_text}"),
+            *self._time_rows,
         ]
         if self.sliced:
             rows.append(("slices", self.slices_text))
@@ -136,18 +160,33 @@ class Plan(Viewable):
             )
         return "\n".join(["Plan", *lines])
 
+    @property
+    def _overhead_text(self) -> str:
+        """What recomputing and saving take, beside the same of the base: together they are the extra time."""
+        text = f"{format_time(self.recompute_time_ns)}; saving takes {format_time(self.saving_time_ns)}"
+        if self.sliced:  # its kernels are others
+            return text
+        return f"{text} ({self.base.name}: {format_time(self.base.time_ns - self.step_time_ns)} for both)"
+
+    @property
+    def _time_rows(self) -> list[tuple[str, str]]:
+        base, bound_ns = self.base, self.time_ns - self.extra_time_ns + self.bound_time_ns
+        gap = (self.time_ns - bound_ns) / max(1, base.time_ns)
+        return [
+            ("step", f"{format_time(self.time_ns)}, {base.name} {format_time(base.time_ns)} (estimated)"),
+            ("extra time", f"{format_time(self.time_ns - base.time_ns)} ({self.extra_share:+.2%})"),
+            ("lower bound", f"{format_time(bound_ns - base.time_ns)} ({self.bound_share:+.2%}), gap {gap:.2%}"),
+        ]
+
     def figures(self, points: int = 0) -> PageFigures:
         """What a page shows of it, with a frontier of so many budgets; without `pictures` the totals alone."""
-        share = 100 / max(1, self.step_time_ns)
         held = f"{format_bytes(self.saved_bytes)} in {len(self.saved)} tensors"
-        again = f"{len(self.recomputed)} values, {format_time(self.recompute_time_ns)}"
+        again = f"{len(self.recomputed)} values, {self._overhead_text}"
         facts = (
             ("status", self.status.value),
             ("saved", held),
             ("recomputed", again),
-            ("step", f"{format_time(self.step_time_ns)} with nothing recomputed (estimated)"),
-            ("extra time", f"{format_time(self.extra_time_ns)} ({self.extra_time_ns * share:.2f} % of the step)"),
-            ("lower bound", f"{format_time(self.bound_time_ns)}, gap {100 * self.gap:.2f} % of the step"),
+            *self._time_rows,
             *[("slices", self.slices_text)] * bool(self.sliced),
             *[("peak bound", f"{format_bytes(self.least_peak_bytes)}: no plan needs less")]
             * bool(self.least_peak_bytes),
@@ -158,7 +197,7 @@ class Plan(Viewable):
             summary=f"Peaks at {format_bytes(self.peak_bytes)}: saves {held}, recomputes {again}.",
             peaks=((PREDICTED, self.peak_bytes),),
             budget_bytes=self.budget_bytes,
-            step_time_ns=self.step_time_ns,
+            base=self.base,
             facts=facts,
         )
         if self.pictures is None:

@@ -176,6 +176,7 @@ class Planner:
         names = [original(v.name, found.again) for v in simulator.problem.values]
         seen = timeline_of(simulator, found.saved)
         extra = int(batch.time_ns[0]) - self.fastest_time_ns
+        recompute_time_ns = int(simulator.time_ns @ batch.recomputed[:, 0])
         limit_bytes = seen.peak_bytes if budget_bytes is None else budget_bytes
         bound = self.search.bound(limit_bytes, extra, once=not found.again, anchors=anchors)
         if budget_bytes is not None and seen.peak_bytes > budget_bytes:
@@ -195,7 +196,8 @@ class Planner:
             output_bytes=simulator.output_bytes,
             input_copy_bytes=int(simulator.input_copy_bytes(batch.recomputed)[0]),
             step_time_ns=self.problem.step_time_ns,
-            recompute_time_ns=int(simulator.time_ns @ batch.recomputed[:, 0]),
+            recompute_time_ns=recompute_time_ns,
+            saving_time_ns=int(batch.time_ns[0]) - recompute_time_ns,
             extra_time_ns=extra,
             bound_time_ns=bound,
             least_peak_bytes=self.search.least_peak_bytes,

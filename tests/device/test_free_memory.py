@@ -1,6 +1,9 @@
 """What `auto` stands for, on a made-up device and on a real one."""
 
 import dataclasses
+import logging
+import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 import compile_remat
 from compile_remat import ConfigError
 from compile_remat._util.host import host_free_bytes
+from compile_remat._util.units import format_bytes
 from compile_remat.backend import remat
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig
@@ -16,6 +20,7 @@ from compile_remat.cost_models import load_device
 from compile_remat.device import free_memory
 from compile_remat.device.free_memory import Free, auto_budget_bytes, blas_bytes, trainable_bytes
 from compile_remat.planning.settings import settings_for
+from compile_remat.runtime.process_state import clear_process_state
 
 GIB = 1 << 30
 FREE = Free(free=50 * GIB, reserved=8 * GIB, allocated=6 * GIB, capacity=64 * GIB, process_limit=64 * GIB)
@@ -172,35 +177,81 @@ class Deep(torch.nn.Module):
         return x.square().mean()
 
 
-@pytest.mark.parametrize(("then", "plans"), [(64 << 20, 1), (3 << 20, 2)], ids=["enough is left", "too little is left"])
+class Level:
+    """A device's memory of which the test says how much is allocated; `free_memory.read` reads it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capacity_bytes: int) -> None:
+        self.capacity_bytes, self.allocated_bytes = capacity_bytes, 0
+        monkeypatch.setattr(free_memory, "read", self.read)
+        torch.compiler.reset()
+        clear_process_state()
+
+    def read(self, device: torch.device, given: int | None = None) -> Free:
+        free_bytes = self.capacity_bytes - self.allocated_bytes
+        return Free(free_bytes, self.allocated_bytes, self.allocated_bytes, self.capacity_bytes, self.capacity_bytes)
+
+
+def under_auto(model: torch.nn.Module, optimizer_state: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    options = {"memory_budget": "auto", "reserve": 0, "optimizer_state": optimizer_state, "compiler": "eager"}
+    compiled: Callable[[torch.Tensor], torch.Tensor] = torch.compile(model, backend=remat, options=options)
+    return compiled
+
+
+@pytest.mark.parametrize("optimizer_state", ["adamw", "none"])
+@pytest.mark.parametrize(("then", "plans"), [(63 << 20, 1), (3 << 20, 2)], ids=["enough is left", "too little is left"])
 def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
-    monkeypatch: pytest.MonkeyPatch, then: int, plans: int
+    monkeypatch: pytest.MonkeyPatch, then: int, plans: int, optimizer_state: str
 ) -> None:
-    torch.compiler.reset()
-    compile_remat.reset_reports()
-    levels = [64 << 20, then, 1 << 20]
-    seen: list[int] = []
-
-    def read(device: torch.device, given: int | None = None) -> Free:
-        seen.append(levels[min(len(seen), 2)])
-        return Free(free=seen[-1], reserved=0, allocated=0, capacity=64 << 20, process_limit=64 << 20)
-
-    monkeypatch.setattr(free_memory, "read", read)
+    level = Level(monkeypatch, 64 << 20)
     model, x = Deep(), torch.randn(1024, 64)
-    options = {"memory_budget": "auto", "reserve": 0, "optimizer_state": "adamw", "compiler": "eager"}
-    call = torch.compile(model, backend=remat, options=options)
+    call = under_auto(model, optimizer_state)
     losses = []
-    for _ in range(4):
+    for free_bytes in (then, 1 << 20, 1 << 20, 1 << 20):  # what is free behind each step
         loss = call(x)
         loss.backward()
         losses.append(loss.item())
+        model.zero_grad()
+        level.allocated_bytes = (64 << 20) - free_bytes
     assert losses == [losses[0]] * 4
     reports = compile_remat.reports()
     assert len(reports) == plans
-    assert len(seen) == 2  # at the compilation and when the second step began
     if plans == 2:
         assert reports[0].predicted_peak_bytes > then >= reports[1].predicted_peak_bytes  # type: ignore[operator]
         assert reports[1].budget_bytes == then
+
+
+@pytest.mark.parametrize(("optimizer_state", "copies"), [("adamw", 2), ("none", 0)])
+def test_a_second_micro_batch_has_room_beside_the_gradients_of_the_first(
+    monkeypatch: pytest.MonkeyPatch, optimizer_state: str, copies: int
+) -> None:
+    """They are allocated, and the state of an optimizer that has not stepped yet is still to come."""
+    model, x = Deep(), torch.randn(1024, 64)
+    gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    fastest = compile_remat.explain(model, x, memory_budget="max", compiler="eager").predicted_peak_bytes
+    assert fastest is not None
+    capacity_bytes = 64 * math.ceil((fastest + copies * gradient_bytes) / 63)
+    level = Level(monkeypatch, capacity_bytes)
+    call = under_auto(model, optimizer_state)
+    for _ in range(3):
+        call(x).backward()
+        level.allocated_bytes = gradient_bytes
+    first, second = compile_remat.reports()
+    left_bytes = capacity_bytes - (1 + copies) * gradient_bytes
+    assert first.predicted_peak_bytes > left_bytes >= second.predicted_peak_bytes  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("setting", ["auto", "64MiB"])
+def test_the_first_log_line_says_what_comes_on_top(
+    setting: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Level(monkeypatch, 64 << 20)
+    model = Deep()
+    gradients = format_bytes(sum(parameter.nbytes for parameter in model.parameters()))
+    with caplog.at_level(logging.INFO, "compile_remat"):
+        options = {"memory_budget": setting, "reserve": 0, "optimizer_state": "none", "compiler": "eager"}
+        torch.compile(model, backend=remat, options=options)(torch.randn(8, 64))
+    text = "budget 64.0 MiB + 0 B already allocated = 64.0 MiB of 64.0 MiB"
+    assert caplog.messages[0] == f"{text}; gradients that an earlier micro-batch leaves come on top: {gradients}"
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ from compile_remat.cost_models import Device
 from compile_remat.errors import ConfigError, DeviceError
 from compile_remat.forecast import device_choice
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.device_choice import compare_devices, step_ns
+from compile_remat.forecast.device_choice import compare_devices
 from compile_remat.forecast.fake_trace import Traced, trace
 from compile_remat.forecast.forecasting import forecast
 from compile_remat.forecast.target_step import Target
@@ -41,7 +41,7 @@ def test_each_row_is_the_forecast_for_that_device_and_devices_of_a_kind_share_tr
         assert (row.device, row.limit_bytes, row.total_bytes) == (alone.device, alone.limit_bytes, alone.total_bytes)
         assert row.plan.saved == alone.plan.saved and row.largest == alone.largest and row.fits is True
         assert row.largest is not None and row.largest.plan is not None and row.largest.batch
-        assert row.samples_per_s == row.largest.batch * 1e9 / step_ns(row.largest.plan)
+        assert row.samples_per_s == row.largest.batch * 1e9 / row.largest.plan.time_ns
         assert row.seq is None and row.tokens_per_s is None
     assert rows[0].largest.batch > rows[2].largest.batch  # type: ignore[union-attr, operator]
 

@@ -29,9 +29,10 @@ from compile_remat.forecast.baselines import (
 )
 from compile_remat.forecast.batch_scaling import BatchScaling, are_alike
 from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.device_choice import compare_devices
 from compile_remat.forecast.fake_trace import trace
 from compile_remat.forecast.forecasting import Forecast, forecast
-from compile_remat.forecast.max_batch import _most
+from compile_remat.forecast.max_batch import MaxBatch, _most
 from compile_remat.forecast.target_step import Target, step_of, step_on
 from compile_remat.passes import Plan, Planner, timeline
 from tests import planned_models
@@ -186,7 +187,7 @@ def test_every_baseline_has_a_plan_at_its_peak(found: Forecast) -> None:
     assert sum("torch's chooser" in name for name in names) == 5
     for compared in found.compared:
         assert compared.ours.peak_bytes <= compared.peak_bytes
-        assert compared.ours.extra_time_ns <= compared.extra_time_ns
+        assert compared.ours.time_ns <= compared.time_ns
         assert compared.ours.bound_time_ns <= compared.ours.extra_time_ns
     peaks = [c.peak_bytes for c in found.compared]
     assert peaks == sorted(peaks, reverse=True)
@@ -334,6 +335,21 @@ def test_a_forecast_has_the_bytes_of_a_trace_on_a_gpu(name: str) -> None:
     seen = api.look(model.cuda(), on_gpu, device="h100-sxm", memory_budget="max")[0].plan
     assert 0 <= seen.saved_bytes - planned.saved_bytes < CUDA_BLOCK_BYTES * len(seen.saved)
     assert abs(seen.peak_bytes - planned.peak_bytes) < CUDA_BLOCK_BYTES * (len(seen.saved) + TEMPORARIES)
+
+
+def test_a_larger_batch_that_cannot_be_built_leaves_the_plan() -> None:
+    def build(batch: int = 8) -> tuple[nn.Module, tuple[torch.Tensor]]:
+        if batch > 15:
+            raise ValueError("too many\nfor this model")
+        return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), (torch.randn(batch, 16),)
+
+    result = forecast(Builder(build), Target("l4"))
+    assert result.plan.peak_bytes > 0 and result.fits is True
+    assert result.largest == MaxBatch(None, why="ValueError: too many")
+    (row,) = compare_devices(Builder(build), [Target("l4")])
+    assert row.plan.saved == result.plan.saved and row.largest == result.largest
+    with pytest.raises(ValueError, match="too many"):
+        compile_remat.largest_batch(build, device="l4")
 
 
 def test_what_is_compiled_stays_compiled() -> None:

@@ -7,11 +7,12 @@ import signal
 import sys
 import time
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 import pytest
 
 from compile_remat.errors import ConfigError, RematError
-from compile_remat.forecast.second_process import Receive, started
+from compile_remat.forecast.second_process import Receive, Surroundings, started
 
 
 def told(receive: Receive, text: str) -> tuple[str, int, bool, bool]:
@@ -29,11 +30,23 @@ def end(receive: Receive) -> None:
     os._exit(3)
 
 
+def look_around(receive: Receive) -> tuple[list[str], str, str | None, str | None]:
+    """Where modules are looked for, the working folder, and two variables."""
+    return sys.path, os.getcwd(), os.environ.get("REMAT_ADDED"), os.environ.get("REMAT_GONE")
+
+
+def refuse_in_a_way_of_its_own(receive: Receive) -> None:
+    class Refused(Exception):
+        """Nobody else can read it."""
+
+    raise Refused("no such layer")
+
+
 def test_it_answers_from_another_process_that_no_interrupt_reaches() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with started("wave") as worker:
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
-        worker.begin(told, "a text, ")
+        worker.begin(Surroundings.now(), told, "a text, ")
         worker.send("and more")
         text, process, is_held, has_imported = worker.result()
     assert (text, is_held) == ("a text, and more", True) and process == worker.process.pid != os.getpid()
@@ -42,13 +55,33 @@ def test_it_answers_from_another_process_that_no_interrupt_reaches() -> None:
 
 def test_what_it_raises_is_raised_here() -> None:
     with started("wave") as worker, pytest.raises(ConfigError, match="no such size"):
-        worker.begin(refuse, "no such size")
+        worker.begin(Surroundings.now(), refuse, "no such size")
         worker.result()
+
+
+def test_an_error_that_cannot_be_read_here_is_named() -> None:
+    with started("wave") as worker, pytest.raises(RematError, match=r"^Refused: no such layer$"):
+        worker.begin(Surroundings.now(), refuse_in_a_way_of_its_own)
+        worker.result()
+
+
+def test_the_call_sees_what_the_first_process_saw_when_it_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process begins while torch is imported, and before the user's folder is looked into."""
+    monkeypatch.setenv("REMAT_GONE", "then")
+    with started("wave") as worker:
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("REMAT_ADDED", "since then")
+        monkeypatch.delenv("REMAT_GONE")
+        worker.begin(Surroundings.now(), look_around)
+        assert worker.result() == (sys.path, str(tmp_path), "since then", None)
 
 
 def test_a_process_that_dies_is_an_error() -> None:
     with started("wave") as worker, pytest.raises(RematError, match="ended with status 3"):
-        worker.begin(end)
+        worker.begin(Surroundings.now(), end)
         worker.process.join()
         worker.send("too late")
         worker.result()

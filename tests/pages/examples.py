@@ -5,7 +5,16 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from compile_remat.pages.figures import Curve, FrontierPoint, Kind, ModuleRow, PageFigures, StepFigures, Tensor
+from compile_remat.pages.figures import (
+    BaseStep,
+    Curve,
+    FrontierPoint,
+    Kind,
+    ModuleRow,
+    PageFigures,
+    StepFigures,
+    Tensor,
+)
 
 MIB = 1 << 20
 HOSTILE = "<script>alert('x')</script>&\"'</title>"
@@ -45,15 +54,15 @@ def small() -> PageFigures:
         peaks=(("plain torch.compile", 12 * MIB), ("predicted peak", 9 * MIB), ("measured peak", 9 * MIB + 1000)),
         budget_bytes=10 * MIB,
         floor_bytes=8 * MIB,
-        step_time_ns=10_000_000,
+        base=BaseStep(10_000_000),
         facts=(("status", "feasible"),),
         notes=("something to note",),
         step=small_step(),
         modules=(ModuleRow("body.0-1", 2, 1, 4 * MIB, 1, 3 * MIB, 500_000),),
         frontier=(
-            FrontierPoint(12 * MIB, 0),
-            FrontierPoint(9 * MIB, 500_000, is_chosen=True),
-            FrontierPoint(8 * MIB, 900_000),
+            FrontierPoint(12 * MIB, 10_000_000),
+            FrontierPoint(9 * MIB, 10_500_000, is_chosen=True),
+            FrontierPoint(8 * MIB, 10_900_000),
         ),
     )
 

@@ -24,7 +24,7 @@ def test_a_step_has_its_areas_and_lines() -> None:
 
 def test_a_frontier() -> None:
     pytest.importorskip("matplotlib")
-    (axes,) = frontier_plot(small().frontier, 10_000_000, "a model").axes
+    (axes,) = frontier_plot(small().frontier, small().base, "a model").axes
     curve, chosen = axes.lines
     assert curve.get_xdata().tolist() == [8, 9, 12] and curve.get_ydata().tolist() == [9, 5, 0]
     assert (chosen.get_xdata().tolist(), chosen.get_ydata().tolist()) == ([9], [5])

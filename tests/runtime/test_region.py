@@ -193,7 +193,7 @@ def _() -> None:
 def _() -> None:
     budget = shared()
     region = region_of(budget)
-    budget.reread = lambda: MemoryBudget("bytes", 50)
+    budget.reread = lambda gradient_bytes: MemoryBudget("bytes", 50)
     step(region)
     step(region)
     assert budget.budget.value == 50 and region.state is PlanState.EXCLUSIVE

@@ -47,7 +47,8 @@ class RankForecast:
         kernel_time_ns: Estimated time of all kernels, those of recomputed values included.
         collective_time_ns: Estimated time of all collectives; None where the device's links are not known.
         step_time_ns: Estimated time of forward and backward, with what kernels hide of the collectives taken off.
-        extra_time_ns: What recomputation adds to the kernels' time.
+        extra_time_ns: The kernels' time beyond that under plain torch.compile, or of graphs of which that is not known, under
+            their fastest plans.
         param_dtype: What FSDP2 gathers parameters in; empty for their own type.
         plain_peak_bytes: The graphs' peak under plain torch.compile; None unless the budget is a fraction of it.
         message: How the plans differ from what was asked.

@@ -21,7 +21,7 @@ from compile_remat.forecast.mesh.rank_plans import RankPlans, plans_for
 from compile_remat.forecast.mesh.rank_trace import RankTrace, trace_rank
 from compile_remat.forecast.mesh.step_moments import graph_bytes_of, moments_of, wrapper_bytes
 from compile_remat.forecast.target_step import Ready, Target, optimizer_workspace_bytes, ready
-from compile_remat.passes import Plan, Problem, split_convolution_gradients
+from compile_remat.passes import Plan, Problem, plain_time_ns, split_convolution_gradients
 from compile_remat.planning.joint_allocation import RegionCall
 
 
@@ -61,8 +61,11 @@ def forecast_rank(
         beside_bytes = shards.held.beside_bytes
     effective = effective_budget_of(target, target.limit_bytes, fixed_bytes + beside_bytes)
     advance("searching for plans")
-    graphs = _ready(trace, target, knows_torch=effective.budget.kind in ("max", "fraction"))
+    graphs = _ready(trace, target, is_candidate=effective.budget.kind in ("max", "fraction"))
     found = plans_for(graphs, calls, effective, in_groups=device.name == "cpu")
+    plain_ns = [plain_time_ns(graph.with_torch) for graph in graphs]
+    plans = tuple(replace(plan, plain_time_ns=ns) for plan, ns in zip(found.plans, plain_ns, strict=True))
+    found = replace(found, plans=plans)
     taken = [graph_bytes_of(graph.planner, plan) for graph, plan in zip(graphs, found.plans, strict=True)]
     workspace_bytes = optimizer_workspace_bytes(target, shards.gradient_bytes, shards.largest_bytes)
     moments = moments_of(trace.calls, calls, taken, shards, workspace_bytes)
@@ -93,23 +96,23 @@ def forecast_rank(
         kernel_time_ns=times.kernel_ns,
         collective_time_ns=times.collective_ns,
         step_time_ns=times.step_ns,
-        extra_time_ns=sum(found.plans[call.graph].extra_time_ns for call in trace.calls),
+        extra_time_ns=sum(plan.time_ns - plan.base.time_ns for plan in (plans[call.graph] for call in trace.calls)),
         plain_peak_bytes=found.plain_bytes,
         message=found.message,
         seconds=time.perf_counter() - start,
     )
 
 
-def _ready(trace: RankTrace, target: Target, *, knows_torch: bool) -> list[Ready]:
-    """The graphs with their planners.  Under `max`, convolutions are torch's own."""
+def _ready(trace: RankTrace, target: Target, *, is_candidate: bool) -> list[Ready]:
+    """The graphs with planners that may choose what torch does (`is_candidate`).  Under `max`, convolutions are torch's own."""
     found = []
     for traced in trace.graphs:
-        torch_sets = chosen_by_torch(traced.joint, (1.0,)) if knows_torch else {}
+        torch_sets = chosen_by_torch(traced.joint, (1.0,))
         traced = traced.cut_off(target.inputs)
         traced.place(target.figures())
         if target.budget.kind != "max":
             split_convolution_gradients(traced.joint)
-        found.append(ready(traced, target, torch_sets, is_candidate=knows_torch))
+        found.append(ready(traced, target, torch_sets, is_candidate=is_candidate))
     return found
 
 
@@ -151,4 +154,4 @@ def _work(problem: Problem, plan: Plan) -> Work:
     forward_ns = sum(value.time_ns for value in problem.values if value.in_forward)
     backward_ns = sum(step.time_ns for step in problem.steps)
     forward_ns = plan.step_time_ns * forward_ns // max(1, forward_ns + backward_ns)
-    return Work(forward_ns, plan.step_time_ns + plan.extra_time_ns - forward_ns)
+    return Work(forward_ns, plan.time_ns - forward_ns)

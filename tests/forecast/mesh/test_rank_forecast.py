@@ -78,7 +78,7 @@ def test_auto_allows_for_the_wrapper_where_it_holds_it() -> None:
     target = replace(target, capacity_bytes=2 * limit_bytes - (target.limit_bytes or 0))  # cuBLAS has workspaces
     assert target.limit_bytes == limit_bytes
     found = on("dp=4", "fsdp2", STACK, target)
-    assert found.fits and found.extra_time_ns == 0 and not found.message
+    assert found.fits and found.extra_time_ns == free.extra_time_ns and not found.message
     assert found.peak_bytes == free.peak_bytes
 
 
@@ -169,7 +169,7 @@ def test_without_links_collectives_have_no_price() -> None:
 def test_budgets_are_the_whole_step_s(by_blocks: RankForecast) -> None:
     low = on("dp=4", "fsdp2", target=replace(H100, budget=MemoryBudget("min")))
     assert low.peak_bytes == low.floor_bytes == by_blocks.floor_bytes < by_blocks.peak_bytes
-    assert low.extra_time_ns > 0 == by_blocks.extra_time_ns
+    assert low.extra_time_ns > by_blocks.extra_time_ns
     middle = (low.peak_bytes + by_blocks.peak_bytes) // 2
     given = on("dp=4", "fsdp2", target=replace(H100, budget=MemoryBudget("bytes", middle)))
     assert low.peak_bytes <= given.peak_bytes <= given.budget_bytes == middle  # type: ignore[operator]
