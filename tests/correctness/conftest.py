@@ -22,6 +22,7 @@ WITH_KERNELS = {
     "sizes_as_numbers": "kernels of any size",
     "must, turned round": "tags decide what the backward computes again",
     "nested_regions": "a graph inside of a graph is lowered",
+    "a bias, by data": "a copy of an input could be taken for an operation without effect",
     "flex_inference": "an operator that only Inductor lowers",
 }
 """Cases that `make test` runs through Inductor, and what eager mode cannot show of each. The planner and the graphs are the same
