@@ -38,11 +38,18 @@ from compile_remat.passes import (
     with_whole_forward,
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
-from compile_remat.planning.constant_inputs import LOWER, constant_floor_bytes, gain_of_constant, snapshots_of
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
-from compile_remat.planning.plan_policy import choose, choose_below, replayed
+from compile_remat.planning.plan_policy import (
+    LOWER,
+    choose,
+    choose_below,
+    constant_floor_bytes,
+    gain_of_constant,
+    replayed,
+    snapshots_of,
+)
 from compile_remat.planning.plan_store import (
     PinnedInSlices,
     PinnedPlan,

@@ -134,7 +134,8 @@ def _run_by_backward(joint: joint_graph.Joint, saved: Collection[fx.Node]) -> se
         if node in found or node in joint.info.tangents_closure:
             found.add(node)
             found.update(n for n in node.all_input_nodes if n not in saved)
-    return found - set(saved) | (found & joint.info.tangents_closure)
+    steps: set[fx.Node] = found & joint.info.tangents_closure
+    return (found - set(saved)) | steps
 
 
 def _reads_of(given: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
@@ -186,7 +187,8 @@ def _replayed(copy: fx.Node, path: Sequence[fx.Node], made: list[fx.Node]) -> fx
     at = copy
     for view in path[1:]:
         with copy.graph.inserting_after(at):
-            node = copy.graph.node_copy(view, lambda n, view=view, at=at: at if n is view.all_input_nodes[0] else n)
+            node = copy.graph.node_copy(view)
+        node.replace_input_with(view.all_input_nodes[0], at)
         made.append(node)
         at = node
     return at

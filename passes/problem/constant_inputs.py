@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from compile_remat.passes.problem.problem import Problem, Step, Value
 
@@ -35,7 +35,6 @@ def without_snapshots(problem: Problem) -> Problem:
 
 
 def _reading(node: _Node, new: Mapping[int, int]) -> _Node:
-    fields = {name: getattr(node, name) for name in INDICES if hasattr(node, name)}
-    if isinstance(node, Step):  # the two lists belong together
-        assert all(k in new for k in node.sparing)
-    return replace(node, **{name: tuple(new[k] for k in found if k in new) for name, found in fields.items()})
+    names = (name for name in INDICES if hasattr(node, name))
+    fields: dict[str, Any] = {name: tuple(new[k] for k in getattr(node, name) if k in new) for name in names}
+    return replace(node, **fields)

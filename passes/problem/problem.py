@@ -80,11 +80,12 @@ KERNELS_OWN = frozenset(
         "excess_ops",
         "sparing",
         "spared_ops",
+        "is_snapshot",
     }
 )
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
 
-NOT_IN_KEY = KERNELS_OWN | {"origin", "is_snapshot"}
+NOT_IN_KEY = KERNELS_OWN | {"origin"}
 
 _ENUMS: dict[str, type[StrEnum]] = {"kernel": Kernel, "pin": Pin, "tag": Tag}
 
