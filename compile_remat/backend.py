@@ -209,6 +209,7 @@ def _compile(
                 device=place,
                 available=functools.partial(free_memory.free_bytes, place, config.capacity),
                 written=compilation.written,
+                limit_bytes=report.budget_bytes if partitioner.settings.budget.kind == "bytes" else None,
                 is_minimum=partitioner.settings.budget.kind == "min",
                 communicates=is_shared_work,
             )
