@@ -7,9 +7,10 @@ inputs in float64.  `error` is the norm of the difference from it over its norm,
 plain's, or over 2 ulp of the norm where that is larger, and `worst` the largest such ratio of a single parameter.  ok: over the
 seeds the median ratio is at most 1.5, the largest 3.  `eager` and `torch 0.5`, which are no plans of ours, are there to compare.
 
-`forward` and `backward` say how much a model magnifies rounding: what a relative change of one part in 2^30 to the output of every
-layer, or to the gradient of it, does to the gradients of the parameters, in float64, over that part.  A type's unit roundoff times
-the larger of them is about the error of *any* program in it; where that is 1, gradients of two programs have nothing in common.
+`forward` and `backward` say what rounding does to a model, whatever program computes it: the relative change of the gradients, in
+float64, where the output of every layer, or the gradient of it, is changed at random by up to the type's unit roundoff.  About as
+large is the error of *any* program in that type.  A ReLU whose input changes its sign changes a gradient by all of it, so that this
+is no multiple of the roundoff: it goes more like its root.
 
 On a GPU each setting runs with TF32 off and on, and with cuDNN's own choice of an algorithm, its benchmark, and deterministic ones.
 """
@@ -38,8 +39,8 @@ from compile_remat.planning import partitioner
 
 SEEDS = 5
 MEDIAN_LIMIT, WORST_LIMIT = 1.5, 3.0
-PART = 2.0**-30
-"""Of each number, by which it is changed to see how the gradients change: far above float64's roundoff, far below the others'."""
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "TF32": 2.0**-12}
+"""Largest relative change of a number that is rounded to nearest."""
 
 SEARCH_S = 0.2
 """Counted seconds of search for each plan: what it computes again is not the point here."""
@@ -88,8 +89,8 @@ class GradientRow:
         from_plain: Norm of the difference from plain's over the norm of these.
         ratio: The error over plain's, or over 2 ulp where that is less.
         worst: The same of the parameter where it is largest.
-        forward: How much the model magnifies changes in its forward.
-        backward: The same for its backward.
+        forward: Relative change of the gradients where each layer's output is changed by the type's roundoff.
+        backward: The same for the gradients of each layer's output.
     """
 
     model: str
@@ -152,8 +153,9 @@ def rows_of(model: str, dtype: str, library: str, arguments: argparse.Namespace)
     wanted = [s for s in (*RIVALS, *OURS) if s == PLAIN or not arguments.setting or s in arguments.setting]
     starts = [_start(model, dtype, seed, arguments) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
     exact = [_in_float64(*start) for start in starts]
+    roundoff = ROUNDOFF["TF32" if library == "TF32" and dtype == "float32" else dtype]
     known = [
-        [_magnified(*start, true, in_backward=in_backward) for in_backward in (False, True)]
+        [_change(*start, true, roundoff, in_backward=in_backward) for in_backward in (False, True)]
         for start, true in zip(starts, exact, strict=True)
     ]
     rows, plain = list[GradientRow](), list[list[Tensor]]()
@@ -161,7 +163,7 @@ def rows_of(model: str, dtype: str, library: str, arguments: argparse.Namespace)
         with _under(setting, arguments.compiler) as compiled:
             found = _gradients(compiled, starts)
         plain = plain or found
-        for k, (ours, base, true, amplified) in enumerate(zip(found, plain, exact, known, strict=True)):
+        for k, (ours, base, true, changes) in enumerate(zip(found, plain, exact, known, strict=True)):
             error, plain_error, ulp = _distance(ours, true), _distance(base, true), 2 * torch.finfo(ours[0].dtype).eps
             each = [
                 _distance([o], [t]) / max(_distance([b], [t]), ulp) for o, b, t in zip(ours, base, true, strict=True)
@@ -169,7 +171,7 @@ def rows_of(model: str, dtype: str, library: str, arguments: argparse.Namespace)
             rows.append(
                 GradientRow(
                     model, dtype, library, setting, arguments.seed + k, error, plain_error, _distance(ours, base),
-                    error / max(plain_error, ulp), max(each), *amplified,
+                    error / max(plain_error, ulp), max(each), *changes,
                 )
             )  # fmt: skip
     return rows
@@ -223,16 +225,18 @@ def _distance(found: Sequence[Tensor], true: Sequence[Tensor]) -> float:
     return float((difference / sum(float(t.double().square().sum()) for t in true)) ** 0.5)
 
 
-# -- what a model does to rounding errors -----------------------------------------------------------------------------
+# -- what rounding does to a model ------------------------------------------------------------------------------------
 
 
-def _magnified(module: nn.Module, inputs: tuple[Tensor, Tensor], true: list[Tensor], *, in_backward: bool) -> float:
-    """How much larger the relative change of the gradients is than a random one of each layer's output, or of its gradient."""
+def _change(
+    module: nn.Module, inputs: tuple[Tensor, Tensor], true: list[Tensor], part: float, *, in_backward: bool
+) -> float:
+    """How the gradients change where each layer's output, or its gradient, changes by up to `part` of each number."""
     module, inputs = _doubled(module, inputs)
     torch.manual_seed(1)
 
     def changed(value: Tensor) -> Tensor:
-        return value * (1 + PART * torch.randn_like(value))
+        return value * (1 + part * (2 * torch.rand_like(value) - 1))
 
     def change_output(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
         if not in_backward:
@@ -244,7 +248,7 @@ def _magnified(module: nn.Module, inputs: tuple[Tensor, Tensor], true: list[Tens
     for layer in module.modules():
         if not list(layer.children()):
             layer.register_forward_hook(change_output)
-    return _distance(_gradients_of(module, inputs), true) / PART
+    return _distance(_gradients_of(module, inputs), true)
 
 
 # -- the settings -----------------------------------------------------------------------------------------------------

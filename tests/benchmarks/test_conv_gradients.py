@@ -38,12 +38,12 @@ class Cancelling(nn.Module):
         return (self.scale * (self.layer(x) - 1000.0)).sum()
 
 
-def test_what_a_model_magnifies() -> None:
+def test_what_rounding_does_to_a_model() -> None:
     module, inputs = Cancelling(), (torch.ones(1, 1), torch.zeros(1))
     true = conv_gradients._in_float64(module, inputs)
     torch.testing.assert_close(true, [torch.ones(1, dtype=torch.float64)])
-    assert 50 < conv_gradients._magnified(module, inputs, true, in_backward=False) < 10_000
-    assert conv_gradients._magnified(module, inputs, true, in_backward=True) < 10
+    changes = [conv_gradients._change(module, inputs, true, 1e-6, in_backward=b) for b in (False, True)]
+    assert 1e-5 < changes[0] < 1e-3 and changes[1] < 1e-6
 
 
 @pytest.mark.full
