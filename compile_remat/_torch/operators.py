@@ -6,7 +6,7 @@ Private names, the same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schem
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -147,17 +147,28 @@ _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layou
 
 @dataclass(frozen=True)
 class Like:
-    """A tensor without its contents."""
+    """A tensor without its contents.
+
+    Attributes:
+        lazily: What an operator may still have to do to the elements before it reads them.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
     device_type: str
+    lazily: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, strides: tuple[int, ...] | None = None) -> Like:
+        """A (fake) tensor without its contents, under its own or other strides."""
+        strides = sizes.hint_strides(tensor) if strides is None else strides
+        return cls(sizes.hint_shape(tensor), strides, tensor.dtype, tensor.device.type, lazily(tensor))
 
     @property
     def elements(self) -> int:
         """Elements of the memory behind it: what is repeated counts once, what is skipped counts."""
-        if 0 in self.shape:
+        if 0 in self.shape or ZERO in self.lazily:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
@@ -171,9 +182,35 @@ class Like:
         """Whether its elements are integers, which are mostly places in another tensor and have to be right."""
         return not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype is torch.bool)
 
+    def over(self, memory: torch.Tensor) -> torch.Tensor:
+        """Such a tensor, of the `elements` in `memory`."""
+        if ZERO in self.lazily:
+            return torch._efficientzerotensor(self.shape, dtype=self.dtype, device=memory.device)
+        return _lazily(memory.as_strided(self.shape, self.strides), self.lazily)
+
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{dtype}{list(self.shape)}{self.strides}{self.device_type}"
+        return f"{dtype}{list(self.shape)}{self.strides}{self.device_type}{''.join(self.lazily)}"
+
+
+CONJUGATED, NEGATED, ZERO = "conj", "neg", "zero"
+"""Of a lazy tensor: its elements stand conjugated or negated in memory, or it has no memory (``_efficientzerotensor``).
+
+Most operators that get one are handed a copy by the dispatcher; some, such as matrix products, make it themselves, or read on.
+"""
+
+
+def lazily(tensor: torch.Tensor) -> tuple[str, ...]:
+    """Which of these a (fake) tensor is."""
+    found = (CONJUGATED, tensor.is_conj()), (NEGATED, tensor.is_neg()), (ZERO, tensor._is_zerotensor())
+    return tuple(name for name, is_so in found if is_so)
+
+
+def _lazily(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+    """A view of `tensor` that is such a one."""
+    if CONJUGATED in names:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if NEGATED in names else tensor
 
 
 class NotPlain(Exception):
@@ -199,7 +236,7 @@ def plain(value: Any, strides: Strides = sizes.hint_strides) -> Any:
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             raise NotPlain
-        return Like(sizes.hint_shape(value), strides(value), value.dtype, value.device.type)
+        return Like.of(value, strides(value))
     if isinstance(value, torch.SymInt):
         return sizes.hint_int(value)
     if isinstance(value, list | tuple):

@@ -167,8 +167,11 @@ def hint_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def storage_nbytes(value: object) -> int:
-    """Bytes of the storage that a dense (fake) tensor of this shape and stride occupies; 0 for anything else."""
-    if not isinstance(value, torch.Tensor):
+    """Bytes of the storage that a dense (fake) tensor of this shape and stride occupies; 0 for anything else.
+
+    ``torch._efficientzerotensor``, which forward mode makes, has no memory.
+    """
+    if not isinstance(value, torch.Tensor) or value._is_zerotensor():
         return 0
     if value.layout is not torch.strided or hasattr(value, "__tensor_flatten__"):
         return hint_int(value.numel()) * value.dtype.itemsize

@@ -76,6 +76,7 @@ class RegionMaker:
                     device=self.place,
                     available=functools.partial(free_memory.free_bytes, self.place, config.capacity),
                     written=written,
+                    limit_bytes=report.budget_bytes if self.partitioner.settings.budget.kind == "bytes" else None,
                     is_minimum=self.partitioner.settings.budget.kind == "min",
                     communicates=self.communicates,
                 )

@@ -34,7 +34,7 @@ from compile_remat._torch import ambient, cache_key_text, conv_layout, operators
 from compile_remat._torch.allocator_events import most_allocated
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.delivery.delivery_ops import DELIVER
-from compile_remat._torch.operators import Like, NotPlain, Strides, filled, likes, plain, text
+from compile_remat._torch.operators import Like, NotPlain, Strides, filled, lazily, likes, plain, text
 from compile_remat._torch.version import private_name
 from compile_remat._util.host import host_free_bytes, processor_name
 from compile_remat._util.number_file import NumberFile
@@ -63,7 +63,7 @@ NOT_ZERO = frozenset({aten.linalg_lu_solve.default, aten.lu_unpack.default, aten
 COPIES = frozenset(
     {aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.fill_.Scalar, aten.zero_.default}
 )
-"""What a wrapper calls that takes nothing beside its outputs, for sure."""
+"""What a wrapper calls that takes nothing beside its outputs, for sure, where no operand is lazy and all lie alike."""
 UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 _implementations = private_name("torch.library", "_impls")
@@ -116,11 +116,17 @@ def workspace_bytes(target: Any, args: Sequence[object], kwargs: Mapping[str, ob
     if target is DELIVER:  # its last argument says whether it copies the gradient
         gradient: Any = args[0]
         return int(gradient.nbytes) if args[-1] else 0
-    if target.is_view or target in COPIES:
+    if target.is_view or (target in COPIES and _is_plain(args)):
         return 0
     if target._overloadname == "out" and hasattr(target.overloadpacket, "default"):
         target, kwargs = target.overloadpacket.default, {k: v for k, v in kwargs.items() if k != "out"}
     return _beside(target, args, kwargs, sizes.hint_strides)
+
+
+def _is_plain(args: Sequence[object]) -> bool:
+    """Whether a copy is made of elements as they lie: torch transposes by blocks, and resolves what is lazy first."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return len({sizes.hint_strides(tensor) for tensor in tensors}) < 2 and not any(map(lazily, tensors))
 
 
 def is_library_kernel(node: fx.Node) -> bool:
@@ -191,6 +197,8 @@ def _suits_blas(like: Like) -> bool:
     )
     if like.device_type != "cpu" or not is_exact or not torch.backends.mkl.is_available():
         return False
+    if like.lazily:
+        return False
     rows, columns = (1, *like.shape)[-2:]
     outer, inner = (columns, *like.strides)[-2:]
     return (inner == 1 and outer >= columns) or (outer == 1 and inner >= rows) or len(like.shape) < 2
@@ -233,9 +241,7 @@ def _measured(target: Any, call: Any, device: torch.device) -> int:
 def _tensor(place: int, like: Like) -> torch.Tensor:
     """Ones, which are probabilities, too, and chosen places of a mask; `place` for integers."""
     fill = place if like.is_of_places else 1
-    return torch.full((like.elements,), fill, dtype=like.dtype, device=like.device_type).as_strided(
-        like.shape, like.strides
-    )
+    return like.over(torch.full((like.elements,), fill, dtype=like.dtype, device=like.device_type))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

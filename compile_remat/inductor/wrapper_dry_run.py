@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compile_remat._torch import sizes
+from compile_remat._torch.operators import Like
 from compile_remat.inductor.workspace import workspace_bytes
 from compile_remat.inductor.wrapper_names import names_of
 
@@ -94,28 +95,37 @@ def _functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
 
 def _copy(value: object) -> object:
     if isinstance(value, torch.Tensor):
-        size, stride = sizes.hint_shape(value), sizes.hint_strides(value)
-        return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        like = Like.of(value)
+        return like.over(torch.empty(like.elements, dtype=value.dtype, device=value.device))
     if not isinstance(value, torch.SymInt | int) or isinstance(value, bool) or sizes.is_jagged(value):
         return value
     return sizes.hint_int(value)
 
 
 class _Workspace(TorchDispatchMode):
-    """Sees the operators that a statement runs.
+    """Sees the operators that a statement runs, below what torch does to lazy operands: it hands most operators copies of them.
 
     Attributes:
-        nbytes: The most that one of them holds beyond its outputs, since this was last set to 0.
+        nbytes: The most that one of them holds beyond its outputs, since `begin`.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.begin()
+
+    def begin(self) -> None:
+        """Another statement begins."""
         self.nbytes = 0
+        self._made: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.nbytes = max(self.nbytes, workspace_bytes(func, args, kwargs))
-        return func(*args, **kwargs)
+        given = dict(_tensors((args, kwargs)))
+        copies_bytes = sum(self._made.get(key, 0) for key in given)
+        self.nbytes = max(self.nbytes, workspace_bytes(func, args, kwargs) + copies_bytes)
+        result = func(*args, **kwargs)
+        self._made |= {key: nbytes for key, nbytes in _tensors(result) if key not in given}
+        return result
 
 
 @dataclass(frozen=True)
@@ -217,7 +227,7 @@ class _Run:
         self.holders, self.bytes, self.events = state.holders, state.bytes, state.events
 
     def _statement(self, node: ast.stmt) -> None:
-        self.workspace.nbytes = 0
+        self.workspace.begin()
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) if name.endswith(SELECTOR):
                 self.names[name] = None  # only the data knows it; what counts with it is not understood

@@ -21,6 +21,7 @@ import torch
 
 from compile_remat._torch.ambient import read_random_state, write_random_state
 from compile_remat._torch.autograd_node import Backward, compiled_node, keeping_version, sequence_number, written_by
+from compile_remat._torch.sizes import in_blocks
 from compile_remat._torch.tensor_arguments import is_plain_tensor, version_of
 from compile_remat._util.units import MIB, format_bytes
 from compile_remat.errors import warn
@@ -102,6 +103,7 @@ class OomRecovery(Hook):
         device: Where it runs.
         available: What can be allocated there now, in bytes; None where that is not known.
         written: Positions of the arguments that the graph writes into; None where they are not known.
+        limit_bytes: The budget where it is one in bytes, which copies must not exceed either.
         is_minimum: Whether a plan that was made without peers is the one of the minimum peak.
         communicates: Whether the graph waits for other ranks, which would not run it again.
     """
@@ -113,11 +115,13 @@ class OomRecovery(Hook):
         device: torch.device,
         available: Callable[[], int | None],
         written: frozenset[int] | None,
+        limit_bytes: int | None = None,
         is_minimum: bool = False,
         communicates: bool = False,
     ) -> None:
         self.retries, self.device, self.available = retries, device, available
         self.written, self.is_minimum, self.communicates = written, is_minimum, communicates
+        self.limit_bytes = limit_bytes
         self.lowest_bytes: int | None = None  # the peak below which there was no plan
         self.random_devices = () if device.type == "cpu" else (device,)
 
@@ -127,18 +131,30 @@ class OomRecovery(Hook):
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
         """Copy the small inputs that the forward overwrites."""
-        problem = self._refusal(_region_of(call)) or self._problem_of(args)
+        region = _region_of(call)
+        problem = self._refusal(region) or self._problem_of(args, self._room_bytes(region))
         call.notes[self] = Start(problem=problem) if problem else self._start(args)
 
-    def _problem_of(self, args: Sequence[Any]) -> str:
+    def _room_bytes(self, region: CompiledRegion) -> int:
+        """What copies may take beside the plan's peak."""
+        report = region.running.report
+        peak_bytes = report.scheduled_peak_bytes or report.predicted_peak_bytes
+        if self.limit_bytes is None or peak_bytes is None:
+            return SMALL_BYTES
+        return min(SMALL_BYTES, max(0, self.limit_bytes - peak_bytes))
+
+    def _problem_of(self, args: Sequence[Any], room_bytes: int) -> str:
         """Why the forward could not run again on these arguments; empty where it could."""
         if self.written is None:
             return "what the graph writes into is not known"
         tensors = [args[k] for k in self.written]
         if any(not is_plain_tensor(t) or t.requires_grad for t in tensors):
             return "the graph writes into an input that requires a gradient, or into a tensor of another kind"
-        if sum(t.nbytes for t in tensors) > SMALL_BYTES:
+        nbytes = sum(in_blocks(t.nbytes, t.device.type) for t in tensors)
+        if nbytes > SMALL_BYTES:
             return f"the graph overwrites inputs of more than {format_bytes(SMALL_BYTES)}, of which no copy is kept"
+        if nbytes > room_bytes:
+            return f"the budget has no room for copies of what the graph overwrites ({format_bytes(nbytes)})"
         return ""
 
     def _start(self, args: Sequence[Any]) -> Start:

@@ -114,4 +114,4 @@ def _tensor(device: torch.device, generator: torch.Generator, like: Like) -> tor
         memory.fill_(True)
     elif like.dtype.is_floating_point and like.dtype.itemsize > 1 and generator.device.type == device.type:
         memory.normal_(generator=generator)
-    return memory.as_strided(like.shape, like.strides)
+    return like.over(memory)

@@ -1,0 +1,311 @@
+"""Gradients of convolutional models against float64: plain's, ours, and ours without each rewrite.
+
+    python -m benchmarks.conv_gradients [--device cuda] [--compiler eager] [--model resnet] [--dtype float32] [--toy] [--json OUT]
+
+Each model takes one step from random weights, in one type, under each setting; the truth is the gradient of the same weights and
+inputs in float64.  `error` is the norm of the difference from it over its norm, of all parameters together; `ratio` is ours over
+plain's, or over 2 ulp of the norm where that is larger, and `worst` the largest such ratio of a single parameter.  ok: over the
+seeds the median ratio is at most 1.5, the largest 3.  `eager` and `torch 0.5`, which are no plans of ours, are there to compare.
+
+`forward` and `backward` say what rounding does to a model, whatever program computes it: the relative change of the gradients, in
+float64, where the output of every layer, or the gradient of it, is changed at random by up to the type's unit roundoff.  About as
+large is the error of *any* program in that type.  A ReLU whose input changes its sign changes a gradient by all of it, so that this
+is no multiple of the roundoff: it goes more like its root.
+
+On a GPU each setting runs with TF32 off and on, and with cuDNN's own choice of an algorithm, its benchmark, and deterministic ones.
+"""
+
+import argparse
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common import harness
+from benchmarks.common.compile_caches import without_graph_caches
+from benchmarks.common.torch_budget import torch_activation_budget
+from benchmarks.models import normed
+from compile_remat.backend import remat
+from compile_remat.passes.graph import normalise
+from compile_remat.planning import partitioner
+
+SEEDS = 5
+MEDIAN_LIMIT, WORST_LIMIT = 1.5, 3.0
+ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "TF32": 2.0**-12}
+"""Largest relative change of a number that is rounded to nearest."""
+
+SEARCH_S = 0.2
+"""Counted seconds of search for each plan: what it computes again is not the point here."""
+
+SPLIT, LAYOUT, ORDER = "split", "layout", "order"
+REWRITES: dict[str, tuple[tuple[Any, str], ...]] = {
+    SPLIT: ((normalise, "split_convolution_gradients"),),
+    LAYOUT: ((partitioner, "lay_gradients_out_once"),),
+    ORDER: tuple(
+        (normalise, name)
+        for name in ("separate_sigmoids", "move_weight_gradients_up", "make_sibling_gradients_together")
+    ),
+}
+"""Where the rewrites are called that can be switched off."""
+
+PLAIN = "plain"
+RIVALS = (PLAIN, "eager", "torch 0.5")
+OURS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "no rewrites": ("min", ()),
+    "split": ("min", (SPLIT,)),
+    "split, layout": ("min", (SPLIT, LAYOUT)),
+    "order": ("min", (ORDER,)),
+    "all": ("min", (SPLIT, LAYOUT, ORDER)),
+    "all, 0.5": ("0.5", (SPLIT, LAYOUT, ORDER)),
+    "all, max": ("max", (SPLIT, LAYOUT, ORDER)),
+}
+"""Settings of ours: a budget and the rewrites that are on."""
+
+LIBRARY: dict[str, dict[str, bool]] = {
+    "": {},
+    "TF32": {"allow_tf32": True},
+    "benchmark": {"benchmark": True},
+    "deterministic": {"deterministic": True},
+}
+"""What cuDNN is told, all else off."""
+
+TITLES = ("model", "dtype", "cuDNN", "setting", "seed", "error", "plain's", "ratio", "worst", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class GradientRow:
+    """One step under one setting.
+
+    Attributes:
+        error: Norm of the difference from float64's gradients over the norm of these.
+        from_plain: Norm of the difference from plain's over the norm of these.
+        ratio: The error over plain's, or over 2 ulp where that is less.
+        worst: The same of the parameter where it is largest.
+        forward: Relative change of the gradients where each layer's output is changed by the type's roundoff.
+        backward: The same for the gradients of each layer's output.
+    """
+
+    model: str
+    dtype: str
+    library: str
+    setting: str
+    seed: int
+    error: float
+    plain_error: float
+    from_plain: float
+    ratio: float
+    worst: float
+    forward: float
+    backward: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = harness.parser(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--compiler", choices=("inductor", "eager"), default="inductor", help="for plain and ours")
+    parser.add_argument("--model", action="append", choices=tuple(normed.FULL), help="may be repeated; default all")
+    parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default both")
+    parser.add_argument("--setting", action="append", choices=(*RIVALS, *OURS), help="default all; plain always runs")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no model is begun after these")
+    arguments = parser.parse_args(argv)
+    head = harness.header(arguments.device)
+    harness.print_header(head)
+    is_cuda = torch.device(arguments.device).type == "cuda"
+    rows, start = list[GradientRow](), time.monotonic()
+    for library in LIBRARY if is_cuda else ("",):
+        for model in arguments.model or normed.FULL:
+            for dtype in arguments.dtype or ("float32", "bfloat16"):
+                if time.monotonic() - start > arguments.seconds:
+                    harness.progress(f"{model} {dtype} {library}: no time left")
+                    continue
+                harness.progress(f"{model} {dtype} {library}")
+                with _told(library):
+                    rows += rows_of(model, dtype, library, arguments)
+                harness.write_json(arguments.json, head, rows)
+    print(harness.ascii_table(TITLES, [_cells(row) for row in rows]))
+    found = verdicts(rows)
+    print("\n".join(found))
+    return int(any("miss" in line for line in found))
+
+
+@contextmanager
+def _told(library: str) -> Iterator[None]:
+    """cuDNN told so; all else off, TF32 among it, which torch has on for convolutions by itself."""
+    flags = {"enabled": True, "benchmark": False, "deterministic": False, "allow_tf32": False, **LIBRARY[library]}
+    with torch.backends.cudnn.flags(**flags):
+        yield
+
+
+# -- one model --------------------------------------------------------------------------------------------------------
+
+
+def rows_of(model: str, dtype: str, library: str, arguments: argparse.Namespace) -> list[GradientRow]:
+    """A row for each setting and seed."""
+    wanted = [s for s in (*RIVALS, *OURS) if s == PLAIN or not arguments.setting or s in arguments.setting]
+    starts = [_start(model, dtype, seed, arguments) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
+    exact = [_in_float64(*start) for start in starts]
+    roundoff = ROUNDOFF["TF32" if library == "TF32" and dtype == "float32" else dtype]
+    known = [
+        [_change(*start, true, roundoff, in_backward=in_backward) for in_backward in (False, True)]
+        for start, true in zip(starts, exact, strict=True)
+    ]
+    rows, plain = list[GradientRow](), list[list[Tensor]]()
+    for setting in wanted:
+        with _under(setting, arguments.compiler) as compiled:
+            found = _gradients(compiled, starts)
+        plain = plain or found
+        for k, (ours, base, true, changes) in enumerate(zip(found, plain, exact, known, strict=True)):
+            error, plain_error, ulp = _distance(ours, true), _distance(base, true), 2 * torch.finfo(ours[0].dtype).eps
+            each = [
+                _distance([o], [t]) / max(_distance([b], [t]), ulp) for o, b, t in zip(ours, base, true, strict=True)
+            ]
+            rows.append(
+                GradientRow(
+                    model, dtype, library, setting, arguments.seed + k, error, plain_error, _distance(ours, base),
+                    error / max(plain_error, ulp), max(each), *changes,
+                )
+            )  # fmt: skip
+    return rows
+
+
+Start = tuple[nn.Module, tuple[Tensor, Tensor]]
+
+
+def _start(model: str, dtype: str, seed: int, arguments: argparse.Namespace) -> Start:
+    torch.manual_seed(seed)
+    module = (normed.TOY if arguments.toy else normed.FULL)[model]().train()
+    batch, size = (4, 32) if arguments.toy else (16, 64)
+    x, labels = torch.randn(batch, 3, size, size), torch.randint(0, 10, (batch,))
+    kind = getattr(torch, dtype)
+    return module.to(arguments.device, kind), (x.to(arguments.device, kind), labels.to(arguments.device))
+
+
+def _in_float64(module: nn.Module, inputs: tuple[Tensor, Tensor]) -> list[Tensor]:
+    return _gradients_of(*_doubled(module, inputs))
+
+
+def _doubled(module: nn.Module, inputs: tuple[Tensor, Tensor]) -> Start:
+    return copy.deepcopy(module).double(), (inputs[0].double(), inputs[1])
+
+
+def _gradients_of(
+    call: Callable[..., Tensor], inputs: tuple[Tensor, Tensor], module: nn.Module | None = None
+) -> list[Tensor]:
+    owner = module if module is not None else call
+    assert isinstance(owner, nn.Module)
+    owner.zero_grad()
+    call(*inputs).backward()
+    return [parameter.grad.clone() for parameter in owner.parameters() if parameter.grad is not None]
+
+
+def _gradients(compiled: Callable[[nn.Module], Callable[..., Tensor]], starts: Sequence[Start]) -> list[list[Tensor]]:
+    """Those of each start under one compilation: a module whose parameters are overwritten."""
+    module = starts[0][0]
+    states = [{k: v.clone() for k, v in start[0].state_dict().items()} for start in starts]
+    call, found = compiled(module), list[list[Tensor]]()
+    for state, (_, inputs) in zip(states, starts, strict=True):
+        module.load_state_dict(state)
+        found.append(_gradients_of(call, inputs, module))
+    module.load_state_dict(states[0])
+    return found
+
+
+def _distance(found: Sequence[Tensor], true: Sequence[Tensor]) -> float:
+    """Norm of the difference over the norm of `true`."""
+    difference = sum(float((f.double() - t.double()).square().sum()) for f, t in zip(found, true, strict=True))
+    return float((difference / sum(float(t.double().square().sum()) for t in true)) ** 0.5)
+
+
+# -- what rounding does to a model ------------------------------------------------------------------------------------
+
+
+def _change(
+    module: nn.Module, inputs: tuple[Tensor, Tensor], true: list[Tensor], part: float, *, in_backward: bool
+) -> float:
+    """How the gradients change where each layer's output, or its gradient, changes by up to `part` of each number."""
+    module, inputs = _doubled(module, inputs)
+    torch.manual_seed(1)
+
+    def changed(value: Tensor) -> Tensor:
+        return value * (1 + part * (2 * torch.rand_like(value) - 1))
+
+    def change_output(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+        if not in_backward:
+            return output + (changed(output) - output).detach()
+        if output.requires_grad:
+            output.register_hook(changed)
+        return output
+
+    for layer in module.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(change_output)
+    return _distance(_gradients_of(module, inputs), true)
+
+
+# -- the settings -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _under(setting: str, compiler: str) -> Iterator[Callable[[nn.Module], Callable[..., Tensor]]]:
+    """What compiles a module under a setting."""
+    torch.compiler.reset()
+    with ExitStack() as stack:
+        stack.enter_context(without_graph_caches())
+        if setting == "torch 0.5":
+            stack.enter_context(torch_activation_budget(0.5))
+        if setting == "eager":
+            yield lambda module: module
+        elif setting in RIVALS:
+            backend = "inductor" if compiler == "inductor" else "aot_eager_decomp_partition"
+            yield lambda module: torch.compile(module, backend=backend)
+        else:
+            budget, rewrites = OURS[setting]
+            for name, places in REWRITES.items():
+                for place, function in places if name not in rewrites else ():
+                    stack.enter_context(mock.patch.object(place, function, lambda *args, **kwargs: 0))
+            options = {"memory_budget": budget, "compiler": compiler, "time_limit": SEARCH_S}
+            yield lambda module: torch.compile(module, backend=remat, options=options)
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def verdicts(rows: Sequence[GradientRow]) -> list[str]:
+    """A line for each model, type, choice of the library and setting of ours."""
+    groups: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in rows:
+        if row.setting not in RIVALS:
+            groups.setdefault((row.model, row.dtype, row.library, row.setting), []).append(row.ratio)
+    lines = []
+    for names, ratios in groups.items():
+        median, worst = statistics.median(ratios), max(ratios)
+        is_ok = median <= MEDIAN_LIMIT and worst <= WORST_LIMIT
+        lines.append(
+            f"{'ok' if is_ok else 'miss'}: {', '.join(filter(None, names))}: median {median:.2f}, worst {worst:.2f}"
+        )
+    return lines
+
+
+def _cells(row: GradientRow) -> list[str]:
+    figures = row.error, row.plain_error, row.ratio, row.worst, row.forward, row.backward
+    return [
+        row.model,
+        row.dtype,
+        row.library or "-",
+        row.setting,
+        str(row.seed),
+        *(f"{value:.2g}" for value in figures),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
