@@ -205,7 +205,7 @@ def test_a_plan_above_the_budget_is_obeyed_with_a_warning(tmp_path: Path) -> Non
         trained(memory_budget=0.7, plan_dir=tmp_path)
     (report,) = compile_remat.reports()
     assert report.plan is not None and report.budget_bytes is not None
-    assert (report.status, report.plan.is_feasible) == ("REPLAYED", False)
+    assert (report.plan.status, report.plan.is_feasible) == (Status.REPLAYED, False)
     assert report.plan.peak_bytes > report.budget_bytes
     assert "pinned plan" in report.message
 

@@ -105,8 +105,9 @@ class SizeLadder(Hook):
         self.refusals.check(request, self._named(sizes))
         failure: BudgetError | None = None
         for target in dict.fromkeys(self._targets(sizes, request)):
-            is_last = target == sizes
-            asked = replace(request, may_miss=True) if is_last and isinstance(request, SharedOption) else request
+            asked = request
+            if isinstance(request, SharedOption) and request.others_bytes and target == sizes:  # the last resort
+                asked = replace(request, may_miss=True)
             try:
                 found = self._compiled(region, asked, target)
             except BudgetError as error:

@@ -60,7 +60,7 @@ def test_an_error_has_the_floor_and_the_tensors_of_its_own_size(compiler: str, f
 
 @pytest.mark.usefixtures("own_caches")
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [pytest.param(None, marks=pytest.mark.full), True])
 def test_smaller_sizes_train_after_a_refusal(compiler: str, dynamic: bool | None) -> None:
     """As where a batch size is searched for: 40 rows and 400 lie on different sides of what Inductor assumes."""
     call = compiled(compiler, dynamic=dynamic)
@@ -147,3 +147,24 @@ def test_inputs_that_share_memory_are_not_traced_again() -> None:
         with pytest.raises(BudgetError) as caught:
             call(whole[:rows], whole[rows:])
     assert "These are the figures of" in caught.value.__notes__[0] and "100" in caught.value.__notes__[0]
+
+
+@pytest.mark.usefixtures("own_caches")
+def test_graphs_of_one_step_have_the_error_of_its_size() -> None:
+    """What one of two graphs needs alone is an error at once, and no warning followed by the next step's error."""
+    first, second = model(), model()
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = first(x)
+        torch._dynamo.graph_break()
+        return second(x).square().mean()  # type: ignore[no-any-return]
+
+    options = {"memory_budget": BUDGET, "compiler": "eager"}
+    call: Callable[..., torch.Tensor] = torch.compile(broken, backend=remat, dynamic=True, options=options)
+    for rows in (1500, 4096, 300, 1500, 300):
+        if rows == 300:
+            call(torch.randn(rows, 64)).backward()
+            continue
+        with pytest.raises(BudgetError) as caught:
+            call(torch.randn(rows, 64))
+        assert caught.value.largest[0].shape == (rows, 64)

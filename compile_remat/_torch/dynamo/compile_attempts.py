@@ -4,9 +4,9 @@ Dynamo has callbacks for the end of an attempt and hooks for the bytecode that i
 the frame of ``convert_frame._compile`` is looked up on the stack.  ``torch._dynamo.reset`` drops the callbacks, and not the hooks.
 
 Private names of torch, read in 2.13: ``torch._dynamo.callback.callback_handler``, ``convert_frame.register_bytecode_hook`` and the
-local variables of ``convert_frame._compile``; `_torchdynamo_orig_backend`, `OptimizedModule.dynamo_ctx` and `callback`,
-``torch._TorchCompileWrapper.compiler_fn``, `Module._compiled_call_impl`.  What a version does not have is never seen: this serves
-warnings alone, and no compilation may fail by it.
+local variables of ``convert_frame._compile``; ``_torchdynamo_orig_backend`` of what wraps a backend, ``dynamo_ctx`` and
+``_compiled_call_impl`` of modules, ``compiler_fn`` of ``torch._TorchCompileWrapper``.  What a version does not have is never seen:
+this serves warnings alone, and no compilation may fail by it.
 """
 
 from __future__ import annotations
