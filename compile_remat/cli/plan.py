@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
     parser.add_argument(
         "--gradients", choices=("end", "early"), default="end", help="when they leave the backward (default end)"
     )
+    parser.add_argument(
+        "--inputs",
+        choices=("as_plain", "constant"),
+        default="as_plain",
+        help="which inputs the backward may read again (default as_plain)",
+    )
     parser.add_argument("--reserve", default="5%", help="kept free on the device (default 5%%)")
     parser.add_argument(
         "--time-limit",
@@ -281,6 +287,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         Reserve.parse(arguments.reserve),
         time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
         gradients=arguments.gradients,
+        inputs=arguments.inputs,
         slices=parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
     )
     return builder, target

@@ -53,6 +53,18 @@ def test_plan_with_early_gradients_has_a_lower_floor_and_the_optimizers_workspac
     assert 0 < found["early"]["optimizer_workspace_bytes"] < found["end"]["optimizer_workspace_bytes"]
 
 
+def test_plan_with_inputs_that_stay_has_no_snapshots(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {}
+    for inputs in ("as_plain", "constant"):
+        given = ["--json", "--no-largest-batch", "--budget", "min", "--inputs", inputs]
+        assert cli.main(["plan", *MODEL, *given]) == 0
+        found[inputs] = json.loads(capsys.readouterr().out)["plan"]["saved"]
+    assert {value: any("snapshot" in name for name in saved) for value, saved in found.items()} == {
+        "as_plain": True,
+        "constant": False,
+    }
+
+
 WORDS = ["tests.planned_models:llama_of_many_words", "--device", "h100-sxm"]
 
 
