@@ -279,7 +279,7 @@ def _under(setting: str, compiler: str) -> Iterator[Callable[[nn.Module], Callab
             for name, places in REWRITES.items():
                 for place, function in places if name not in rewrites else ():
                     stack.enter_context(mock.patch.object(place, function, lambda *args, **kwargs: 0))
-            options = {"memory_budget": budget, "compiler": compiler, "time_limit": SEARCH_S}
+            options: dict[str, Any] = {"memory_budget": budget, "compiler": compiler, "time_limit": SEARCH_S}
             yield lambda module: torch.compile(module, backend=remat, options=options)
 
 
