@@ -13,6 +13,7 @@ large is the error of *any* program in that type.  A ReLU whose input changes it
 is no multiple of the roundoff: it goes more like its root.
 
 On a GPU each setting runs with TF32 off and on, and with cuDNN's own choice of an algorithm, its benchmark, and deterministic ones.
+About a minute: `--device cuda --compiler eager --setting "no rewrites" --setting split --setting all --seeds 2 --seconds 60`.
 """
 
 import argparse
@@ -121,16 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     harness.print_header(head)
     is_cuda = torch.device(arguments.device).type == "cuda"
     rows, start = list[GradientRow](), time.monotonic()
-    for library in LIBRARY if is_cuda else ("",):
-        for model in arguments.model or normed.FULL:
-            for dtype in arguments.dtype or ("float32", "bfloat16"):
-                if time.monotonic() - start > arguments.seconds:
-                    harness.progress(f"{model} {dtype} {library}: no time left")
-                    continue
-                harness.progress(f"{model} {dtype} {library}")
-                with _told(library):
-                    rows += rows_of(model, dtype, library, arguments)
-                harness.write_json(arguments.json, head, rows)
+    for model in arguments.model or normed.FULL:
+        for dtype in arguments.dtype or ("float32", "bfloat16"):
+            if time.monotonic() - start > arguments.seconds:
+                harness.progress(f"{model} {dtype}: no time left")
+                continue
+            harness.progress(f"{model} {dtype}")
+            rows += rows_of(model, dtype, tuple(LIBRARY) if is_cuda else ("",), arguments)
+            harness.write_json(arguments.json, head, rows)
     print(harness.ascii_table(TITLES, [_cells(row) for row in rows]))
     found = verdicts(rows)
     print("\n".join(found))
@@ -148,33 +147,41 @@ def _told(library: str) -> Iterator[None]:
 # -- one model --------------------------------------------------------------------------------------------------------
 
 
-def rows_of(model: str, dtype: str, library: str, arguments: argparse.Namespace) -> list[GradientRow]:
-    """A row for each setting and seed."""
+def rows_of(model: str, dtype: str, libraries: Sequence[str], arguments: argparse.Namespace) -> list[GradientRow]:
+    """A row for each setting, choice of the library and seed; what is compiled once runs under each choice."""
     wanted = [s for s in (*RIVALS, *OURS) if s == PLAIN or not arguments.setting or s in arguments.setting]
     starts = [_start(model, dtype, seed, arguments) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
     exact = [_in_float64(*start) for start in starts]
-    roundoff = ROUNDOFF["TF32" if library == "TF32" and dtype == "float32" else dtype]
-    known = [
-        [_change(*start, true, roundoff, in_backward=in_backward) for in_backward in (False, True)]
-        for start, true in zip(starts, exact, strict=True)
-    ]
-    rows, plain = list[GradientRow](), list[list[Tensor]]()
+    rows, plain, known = list[GradientRow](), dict[str, list[list[Tensor]]](), dict[str, list[list[float]]]()
+    for library in libraries:
+        roundoff = ROUNDOFF["TF32" if library == "TF32" and dtype == "float32" else dtype]
+        known[library] = [
+            [_change(*start, true, roundoff, in_backward=in_backward) for in_backward in (False, True)]
+            for start, true in zip(starts, exact, strict=True)
+        ]
     for setting in wanted:
         with _under(setting, arguments.compiler) as compiled:
-            found = _gradients(compiled, starts)
-        plain = plain or found
-        for k, (ours, base, true, changes) in enumerate(zip(found, plain, exact, known, strict=True)):
-            error, plain_error, ulp = _distance(ours, true), _distance(base, true), 2 * torch.finfo(ours[0].dtype).eps
-            each = [
-                _distance([o], [t]) / max(_distance([b], [t]), ulp) for o, b, t in zip(ours, base, true, strict=True)
-            ]
-            rows.append(
-                GradientRow(
-                    model, dtype, library, setting, arguments.seed + k, error, plain_error, _distance(ours, base),
-                    error / max(plain_error, ulp), max(each), *changes,
-                )
-            )  # fmt: skip
+            call = compiled(starts[0][0])
+            for library in libraries:
+                with _told(library):
+                    found = _gradients(call, starts)
+                base = plain.setdefault(library, found)
+                for k, figures in enumerate(zip(found, base, exact, known[library], strict=True)):
+                    rows.append(_row((model, dtype, library, setting, arguments.seed + k), *figures))
     return rows
+
+
+def _row(
+    names: tuple[str, str, str, str, int],
+    ours: list[Tensor],
+    base: list[Tensor],
+    true: list[Tensor],
+    changes: list[float],
+) -> GradientRow:
+    error, plain_error, ulp = _distance(ours, true), _distance(base, true), 2 * torch.finfo(ours[0].dtype).eps
+    each = [_distance([o], [t]) / max(_distance([b], [t]), ulp) for o, b, t in zip(ours, base, true, strict=True)]
+    ratio = error / max(plain_error, ulp)
+    return GradientRow(*names, error, plain_error, _distance(ours, base), ratio, max(each), *changes)
 
 
 Start = tuple[nn.Module, tuple[Tensor, Tensor]]
@@ -207,11 +214,11 @@ def _gradients_of(
     return [parameter.grad.clone() for parameter in owner.parameters() if parameter.grad is not None]
 
 
-def _gradients(compiled: Callable[[nn.Module], Callable[..., Tensor]], starts: Sequence[Start]) -> list[list[Tensor]]:
-    """Those of each start under one compilation: a module whose parameters are overwritten."""
+def _gradients(call: Callable[..., Tensor], starts: Sequence[Start]) -> list[list[Tensor]]:
+    """Those of each start by the first one's compiled module, whose parameters are overwritten."""
     module = starts[0][0]
     states = [{k: v.clone() for k, v in start[0].state_dict().items()} for start in starts]
-    call, found = compiled(module), list[list[Tensor]]()
+    found = list[list[Tensor]]()
     for state, (_, inputs) in zip(states, starts, strict=True):
         module.load_state_dict(state)
         found.append(_gradients_of(call, inputs, module))
@@ -272,7 +279,7 @@ def _under(setting: str, compiler: str) -> Iterator[Callable[[nn.Module], Callab
             for name, places in REWRITES.items():
                 for place, function in places if name not in rewrites else ():
                     stack.enter_context(mock.patch.object(place, function, lambda *args, **kwargs: 0))
-            options = {"memory_budget": budget, "compiler": compiler, "time_limit": SEARCH_S}
+            options: dict[str, Any] = {"memory_budget": budget, "compiler": compiler, "time_limit": SEARCH_S}
             yield lambda module: torch.compile(module, backend=remat, options=options)
 
 
@@ -293,6 +300,30 @@ def verdicts(rows: Sequence[GradientRow]) -> list[str]:
             f"{'ok' if is_ok else 'miss'}: {', '.join(filter(None, names))}: median {median:.2f}, worst {worst:.2f}"
         )
     return lines
+
+
+MEDIAN_TITLES = ("model", "dtype", "setting", "error", "of plain", "ratio", "highest", "forward", "backward")
+
+
+def medians(rows: Sequence[GradientRow]) -> tuple[Sequence[str], list[list[str]]]:
+    """Titles, and a line for each model, type and setting: medians over the seeds, and the highest ratio."""
+    groups: dict[tuple[str, str, str], list[GradientRow]] = {}
+    for row in rows:
+        groups.setdefault((row.model, row.dtype, row.setting), []).append(row)
+    lines = []
+    for names, group in groups.items():
+        fields = ("error", "plain_error", "ratio", "forward", "backward")
+        error, plain, ratio, *changes = (statistics.median(getattr(row, field) for row in group) for field in fields)
+        highest = max(row.ratio for row in group)
+        figures = [
+            f"{error:.1e}",
+            f"{plain:.1e}",
+            f"{ratio:.2f}",
+            f"{highest:.2f}",
+            *(f"{value:.1e}" for value in changes),
+        ]
+        lines.append([*names, *figures])
+    return MEDIAN_TITLES, lines
 
 
 def _cells(row: GradientRow) -> list[str]:

@@ -32,7 +32,8 @@ class Bottleneck(nn.Module):
         h = x
         for k, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             h = norm(convolution(h if k == 0 else h.relu()))
-        return (h + self.around(x)).relu()
+        out: Tensor = (h + self.around(x)).relu()
+        return out
 
 
 class ResNet(nn.Module):
