@@ -29,8 +29,8 @@ NAMES = (
 )
 APART = frozenset(
     {
-        "ablation", "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "gpu_peaks", "narrowing_time", "picture",
-        "plain", "planning_time", "published", "scheduler_scale", "slice_time", "workspaces",
+        "ablation", "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "gpu_peaks", "inputs",
+        "narrowing_time", "picture", "plain", "planning_time", "published", "scheduler_scale", "slice_time", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which are called by themselves."""

@@ -64,8 +64,8 @@ class Distilled(nn.Module):
 
 
 def teacher(scale: float) -> Built:
-    """8 linear layers that follow the features of an averaged copy of themselves"""
-    depth, width, rows = scaled(8, scale, least=2), scaled(256, scale, step=64, least=64), scaled(4096, scale)
+    """4 linear layers that follow the features of an averaged copy of themselves"""
+    depth, width, rows = scaled(4, scale, least=2), scaled(256, scale, step=64, least=64), scaled(4096, scale)
     return Distilled(width, depth), (torch.randn(rows, width),)
 
 
@@ -105,12 +105,25 @@ def frozen_norms(scale: float) -> Built:
     return nn.Sequential(nn.Conv2d(3, width, 3, 1, 1), *blocks, *head), (torch.randn(batch, 3, 32, 32),)
 
 
+class Stem(nn.Module):
+    """Frozen layers before trained ones, and a loss of all outputs."""
+
+    def __init__(self, width: int, frozen: int, trained: int) -> None:
+        super().__init__()
+        layers = [layer for _ in range(frozen + trained) for layer in (nn.Linear(width, width), nn.GELU())]
+        self.layers = nn.Sequential(*layers)
+        self.layers[: 2 * frozen].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> []"""
+        out = self.layers(x)
+        return out.square().mean() + 0.3 * out.mean()
+
+
 def frozen_stem(scale: float) -> Built:
-    """A frozen embedding network before 6 trained layers"""
+    """2 frozen linear layers before 3 trained ones"""
     width, rows = scaled(256, scale, step=64, least=64), scaled(4096, scale)
-    stem = [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.GELU())]
-    trained = [layer for _ in range(6) for layer in (nn.Linear(width, width), nn.GELU())]
-    return nn.Sequential(nn.Sequential(*stem).requires_grad_(False), *trained), (torch.randn(rows, width),)
+    return Stem(width, 2, 3), (torch.randn(rows, width),)
 
 
 FROZEN: dict[str, Callable[[float], Built]] = {
