@@ -26,6 +26,7 @@ from compile_remat.passes import (
     Plan,
     Planner,
     Status,
+    add_snapshots,
     as_in_torch,
     deliver_marked,
     extract,
@@ -33,6 +34,7 @@ from compile_remat.passes import (
     must_be_saved,
     plain_option,
     positions_of_inputs,
+    readable_inputs,
     rewritten,
     unreadable_inputs,
 )
@@ -158,12 +160,10 @@ def split_without_planner(
     try:
         joint = rewritten(as_in_torch(joint_module, **keywords), splits_convolutions=False)
         if joint.has_backward:
-            saved = list(
-                dict.fromkeys(
-                    [*joint_graph.torch_choice(joint), *must_be_saved(joint), *joint_graph.forward_only(joint)]
-                )
-            )
+            chosen = joint_graph.torch_choice(joint)
+            saved = list(dict.fromkeys([*chosen, *must_be_saved(joint), *joint_graph.forward_only(joint)]))
             modules = joint_graph.extract_modules(joint, saved)
+            joint = replace(joint, readable=readable_inputs(joint, chosen))
             _record_fallback(joint_module, settings, message, _describe(joint, saved, settings))
             return modules
     except Exception:
@@ -175,6 +175,7 @@ def split_without_planner(
 def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
     """What saving these nodes comes to; None where that breaks what broke the planner."""
     try:
+        joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
         problem, _ = priced_problem(joint, settings, saved)
         plain_bytes = max(settings.plain_bytes, plain_option(problem, in_groups=settings.is_for_cpu).peak_bytes)
         budget_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))

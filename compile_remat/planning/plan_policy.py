@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -172,7 +173,9 @@ def gain_of_constant(planner: Planner, plan: Plan, effective: EffectiveBudget, *
     if not is_asked or not snapshots_of(planner.problem, plan)["num_snapshots"]:
         return ""
     try:
-        other = choose(planner.on(without_snapshots(planner.problem)), effective).plan
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a plan that is not taken
+            other = choose(planner.on(without_snapshots(planner.problem)), effective).plan
     except BudgetError:
         return ""
     spared_ns = plan.extra_time_ns - other.extra_time_ns

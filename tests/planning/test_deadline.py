@@ -55,6 +55,12 @@ def _fresh(own_caches: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _inputs_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets are close to the floors of small models: copies of inputs would be above them."""
+    monkeypatch.setenv("REMAT_INPUTS", "constant")
+
+
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """A clock by which everything takes too long."""

@@ -71,6 +71,7 @@ OTHER_SETTINGS: dict[str, object] = {
     "is_here": False,
     "slices": 8,
     "narrows": True,
+    "inputs_are_constant": True,
     "expandable": True,
     "budget": MemoryBudget("bytes", 1 << 20),
     "device": load_device("h200"),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import compile_remat
-from compile_remat import backend
 from compile_remat.backend import remat
+from compile_remat.compilation import regions
 from compile_remat.device.measure import peak_bytes
 from compile_remat.runtime import peak_monitor
 from compile_remat.runtime.peak_monitor import TRIES, Reading, reader_of
@@ -62,7 +62,7 @@ class Allocator:
 
 def with_allocator(monkeypatch: pytest.MonkeyPatch, readings: Sequence[tuple[int, int]]) -> Allocator:
     allocator = Allocator(readings)
-    monkeypatch.setattr(backend, "reader_of", lambda device: allocator)
+    monkeypatch.setattr(regions, "reader_of", lambda device: allocator)
     return allocator
 
 
