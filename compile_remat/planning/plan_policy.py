@@ -178,8 +178,9 @@ def gain_of_constant(planner: Planner, plan: Plan, effective: EffectiveBudget, *
             other = choose(planner.on(without_snapshots(planner.problem)), effective).plan
     except BudgetError:
         return ""
-    spared_ns = plan.extra_time_ns - other.extra_time_ns
-    if other.peak_bytes >= LOWER * plan.peak_bytes and spared_ns < FASTER * plan.step_time_ns:
+    is_lower = other.peak_bytes < LOWER * plan.peak_bytes
+    is_faster = plan.extra_time_ns - other.extra_time_ns >= FASTER * plan.step_time_ns
+    if not (is_lower if effective.budget.kind == "min" or not plan.is_feasible else is_faster):
         return ""
     return (
         f'with inputs="constant" the peak would be {format_bytes(other.peak_bytes)} and the extra time '
