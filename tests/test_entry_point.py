@@ -52,6 +52,11 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
 
 
+gives_up_lstm = pytest.mark.skipif(
+    torch.__version__ >= "2.15", reason="Dynamo breaks the graph around nn.LSTM, and plans what lies beside it"
+)
+
+
 def compiled(model: Any) -> Any:
     return torch.compile(model, backend=entry_point.remat, options=OPTIONS)
 
@@ -63,6 +68,7 @@ def said(step: Callable[[], object]) -> list[str]:
     return [str(w.message) for w in seen if w.category is PlannerWarning and "holds nowhere" in str(w.message)]
 
 
+@gives_up_lstm
 def test_a_forward_that_dynamo_gives_up_is_said_in_its_first_step(watch: entry_point.Watch) -> None:
     call = compiled(Recurrent())
     (text,) = said(lambda: call(TOKENS).backward())
@@ -123,6 +129,7 @@ def test_what_is_planned_says_nothing(watch: entry_point.Watch) -> None:
     assert watch.has_graph and not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+@gives_up_lstm
 def test_hooks_on_parameters_stand_in_nobodys_way(watch: entry_point.Watch) -> None:
     """They are there from the first attempt to the first gradient: copies and files of the model have none."""
     model = Recurrent()
@@ -164,6 +171,7 @@ def test_what_is_compiled_for_inference_and_trained_as_it_is_says_nothing(watch:
     assert not said(run)
 
 
+@gives_up_lstm
 def test_after_a_reset_of_dynamos_it_is_seen_again(watch: entry_point.Watch) -> None:
     """A reset drops the callbacks; they come back with the next function that is compiled, by any backend."""
     torch.compiler.reset()
