@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.problem import Problem
-from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
 
 
 def plain_time_ns(problem: Problem) -> int | None:
-    """Return the estimated time of a step that saves the problem's `reference`, with those tags that torch obeys.
+    """Return the estimated time of a step that saves the problem's `reference`.
 
     None where the problem does not know what torch saves.
     """
     if not problem.reference:
         return None
-    saved = np.zeros((len(problem.values), 1), dtype=bool)
-    saved[list(problem.reference)] = True
-    return problem.step_time_ns + int(Simulator(obeying(problem, LIKE_TORCH)).times_ns(saved)[0])
+    saved, seen = frozenset(problem.reference), set[int]()
+    stack = [v for step in problem.steps for v in step.reads]
+    extra_ns = 0
+    while stack:
+        v = stack.pop()
+        if v not in seen:
+            seen.add(v)
+            value = problem.values[v]
+            extra_ns += value.save_time_ns if v in saved else value.time_ns
+            stack += () if v in saved else value.reads
+    return problem.step_time_ns + extra_ns
