@@ -21,6 +21,7 @@ from benchmarks import (
     gap,
     gpu_peaks,
     guard,
+    inputs,
     max_speed,
     narrowing,
     plain,
@@ -64,7 +65,9 @@ Figures of an H200 come first: peaks by `max_memory_allocated`, times by CUDA ev
 code of Inductor, fixed shapes, float32 where nothing else is said.
 Peaks are exact: they count every call of the allocator in the second training step (forward and backward, no optimizer).
 Each section names the command that prints it; `--json` writes what is stored in `benchmarks/results/`.
-Sizes are MiB unless a unit is given."""
+Sizes are MiB unless a unit is given.
+Peaks and times under a budget are of plans with `inputs="constant"`, from before that setting, where no other is named; the
+default adds [this](#what-it-costs-to-read-only-the-inputs-that-plain-torchcompile-reads)."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +339,10 @@ def _planning_time_summary(rows: Rows) -> str:
     return planning_time.summary([planning_time.PlanningTimeRow(**fields) for fields in rows])
 
 
+def _inputs(rows: Rows) -> list[Table]:
+    return [(inputs.TITLES, inputs.table([inputs.InputsRow(**fields) for fields in rows]))]
+
+
 def _conv_gradients(rows: Rows) -> list[Table]:
     return [conv_gradients.medians([conv_gradients.GradientRow(**fields) for fields in rows])]
 
@@ -545,6 +552,19 @@ Each operator runs once by itself, and the allocator is watched. "Inductor calls
 operator alone calls it, instead of a kernel of Inductor's own. "plan": what the memory model counts for it while it runs.""",
         _workspaces,
         _workspaces_summary,
+    ),
+    Section(
+        "What it costs to read only the inputs that plain torch.compile reads",
+        "inputs_cpu.json",
+        "python -m benchmarks.inputs --json benchmarks/results/inputs_cpu.json",
+        """\
+Predicted lowest peaks, and extra time at shares of plain's peak, under `inputs="as_plain"`; "cost" is the difference from
+`constant`, of the peak or of the step's time, "copies" what plans save of inputs. The last four models have frozen parts.
+`recurrent` and `frozen stem` have an input that plain does not read again, and from which `constant` recomputes for nothing: the
+cost is that tensor (17.25 of 27.1 MiB; 4 of 16.5), `llama`'s is its embedding. `wavenet` is the search: the lowest plan of
+`constant` has 51.41 MiB with its copies, and the search finds 54.01 (it finds lower ones in `densenet`, `fourier`, `teacher`).
+See [correctness](correctness.md#inputs-that-change-before-the-backward).""",
+        _inputs,
     ),
     Section(
         "Gradients of convolutional models against float64",
