@@ -35,7 +35,7 @@ NOWHERE = 'memory_budget holds nowhere: torch.compile(backend="remat") has got n
 
 
 class Watch:
-    """Whether a graph that trains has reached the backend, and what is said where none has.
+    """Watches for a graph that trains to reach the backend, and warns where none has.
 
     Attributes:
         is_called: Whether any graph has, one for inference included.

@@ -65,7 +65,7 @@ def _handled(node: Any, original: Backward, arguments: tuple[Any, ...]) -> Any:
 
 
 def says_changed(error: RuntimeError) -> bool:
-    """Whether autograd refuses a backward because a saved tensor has another version than when it was saved."""
+    """Returns whether autograd refuses a backward because a saved tensor has another version than when it was saved."""
     return "has been modified by an inplace operation" in str(error)
 
 

@@ -390,7 +390,7 @@ _OF_RUNTIME = ("Philox", "ForwardToken", "BackwardToken", "Tangent")
 
 
 def is_state_of_runtime(given: fx.Node) -> bool:
-    """Whether an input is a seed, an offset, a token or a tangent, by AOTAutograd's descriptor."""
+    """Returns whether an input is a seed, an offset, a token or a tangent, by AOTAutograd's descriptor."""
     return type(given.meta.get("desc")).__name__.startswith(_OF_RUNTIME)
 
 

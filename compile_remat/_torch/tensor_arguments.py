@@ -68,7 +68,7 @@ def is_plain_tensor(value: torch.Tensor) -> bool:
 
 
 def version_of(value: object) -> int | None:
-    """How often a tensor has been written into, as autograd counts; None for a tensor of inference mode, and what is none."""
+    """Returns the number of writes into a tensor by autograd's count; None in inference mode and for what is no tensor."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
 
 

@@ -49,7 +49,7 @@ class Recompiler:
         return replace(self, compilation=again)
 
     def guards_hold(self, sizes: Sizes) -> bool:
-        """Whether all that was assumed of the graph's sizes holds at these."""
+        """Returns whether all that was assumed of the graph's sizes holds at these."""
         return guards_hold(self.compilation.example_inputs, sizes)
 
     def compile(

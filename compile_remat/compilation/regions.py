@@ -29,7 +29,7 @@ from compile_remat.runtime.size_ladder import SizeLadder
 
 @dataclass(frozen=True)
 class RegionMaker:
-    """What a graph's region is made of, whenever its first plan is found; holds none of the graph's inputs.
+    """Parts of a graph's region, whenever its first plan is found; holds none of the graph's inputs.
 
     Attributes:
         partitioner: Of the first compilation; later ones differ from it in request, sizes and what the process has shown.

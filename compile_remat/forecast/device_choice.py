@@ -20,7 +20,7 @@ from compile_remat.passes import Plan, plain_time_ns
 from compile_remat.planning.plan_policy import choose
 
 TorchSets = dict[str, list[Any]]
-"""What torch saves of a step, by name; see `chosen_by_torch`."""
+"""Nodes that torch saves of a step, by the name of the choice; see `chosen_by_torch`."""
 
 
 @dataclass(frozen=True)

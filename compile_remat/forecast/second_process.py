@@ -29,7 +29,7 @@ SECONDS_TO_END = 1.0
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the modules of a process are found by, and what they may look at."""
+    """Paths, folder and environment: how a process finds modules, and what they may look at."""
 
     path: tuple[str, ...]
     folder: str
@@ -37,7 +37,7 @@ class Surroundings:
 
     @staticmethod
     def now() -> Surroundings:
-        """Those of this process."""
+        """Returns the surroundings of this process."""
         return Surroundings(tuple(sys.path), os.getcwd(), dict(os.environ))
 
     def take_up(self) -> None:

@@ -63,7 +63,7 @@ NOT_ZERO = frozenset({aten.linalg_lu_solve.default, aten.lu_unpack.default, aten
 COPIES = frozenset(
     {aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.fill_.Scalar, aten.zero_.default}
 )
-"""What a wrapper calls that takes nothing beside its outputs, for sure, where no operand is lazy and all lie alike."""
+"""Operators that a wrapper calls and that take nothing beside its outputs, for sure, where no operand is lazy and all lie alike."""
 UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 _implementations = private_name("torch.library", "_impls")
@@ -124,7 +124,7 @@ def workspace_bytes(target: Any, args: Sequence[object], kwargs: Mapping[str, ob
 
 
 def _is_plain(args: Sequence[object]) -> bool:
-    """Whether a copy is made of elements as they lie: torch transposes by blocks, and resolves what is lazy first."""
+    """Returns whether a copy is made of elements as they lie: torch transposes by blocks, and resolves what is lazy first."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     return len({sizes.hint_strides(tensor) for tensor in tensors}) < 2 and not any(map(lazily, tensors))
 

@@ -230,7 +230,7 @@ def hook_workspace_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> 
 
 
 def state_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
-    """What the optimizer allocates for the parameters that train, by `optimizer_state`."""
+    """Returns the bytes that the optimizer allocates for the parameters that train, by `optimizer_state`."""
     held = held_by_running()
     return config.optimizer_state.of(
         free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
@@ -239,7 +239,7 @@ def state_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class LaterAuto:
-    """What `auto` comes to when the second step begins, where it is called: the smallest figure of all ranks.
+    """Returns what `auto` comes to when the second step begins, where it is called: the smallest figure of all ranks.
 
     Gradients that lie there by then stay there while the step runs: it is the second micro-batch of several, or gradients are set
     to zero and not to None.  They are allocated, so they are not free.  While the first ones are accumulated, the optimizer has not

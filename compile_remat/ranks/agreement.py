@@ -57,7 +57,7 @@ class Agreement:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other rank takes part in the graph."""
+        """True where no other rank takes part in the graph."""
         return self._board is None
 
     # -- before the plan ----------------------------------------------------------------------------------------------

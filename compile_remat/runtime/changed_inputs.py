@@ -42,7 +42,7 @@ class _Version:
 
     @property
     def has_changed(self) -> bool:
-        """Whether somebody has written into it since; no if nobody has it any more."""
+        """Returns whether somebody has written into it since; no if nobody has it any more."""
         found = (reference() for reference in self.tensors)
         return any(t is not None and version_of(t) != self.number for t in found)
 

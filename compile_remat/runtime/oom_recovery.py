@@ -136,7 +136,7 @@ class OomRecovery(Hook):
         call.notes[self] = Start(problem=problem) if problem else self._start(args)
 
     def _room_bytes(self, region: CompiledRegion) -> int:
-        """What copies may take beside the plan's peak."""
+        """Returns the bytes that copies may take beside the plan's peak."""
         report = region.running.report
         peak_bytes = report.scheduled_peak_bytes or report.predicted_peak_bytes
         if self.limit_bytes is None or peak_bytes is None:

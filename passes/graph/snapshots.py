@@ -114,7 +114,7 @@ def restore_forward(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
 
 
 def _may_change(joint: joint_graph.Joint, given: fx.Node) -> bool:
-    """Whether an input is a tensor of the caller's; tangents, sizes, seeds, tokens and opaque objects are not."""
+    """Returns whether an input is a tensor of the caller's; tangents, sizes, seeds, tokens and opaque objects are not."""
     if given in joint.info.tangents_closure or not isinstance(given.meta.get("val"), torch.Tensor):
         return False
     return not joint_graph.is_state_of_runtime(given)
@@ -183,7 +183,7 @@ def _copied(
 
 
 def _replayed(copy: fx.Node, path: Sequence[fx.Node], made: list[fx.Node]) -> fx.Node:
-    """What a path of views from the source leads to, from the copy; new nodes are appended to `made`."""
+    """Returns the end of a path of views, built anew from the copy; new nodes are appended to `made`."""
     at = copy
     for view in path[1:]:
         with copy.graph.inserting_after(at):

@@ -15,7 +15,7 @@ INDICES = ("reads", "moved", "copies", "ordered_by", "parts", "sparing")
 
 
 def has_snapshots(problem: Problem) -> bool:
-    """Whether there is an input that the backward may not read."""
+    """Returns whether there is an input that the backward may not read."""
     return any(value.is_snapshot for value in problem.values)
 
 

@@ -102,7 +102,7 @@ class Plan(Viewable):
 
     @property
     def base(self) -> BaseStep:
-        """What its extra time is measured from: plain torch.compile's own plan, or where that is not known, the fastest plan."""
+        """The base of its extra time: plain torch.compile's own plan, or where that is not known, the fastest plan."""
         if self.plain_time_ns is None:
             return BaseStep(self.time_ns - self.extra_time_ns)
         return BaseStep(self.plain_time_ns, PLAIN)
@@ -162,7 +162,7 @@ class Plan(Viewable):
 
     @property
     def _overhead_text(self) -> str:
-        """What recomputing and saving take, beside the same of the base: together they are the extra time."""
+        """Text: time of recomputing and saving beside that of the base; the differences add up to the extra time."""
         text = f"{format_time(self.recompute_time_ns)}; saving takes {format_time(self.saving_time_ns)}"
         if self.sliced:  # its kernels are others
             return text

@@ -1,4 +1,4 @@
-"""What Dynamo says of the frames that it compiles, and of those that it gives up, under whichever backend.
+"""Reports of Dynamo about the frames that it compiles, and of those that it gives up, under whichever backend.
 
 Dynamo has callbacks for the end of an attempt and hooks for the bytecode that it makes.  Neither says which frame it was, so that
 the frame of ``convert_frame._compile`` is looked up on the stack.  ``torch._dynamo.reset`` drops the callbacks, and not the hooks.
@@ -98,7 +98,7 @@ def _attempt() -> Attempt | None:
 
 
 def model_being_compiled() -> object:
-    """What ``torch.compile`` was called with, from inside of it; None outside."""
+    """Returns what ``torch.compile`` was called with, from inside of it; None outside."""
     frame = _frame_of("compile", "torch")
     return None if frame is None else frame.f_locals.get("model")
 
@@ -120,7 +120,7 @@ def backend_of(value: object) -> object:
 
 
 def is_compiled_by(value: object, backend: object) -> bool:
-    """Whether a function, or a module or one inside of it, was made by `torch.compile` with this backend."""
+    """Returns whether a function, or a module or one inside of it, was made by `torch.compile` with this backend."""
     if not isinstance(value, nn.Module):
         return any(found is backend for found in _backends_of(value))
     for module in value.modules():
@@ -161,6 +161,6 @@ def trained_leaves(value: object) -> Iterator[torch.Tensor]:
 
 
 def has_gradients(values: list[object]) -> bool:
-    """Whether one of these objects is a tensor that a backward has made a gradient for."""
+    """Returns whether one of these objects is a tensor that a backward has made a gradient for."""
     tensors = (v for v in values if issubclass(type(v), torch.Tensor))
     return any(t.is_leaf and t.grad is not None for t in tensors if isinstance(t, torch.Tensor))

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 
 def guards_hold(inputs: Sequence[Any], sizes: Iterable[tuple[str, int]]) -> bool:
-    """Whether all that was assumed of the symbols of these inputs holds where they have these sizes."""
+    """Returns whether all that was assumed of the symbols of these inputs holds where they have these sizes."""
     environment, known = _environment(inputs), dict(sizes)
     for guard in () if environment is None else environment.guards:
         symbols = guard.expr.free_symbols
