@@ -76,7 +76,7 @@ LIBRARY: dict[str, dict[str, bool]] = {
     "benchmark": {"benchmark": True},
     "deterministic": {"deterministic": True},
 }
-"""What cuDNN is told, all else off."""
+"""Choices of cuDNN, all others off."""
 
 TITLES = ("model", "dtype", "cuDNN", "setting", "seed", "error", "plain's", "ratio", "worst", "forward", "backward")
 
@@ -215,7 +215,7 @@ def _gradients_of(
 
 
 def _gradients(call: Callable[..., Tensor], starts: Sequence[Start]) -> list[list[Tensor]]:
-    """Those of each start by the first one's compiled module, whose parameters are overwritten."""
+    """Gradients of each start by the first one's compiled module, whose parameters are overwritten."""
     module = starts[0][0]
     states = [{k: v.clone() for k, v in start[0].state_dict().items()} for start in starts]
     found = list[list[Tensor]]()
@@ -263,7 +263,7 @@ def _change(
 
 @contextmanager
 def _under(setting: str, compiler: str) -> Iterator[Callable[[nn.Module], Callable[..., Tensor]]]:
-    """What compiles a module under a setting."""
+    """Returns the function that compiles a module under a setting."""
     torch.compiler.reset()
     with ExitStack() as stack:
         stack.enter_context(without_graph_caches())

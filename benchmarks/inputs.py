@@ -121,9 +121,6 @@ def _row(name: str, value: str, budget: str, problem: Problem, plan: Plan, secon
     )
 
 
-Costs = dict[tuple[str, str], float]
-
-
 def floor_costs(rows: Sequence[InputsRow]) -> dict[str, float]:
     """For each model, how much higher its floor is, as a part of that under `constant`."""
     floors = {(row.model, row.inputs): row.peak_bytes for row in rows if row.budget == "min"}
@@ -131,7 +128,7 @@ def floor_costs(rows: Sequence[InputsRow]) -> dict[str, float]:
     return {name: floors[name, "as_plain"] / floors[name, "constant"] - 1 for name in names}
 
 
-def time_costs(rows: Sequence[InputsRow]) -> Costs:
+def time_costs(rows: Sequence[InputsRow]) -> dict[tuple[str, str], float]:
     """For each model and share that both values keep, the extra time less that under `constant`, a part of the step."""
     kept = {(row.model, row.inputs, row.budget): row.extra for row in rows if row.budget != "min" and row.is_kept}
     pairs = {(name, budget) for name, _, budget in kept}
@@ -143,7 +140,7 @@ def time_costs(rows: Sequence[InputsRow]) -> Costs:
 
 
 def misses(rows: Sequence[InputsRow]) -> list[str]:
-    """What is worse than asked, a line each."""
+    """Returns a line for each figure that is worse than asked."""
     floors, found = floor_costs(rows), list[str]()
     for name, cost in floors.items():
         limit = BENCHMARK_FLOOR_LIMIT if name in models.CASES else FLOOR_LIMIT

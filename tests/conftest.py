@@ -28,7 +28,7 @@ def _no_plain_peaks_of_other_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def is_full(request: pytest.FixtureRequest) -> bool:
-    """Whether the tests run with --full: for those that do more then."""
+    """True under --full, for tests that do more then."""
     return bool(request.config.getoption("--full"))
 
 

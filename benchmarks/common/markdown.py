@@ -561,8 +561,8 @@ operator alone calls it, instead of a kernel of Inductor's own. "plan": what the
 Predicted lowest peaks, and extra time at shares of plain's peak, under `inputs="as_plain"`; "cost" is the difference from
 `constant`, of the peak or of the step's time, "copies" what plans save of inputs. The last four models have frozen parts.
 `recurrent` and `frozen stem` have an input that plain does not read again, and from which `constant` recomputes for nothing: the
-cost is that tensor (17.25 of 27.1 MiB; 4 of 16.5), `llama`'s is its embedding. `wavenet` is the search: the lowest plan of
-`constant` has 51.41 MiB with its copies, and the search finds 54.01 (it finds lower ones in `densenet`, `fourier`, `teacher`).
+cost is that tensor (17.25 of 27.1 MiB; 4 of 16.5), `llama`'s is its embedding. `wavenet` is the search: its copies take less
+than 0.01 MiB, and the plan found under `constant` has 51.41 MiB (in `densenet`, `fourier`, `teacher` it is the higher one).
 See [correctness](correctness.md#inputs-that-change-before-the-backward).""",
         _inputs,
     ),

@@ -31,14 +31,14 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
         has_buffer = draft in (forward_buffers if draft.in_forward else backward_buffers)
         draft.time_ns = _time(draft, work, has_buffer, cost)
         once_more[draft] = _time(draft, work, draft in backward_buffers, cost)
-    packed = {d: _packing_time(d, cost) for d in values if d.node.target is PACK_BITS}
-    packed |= {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
-    step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in packed)
+    only_if_saved = {d: _packing_time(d, cost) for d in values if d.node.target is PACK_BITS}
+    only_if_saved |= {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
+    step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in only_if_saved)
     for draft in values:
         draft.time_ns = once_more[draft]  # what is a buffer in the forward may stay in registers in the backward
         draft.save_time_ns = _save_time(draft, forward_buffers, backward_buffers, cost)
-        if draft in packed:  # it runs where it is saved, and else not at all
-            draft.time_ns = draft.save_time_ns = packed[draft]
+        if draft in only_if_saved:  # it runs where it is saved, and else not at all
+            draft.time_ns = draft.save_time_ns = only_if_saved[draft]
     return step_time_ns
 
 

@@ -102,9 +102,9 @@ def reading_snapshots(joint: joint_graph.Joint, saved: Collection[str]) -> Itera
 
 def restore_forward(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
     """Let the nodes of an extracted forward read the inputs; copies are made at the end, when nothing else has to be alive."""
-    sources = {copy.node.name: copy.source for copy in joint.snapshots}
+    names = {copy.node.name for copy in joint.snapshots}
     output = forward.graph.output_node()
-    copies = [n for n in forward.graph.nodes if n.op == "call_function" and n.name in sources]
+    copies = [n for n in forward.graph.nodes if n.op == "call_function" and n.name in names]
     for node in copies:
         source = node.all_input_nodes[0]
         node.replace_all_uses_with(source, delete_user_cb=lambda user, own=output: user is not own)

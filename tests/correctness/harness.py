@@ -28,7 +28,7 @@ A_FRACTION_IS_MISSED = r"compile_remat: memory_budget = 0\.\d+ allows "
 """What is said where a fraction lies below the floor, so that the lowest plan runs."""
 
 RUNS_UNFUSED = r"compile_remat: memory_budget may not hold, because compiler = 'eager'"
-"""What is said of a budget once, where Inductor does not run the plan."""
+"""The warning of a budget, where Inductor does not run the plan."""
 
 BUDGETS: Sequence[float | str] = ("min",)
 """What `make test` runs."""

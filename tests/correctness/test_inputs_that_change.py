@@ -444,7 +444,7 @@ def outcome(case: Case, wrap: Wrap) -> Observed | RuntimeError:
 
 
 def plain(case: Case, compiler: str) -> Observed | RuntimeError:
-    """What plain torch.compile comes to, run once."""
+    """The figures of plain torch.compile, run once."""
     key = case.name, compiler
     if key not in _PLAIN:
         _PLAIN[key] = outcome(case, reference_wrap("compiled", compiler))
@@ -460,7 +460,7 @@ def under(budget: float | str, compiler: str = "eager", **options: Any) -> Wrap:
 
 
 def differences(actual: Observed, expected: Observed) -> list[str]:
-    """What is not the same, by name: measured by its own norm, since gradients differ by orders of magnitude."""
+    """Returns what is not the same, by name: measured by its own norm, since gradients differ by orders of magnitude."""
     assert actual.keys() == expected.keys()
     largest = max(float(value.norm()) for name, value in expected.items() if "gradient" in name)
     found = []
