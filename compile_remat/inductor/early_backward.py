@@ -25,14 +25,21 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor import compile_fx as inductor
+from torch._inductor import config
 
 from compile_remat._torch import sizes
 from compile_remat._torch.version import private_name
 from compile_remat.inductor.install import CustomPartitionerFn
+from compile_remat.inductor.light_code.reading import Lowered
 from compile_remat.inductor.observe import GraphCompiler
 
+V = private_name("torch._inductor.virtualized", "V")
+NullHandler = private_name("torch._inductor.virtualized", "NullHandler")
 TracingContext = private_name("torch._guards", "TracingContext")
 unset_fake_temporarily = private_name("torch._subclasses.fake_tensor", "unset_fake_temporarily")
+
+OF_ONE_LOWERING = ("_pre_fusion_custom_pass", "layout_optimization")
+"""Options of Inductor that a compiler below `with_early_backward` sets for one graph, not for one inside of its lowering."""
 
 OF_ONE_GRAPH = ("static_input_idxs", "is_inference", "cudagraphs", "graph_id", "boxed_forward_device_index")
 """Options of ``compile_fx_inner`` that ``compile_fx_backward`` sets itself; the others are the same for both graphs."""
@@ -76,7 +83,11 @@ class PartitionRecorder(CustomPartitionerFn):
 
 
 def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) -> GraphCompiler:
-    """`compiler`, which compiles each backward right behind its forward and hands it out when torch asks for it."""
+    """`compiler`, which compiles each backward with its forward and hands it out when torch asks for it.
+
+    The backward is compiled while the forward is lowered and has no code yet: where its lowered form is refused, no code was
+    made.  Under CUDA graphs it depends on how the forward's code was partitioned, and is compiled behind it.
+    """
     early: list[tuple[object, Any]] = []
 
     def lower(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
@@ -96,21 +107,41 @@ def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) ->
             known = [compiled for then, compiled in early if then == conditions]
             early.clear()
             return known[0] if known else lower(gm, example_inputs, **options)
-        backward = recorder.backward_of(gm)
-        compiled = compiler(gm, example_inputs, **options)
-        context = TracingContext.try_get()
-        if backward is not None and context is not None and not context.fw_metadata.num_symints_saved_for_bw:
-            _compile_now(backward, context, compiled, options, compile_backward)
+        backward, context = recorder.backward_of(gm), TracingContext.try_get()
+        if backward is None or context is None or context.fw_metadata.num_symints_saved_for_bw:
+            return compiler(gm, example_inputs, **options)
+        is_compiled, outside = False, {name: getattr(config, name) for name in OF_ONE_LOWERING}
+
+        def compile_inside(lowered: Lowered) -> None:
+            nonlocal is_compiled
+            is_compiled = True
+            with config.patch(outside), V.set_distributed_autotune_state(NullHandler()):  # each lowering begins its own
+                _compile_now(backward, context, lowered, lowered.output_strides, options, compile_backward)
+
+        nested = {} if options.get("cudagraphs") else {"after_lowering": compile_inside}
+        compiled = compiler(gm, example_inputs, **nested, **options)
+        if not is_compiled:  # the forward came out of a cache, or could not be read
+            _compile_now(backward, context, compiled, context.output_strides, options, compile_backward)
         return compiled
 
     return compile_graph
 
 
 def _compile_now(
-    backward: fx.GraphModule, context: Any, forward: Any, options: Mapping[str, Any], compiler: GraphCompiler
+    backward: fx.GraphModule,
+    context: Any,
+    forward: Any,
+    strides: Sequence[Sequence[int] | None] | None,
+    options: Mapping[str, Any],
+    compiler: GraphCompiler,
 ) -> None:
-    """Compile a copy of the backward, as AOTAutograd's ``_aot_stage2b_bw_compile`` does."""
-    inputs = _inputs(backward, context)
+    """Compile a copy of the backward, as AOTAutograd's ``_aot_stage2b_bw_compile`` does.
+
+    Args:
+        forward: What Inductor made of the forward, or what it lowered it to.
+        strides: Of the forward's outputs.
+    """
+    inputs = _inputs(backward, context, strides or [])
     partitions = getattr(forward, "partition_maps", None) or ()
     is_uncaptured = bool(partitions) and getattr(forward, "has_uncaptured_partition", False)
     device = options.get("boxed_forward_device_index")
@@ -132,10 +163,10 @@ def _compile_now(
         )
 
 
-def _inputs(backward: fx.GraphModule, context: Any) -> list[Any]:
+def _inputs(backward: fx.GraphModule, context: Any, forward_strides: Sequence[Sequence[int] | None]) -> list[Any]:
     """Fake inputs of the backward; saved activations have the strides that the compiled forward gives them."""
     inputs = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
-    saved_strides = (context.output_strides or [])[context.fw_metadata.tensors_saved_for_backwards_slice]
+    saved_strides = forward_strides[context.fw_metadata.tensors_saved_for_backwards_slice]
     for position, strides in enumerate(saved_strides):
         value = inputs[position]
         if isinstance(value, torch.Tensor) and strides is not None and sizes.hint_strides(value) != tuple(strides):

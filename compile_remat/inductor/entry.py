@@ -24,6 +24,7 @@ from compile_remat.inductor.install import PARTITIONER_OPTION
 from compile_remat.inductor.install import CustomPartitionerFn as CustomPartitionerFn
 from compile_remat.inductor.observe import GraphRewrite, Observer, observed
 from compile_remat.inductor.plan_guard import guarded as under_guard
+from compile_remat.inductor.plan_guard import watched
 
 
 def _as_it_is(graph: fx.GraphModule) -> fx.GraphModule:
@@ -38,6 +39,7 @@ def compile_with_partitioner(
     *,
     guarded: bool,
     observer: Observer | None = None,
+    before_code: Observer | None = None,
     is_ordered: Callable[[fx.GraphModule], bool] = lambda graph: False,
     rewrite: GraphRewrite = _as_it_is,
 ) -> Callable[..., Any]:
@@ -49,6 +51,7 @@ def compile_with_partitioner(
         guarded: Keep Inductor's fusions to the plan.
         observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
             the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
+        before_code: Sees each graph that Inductor lowers before it makes code, the forward first, and may raise; with `observer`.
         is_ordered: Whether what draws from a generator has to run in the order of the graph.
         rewrite: Called with a graph that is compiled for inference, behind Inductor's passes over joint graphs.
     """
@@ -56,7 +59,7 @@ def compile_with_partitioner(
     compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
     if observer is not None:
         partitioner = recorder = PartitionRecorder(partitioner)
-        compiler = with_early_backward(observed(compiler, observer), recorder)
+        compiler = with_early_backward(observed(watched(compiler), observer, before_code), recorder)
     final = compiler
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:

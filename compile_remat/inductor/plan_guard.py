@@ -19,6 +19,7 @@ from compile_remat._torch.version import private_module, private_name
 from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
 from compile_remat.inductor.fusion_guard import GuardedChoices
 from compile_remat.inductor.kernel_order import move_kernels
+from compile_remat.inductor.light_code.reading import Told, watch
 from compile_remat.inductor.observe import GraphCompiler
 
 V = private_name("torch._inductor.virtualized", "V")
@@ -59,6 +60,19 @@ def _keeps_layouts(forward: fx.GraphModule) -> bool:
     return has_convolutions and not GraphLowering.decide_layout_opt(forward, is_inference=False)
 
 
+def watched(compiler: GraphCompiler) -> GraphCompiler:
+    """`compiler` with one more option: `told`, which is told of the graph once it is lowered (`watch`)."""
+
+    def compile_graph(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], *, told: Told | None = None, **options: Any
+    ) -> Any:
+        watching = Watching.behind(inductor_config._pre_fusion_custom_pass, told)
+        with inductor_config.patch(_pre_fusion_custom_pass=watching):
+            return compiler(gm, example_inputs, **options)
+
+    return compile_graph
+
+
 class PassBehind(CustomSchedulerPass):
     """A pass over a scheduler's nodes before any are joined, behind the pass that was set before.
 
@@ -73,9 +87,9 @@ class PassBehind(CustomSchedulerPass):
         self.others = others
 
     @classmethod
-    def behind(cls, others: Any) -> Callable[[list[Any]], list[Any]]:
+    def behind(cls, others: Any, *more: Any) -> Callable[[list[Any]], list[Any]]:
         """The pass, or a plain function where the one before it has no identity for torch's cache of graphs."""
-        ours = cls(others)
+        ours = cls(others, *more)
         return ours if others is None or isinstance(others, CustomSchedulerPass) else ours.__call__
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
@@ -93,6 +107,29 @@ class PassBehind(CustomSchedulerPass):
     def uuid(self) -> object:
         """The passes' identities in the key of torch's cache of graphs."""
         return self.name if self.others is None else (self.name, self.others.uuid())  # type: ignore[attr-defined]
+
+
+class Watching(PassBehind):
+    """Leaves the nodes as they are, and has `told` told of the graph once its scheduler is finished.
+
+    Args:
+        told: None where nobody asks; torch's caches do not tell the two apart, as the code is the same.
+    """
+
+    name = "compile_remat: watched"
+
+    def __init__(self, others: Callable[[list[Any]], list[Any]] | None = None, told: Told | None = None) -> None:
+        super().__init__(others)
+        self.told = told
+
+    def reorder(self, nodes: list[Any]) -> list[Any]:
+        """The same nodes."""
+        if self.told is not None:
+            watch(V.graph, self.told)
+        return nodes
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a cache key must not hold graphs
+        return (Watching, (self.others,))
 
 
 class PlannedKernels(PassBehind):

@@ -1,0 +1,86 @@
+"""Puts a graph that Inductor lowered back into the state that it was in, so that code can be made of it twice.
+
+Private names of torch, same in 2.11 to 2.15: ``GraphLowering.operations``, ``Scheduler.nodes`` and ``.name_to_buf``,
+``ir.Subgraph.graph``, the module ``torch._inductor.metrics`` and ``torch._dynamo.utils.counters``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from compile_remat._torch.version import private_module, private_name
+
+metrics = private_module("torch._inductor.metrics")
+counters = private_name("torch._dynamo.utils", "counters")
+Subgraph = private_name("torch._inductor.ir", "Subgraph")
+
+_PLAIN = (int, list, set, dict)
+"""Types of the figures that Inductor's metrics keep."""
+
+
+@contextmanager
+def untouched(graph: Any) -> Iterator[None]:
+    """Restore the graph, its scheduler, their nodes, torch's counters and Python's random state at exit.
+
+    Attributes get the values that they had; containers among them, a copy of their content.  Objects that nodes hold (loop
+    bodies, layouts, the FX graph) are not looked into.
+
+    Args:
+        graph: A ``GraphLowering`` with a finished scheduler.
+    """
+    states = [(thing, _copies(vars(thing))) for thing in _things(graph)]
+    figures = _copies({name: value for name, value in vars(metrics).items() if isinstance(value, _PLAIN)})
+    counts = {name: counter.copy() for name, counter in counters.items()}
+    random_state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(random_state)
+        counters.clear()
+        counters.update(counts)
+        vars(metrics).update(figures)
+        for thing, state in states:
+            vars(thing).clear()
+            vars(thing).update(state)
+
+
+def _things(graph: Any) -> list[Any]:
+    """The graph, its scheduler, its nodes and buffers, and the graphs of its control flow; each once."""
+    scheduler = graph.scheduler
+    found: list[Any] = [graph, *graph.operations]
+    if scheduler is not None:
+        found += [scheduler, *scheduler.name_to_buf.values()]
+        found += [part for node in scheduler.nodes for part in (node, *node.get_nodes())]
+    inner = [thing for operation in graph.operations for thing in _subgraphs(vars(operation).values())]
+    found += [part for each in inner if each is not None for part in _things(each)]
+    return list({id(thing): thing for thing in found}.values())
+
+
+def _subgraphs(values: Any) -> Iterator[Any]:
+    """The lowered graphs of a control flow operation: of branches, bodies and regions."""
+    for value in values:
+        if isinstance(value, Subgraph):
+            yield value.graph
+        elif isinstance(value, list | tuple):
+            yield from _subgraphs(value)
+
+
+def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copy(value) for name, value in values.items()}
+
+
+def _copy(value: Any) -> Any:
+    """A container with the same content, or a counter at the same number; any other value itself."""
+    if isinstance(value, itertools.count):
+        return _count_from(value)
+    is_container = isinstance(value, list | set | dict) or type(value).__name__ == "OrderedSet"
+    return value.copy() if is_container else value
+
+
+def _count_from(counter: itertools.count[int]) -> itertools.count[int]:
+    """A counter at the same number: its text is ``count(3)``, and Python 3.14 has no other way to ask."""
+    return itertools.count(int(repr(counter)[len("count(") : -1]))

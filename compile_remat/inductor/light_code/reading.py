@@ -1,0 +1,119 @@
+"""Reads a graph off Inductor between its scheduling and its code: what the code will allocate, and which node of the plan does.
+
+`watch` puts itself before the ``codegen`` of that one scheduler.  There everything is decided but the code: fusions, the order
+of kernels, layouts.  The wrapper is written with kernels that have names and no text (`backends`), and the graph is
+put back (`graph_state`).  Whoever is told may raise, and then no code is made; or return, and Inductor goes on.
+
+Private names of ``torch._inductor``, same in 2.11 to 2.15: ``Scheduler.codegen``, ``.nodes``, ``.backends``, ``.get_backend``;
+``GraphLowering.init_wrapper_code``, ``.wrapper_code``, ``.graph_outputs``, ``.name_to_buffer``; ``IRNode.origins`` and
+``.origin_node``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from sympy import sympify
+
+from compile_remat._torch.version import private_name
+from compile_remat.inductor.light_code.backends import CppScheduling, Kernels, LightCpp
+from compile_remat.inductor.light_code.graph_state import untouched
+
+LOG = logging.getLogger("compile_remat")
+V = private_name("torch._inductor.virtualized", "V")
+IRNode = private_name("torch._inductor.ir", "IRNode")
+
+Strides = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """One graph behind Inductor's scheduler.
+
+    Attributes:
+        source_code: The wrapper that the graph will get, with kernels that have no code.
+        nodes_of: For a kernel's or a buffer's name in it, the names of the FX nodes that it computes.
+        output_strides: Strides of each output as Inductor lays it out; None for what is no tensor, or has symbolic strides.
+    """
+
+    source_code: str
+    nodes_of: dict[str, tuple[str, ...]] = field(repr=False)
+    output_strides: tuple[Strides | None, ...] = ()
+
+
+Told = Callable[[Lowered], None]
+"""Is told of a graph that was lowered; raises where no code shall be made."""
+
+_is_reading: ContextVar[bool] = ContextVar("the scheduler's code is being made without kernels", default=False)
+
+
+def watch(graph: Any, told: Told) -> None:
+    """Tell `told` of a graph right before Inductor makes its code; called while its scheduler is being made.
+
+    Where the graph cannot be read, whatever the reason, that is logged and Inductor goes on.
+    """
+    if _is_reading.get():
+        return
+    scheduler = graph.scheduler
+    codegen = scheduler.codegen
+
+    def codegen_watched() -> Any:
+        del scheduler.codegen
+        lowered = _read(graph)
+        if lowered is not None:
+            told(lowered)
+        return codegen()
+
+    scheduler.codegen = codegen_watched
+
+
+def _read(graph: Any) -> Lowered | None:
+    token = _is_reading.set(True)
+    try:
+        with untouched(graph):
+            return read(graph)
+    except Exception:  # Inductor's code generators may raise anything on a graph; it is compiled without being read
+        LOG.info("the lowered graph cannot be read", exc_info=True)
+        return None
+    finally:
+        _is_reading.reset(token)
+
+
+def read(graph: Any) -> Lowered:
+    """The wrapper's code of a graph that is lowered; the graph is used up, unless it is kept `untouched`."""
+    scheduler, kernels = graph.scheduler, Kernels()
+    graph.init_wrapper_code()
+    wrapper = graph.wrapper_code
+    scheduler.backends = {}
+    for device in {node.get_device() for node in scheduler.nodes} - {None}:
+        if type(scheduler.get_backend(device)) is CppScheduling:
+            scheduler.backends[device] = LightCpp(scheduler, kernels)
+    wrapper.push_codegened_graph(graph)
+    scheduler.codegen()
+    code = wrapper.generate(graph.is_inference)[0].value
+    wrapper.pop_codegened_graph()
+    nodes_of = {name: _names(node.node for node in nodes) for name, nodes in kernels.items()}
+    nodes_of |= {name: _names([buffer]) for name, buffer in graph.name_to_buffer.items()}
+    return Lowered(code, nodes_of, tuple(map(_strides, graph.graph_outputs)))
+
+
+def _names(made: Iterable[Any]) -> tuple[str, ...]:
+    """FX nodes that some operations of Inductor compute: those that it names as their origin first."""
+    found: dict[str, None] = {}
+    for each in made:
+        origin = None if each is None else each.get_origin_node()
+        found |= dict.fromkeys([origin.name] if origin is not None else [])
+    for each in made:
+        found |= dict.fromkeys(sorted(origin.name for origin in getattr(each, "origins", ())))
+    return tuple(found)
+
+
+def _strides(output: Any) -> Strides | None:
+    if not isinstance(output, IRNode) or not output.has_tensor_output():
+        return None
+    strides = output.get_layout().stride
+    return tuple(map(int, strides)) if all(each.is_number for each in map(sympify, strides)) else None
