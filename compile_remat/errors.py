@@ -113,6 +113,15 @@ class BudgetError(RematError):
         """The same error with the floor under `inputs="constant"`; a subclass has advice of its own."""
         return self._with(self.hint, constant_floor_bytes) if type(self) is BudgetError else self
 
+    def with_floor(self, floor_bytes: int, largest: tuple[LiveBuffer, ...]) -> "BudgetError":
+        """The same error with the lowest peak that was observed, and the tensors live at it."""
+        other = copy.copy(self)
+        BudgetError.__init__(
+            other, self.budget_bytes, floor_bytes, largest, self.written, self.hint, self.constant_floor_bytes
+        )
+        other.graph_key = self.graph_key
+        return other
+
     def _with(self, hint: str, constant_floor_bytes: int) -> "BudgetError":
         other = BudgetError(self.budget_bytes, self.floor_bytes, self.largest, self.written, hint, constant_floor_bytes)
         other.graph_key = self.graph_key

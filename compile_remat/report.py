@@ -48,6 +48,9 @@ class Report(Viewable):
         from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
         plain: What plain torch.compile takes for this graph; None where nobody asked: no fraction, no peers.
         offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
+        observed_peak_bytes: The region peak of the graphs as Inductor lowered them, before it made any code; None where they were
+            not read.
+        rounds: How many plans were lowered for it, this one among them.
         scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
             to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
         reserved_peak_bytes: What torch's CUDA allocator reserves for such steps, where it held nothing before: a replay of the
@@ -89,6 +92,8 @@ class Report(Viewable):
     from_cache: bool = False
     check: str = ""
     caveat: str = ""
+    observed_peak_bytes: int | None = None
+    rounds: int = 1
     scheduled_peak_bytes: int | None = None
     offers: tuple[PlanOption, ...] = ()
     reserved_peak_bytes: int | None = None
@@ -114,8 +119,11 @@ class Report(Viewable):
 
     @property
     def predicted_peak_bytes(self) -> int | None:
-        """The plan's region peak.  This and the figures below are None where there is no plan."""
-        return None if self.plan is None else self.plan.peak_bytes
+        """The plan's region peak, as it was observed or else as it was assumed.
+
+        This and the figures below are None where there is no plan.
+        """
+        return self.observed_peak_bytes or (None if self.plan is None else self.plan.peak_bytes)
 
     @property
     def prediction_error(self) -> float | None:

@@ -18,15 +18,16 @@ from compile_remat.compilation import report_cache
 from compile_remat.compilation.caveats import caveats_of, unplanned, with_caveats
 from compile_remat.compilation.feedback import (
     Emissions,
-    bytes_to_plan_for,
     settle,
     with_scheduled_peak,
     with_scheduled_range,
 )
+from compile_remat.compilation.readings import PlanRefused, Readings
 from compile_remat.compilation.report_cache import Kept
+from compile_remat.compilation.rounds import Rounds
 from compile_remat.config import RematConfig
 from compile_remat.cost_models import is_random
-from compile_remat.errors import find_error, warn
+from compile_remat.errors import BudgetError, find_error, warn, without_traceback
 from compile_remat.inductor.called_regions import calls_regions, inlined_calls
 from compile_remat.inductor.cpp_kernels.building import build, building_postponed
 from compile_remat.inductor.entry import (
@@ -37,10 +38,10 @@ from compile_remat.inductor.entry import (
 )
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
-from compile_remat.passes import Status
+from compile_remat.passes import Assumptions, Status
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.partitioner import RematPartitioner
-from compile_remat.planning.request import FitBelow, Resume
+from compile_remat.planning.request import FitBelow, Resume, target_bytes_of
 from compile_remat.report import Report, record, recording, write
 from compile_remat.verify.first_step import compile_checked
 
@@ -58,9 +59,6 @@ INNER_OPTIONS = {"reorder_for_locality": False}
 gradient is the end of the graph, so that all that the gradients are computed from lives until then."""
 
 _REGIONS = itertools.count(1)
-
-TIGHTENINGS = 2
-"""The maximum number of times that a graph is planned and compiled again because its code needs more than the budget."""
 
 
 class Compilation:
@@ -126,7 +124,10 @@ class Compilation:
         return self.config.compiler == "eager" or not partitioner.guarded or is_below
 
     def _enter(
-        self, partitioner: RematPartitioner, observer: Observer | None = None
+        self,
+        partitioner: RematPartitioner,
+        observer: Observer | None = None,
+        rounds: Rounds | None = None,
     ) -> tuple[Compiled, RematPartitioner]:
         """Compile; where a deadline ends the planning, compile the incumbent past torch's caches.
 
@@ -134,22 +135,24 @@ class Compilation:
         """
         enter = self._enter_with(partitioner)
         try:
-            with recording():  # the reports of an interrupted attempt are dropped
-                return enter(partitioner, observer), partitioner
+            with recording() as reports:  # those of an interrupted attempt are dropped
+                return enter(partitioner, observer, _judged(rounds, reports, partitioner)), partitioner
         except Exception as error:
             found = find_error(error, DeadlineReached)
             if found is None:
                 raise
             resume = found.resume
         partitioner = replace(partitioner, request=resume)
-        with without_partition_cache():
-            return enter(partitioner, observer), partitioner
+        with without_partition_cache(), recording() as reports:
+            return enter(partitioner, observer, _judged(rounds, reports, partitioner)), partitioner
 
     def _enter_with(self, guide: RematPartitioner) -> Callable[..., Compiled]:
-        """``enter(partitioner, observer)`` under the options that go with `guide`."""
+        """``enter(partitioner, observer, before_code)`` under the options that go with `guide`."""
         options = self._options(guide)
 
-        def enter(chosen: CustomPartitionerFn, observer: Observer | None = None) -> Compiled:
+        def enter(
+            chosen: CustomPartitionerFn, observer: Observer | None = None, before_code: Observer | None = None
+        ) -> Compiled:
             rewrite = {"rewrite": chosen.with_copies} if isinstance(chosen, RematPartitioner) else {}
             if self.config.compiler == "eager":
                 return compile_eager(self.gm, self.example_inputs, chosen, **rewrite)
@@ -160,6 +163,7 @@ class Compilation:
                 options,
                 guarded=guide.guarded,
                 observer=observer,
+                before_code=before_code,
                 is_ordered=draws_in_turn,
                 **rewrite,
             )
@@ -215,47 +219,71 @@ class Compilation:
     # -- inside a budget ----------------------------------------------------------------------------------------------
 
     def _enter_within(self, partitioner: RematPartitioner) -> Compiled:
-        """Compile, compare the peak of the final code with the budget; where it is above, plan for less and compile again.
+        """Plan, have the graphs lowered and read, and plan again until a plan is taken; then make its code.
 
-        C++ kernels are built once a plan is kept.
+        C++ kernels are built once the code's own peak was seen as well.
 
         Raises:
-            BudgetError: The code of the lowest plan needs more than the budget.
+            BudgetError: The lowest plan that was seen needs more than the budget.
         """
+        rounds = self._found_before(partitioner)
+        first = None if rounds.is_settled else self._side_file(partitioner)
+        while True:
+            try:
+                return self._round(rounds, first)
+            except Exception as error:
+                if find_error(error, PlanRefused) is None:
+                    found = find_error(error, BudgetError)
+                    if found is None:
+                        raise
+                    rounds.failed(without_traceback(found))
+
+    def _found_before(self, partitioner: RematPartitioner) -> Rounds:
+        """Where an earlier process ended: with the plan that it took, or at the beginning."""
         side_file = self._side_file(partitioner)
-        for _ in range(TIGHTENINGS):  # where an earlier process ended
-            bytes_then = None if side_file is None else report_cache.recall(side_file).tightened_bytes
-            if bytes_then is None:
-                break
-            partitioner = replace(partitioner, request=FitBelow(bytes_then))
-            side_file = self._side_file(partitioner)
-        for left in reversed(range(TIGHTENINGS + 1)):
-            with recording() as reports, building_postponed(self.patches) as graphs:
-                emissions = Emissions()
-                compiled, partitioner = self._enter(partitioner, emissions)
-                side_file = None if isinstance(partitioner.request, Resume) else side_file
-                with sizes_at(partitioner.sizes):
-                    reports[:] = with_scheduled_peak(reports, emissions)
-                    if not reports and emissions.seen:
-                        run = emissions.region_run()
-                        reports.append(self._unplanned(partitioner, None if run is None else run.peak_bytes))
-                tightened_bytes = (
-                    bytes_to_plan_for(reports, partitioner.settings, partitioner.request) if left else None
-                )
-                if tightened_bytes is None:
-                    reports[:] = settle(reports, partitioner.settings, partitioner.request)
-                    if partitioner.settings.budget.kind == "bytes":
-                        reports[:] = with_scheduled_range(reports, emissions)
-                    self._keep(side_file, reports)
-                    build(graphs)
-                    return compiled
-                if side_file is not None:
-                    report_cache.store(side_file, Kept(tuple(reports), tightened_bytes))
-                LOG.info("%s", reports[0])
-                reports.clear()
-            partitioner = replace(partitioner, request=FitBelow(tightened_bytes))
-            side_file = self._side_file(partitioner)
-        raise AssertionError("the last round returns")
+        kept = Kept() if side_file is None else report_cache.recall(side_file)
+        if kept.next_bytes is None:
+            return Rounds(partitioner)
+        request = FitBelow(kept.next_bytes) if kept.next_bytes else partitioner.request
+        assumed = Assumptions.from_text(kept.next_assumed)
+        return Rounds(replace(partitioner, request=request, assumed=assumed), is_settled=True)
+
+    def _round(self, rounds: Rounds, first: Path | None) -> Compiled:
+        """Compile one plan.
+
+        Args:
+            first: The side file of the first plan, which says which one was taken.
+
+        Raises:
+            PlanRefused: It is not taken.
+        """
+        with recording() as reports, building_postponed(self.patches) as graphs:
+            emissions = Emissions()
+            compiled, partitioner = self._enter(rounds.partitioner, emissions, rounds)
+            side_file = None if isinstance(partitioner.request, Resume) else self._side_file(partitioner)
+            with sizes_at(partitioner.sizes):
+                reports[:] = with_scheduled_peak(reports, emissions)
+                if not reports and emissions.seen:
+                    run = emissions.region_run()
+                    reports.append(self._unplanned(partitioner, None if run is None else run.peak_bytes))
+            rounds.judge_code(reports)
+            reports[:] = settle(reports, partitioner.settings, partitioner.request)
+            reports[:] = [rounds.concluded(report) for report in reports]
+            if partitioner.settings.budget.kind == "bytes":
+                reports[:] = with_scheduled_range(reports, emissions)
+            self._keep(side_file, reports)
+            if first is not None and side_file is not None and side_file != first:
+                target_bytes = target_bytes_of(partitioner.request) or 0
+                report_cache.store(first, Kept((), target_bytes, partitioner.assumed.to_text()))
+            build(graphs)
+            return compiled
+
+
+def _judged(rounds: Rounds | None, reports: Sequence[Report], partitioner: RematPartitioner) -> Readings | None:
+    """Has the plan that `reports` will tell of judged by its lowered graphs, at the sizes that it is planned for."""
+    if rounds is None:
+        return None
+    return Readings(lambda: rounds.begin(reports), lambda run: rounds.judge(reports, run), partitioner.sizes)
 
 
 def draws_in_turn(graph: fx.GraphModule) -> bool:

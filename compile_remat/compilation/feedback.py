@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-import torch
-
 from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.units import format_bytes
 from compile_remat.compilation.region_run import RegionRun, run_region, run_unsplit
@@ -51,10 +49,6 @@ class Emissions:
             return None
         return self._known(lambda: run_region(forwards[0], backwards[0]))
 
-    def is_for_cuda(self) -> bool:
-        """Whether a graph takes tensors that torch's CUDA allocator made."""
-        return any(isinstance(x, torch.Tensor) and x.is_cuda for emitted in self.seen for x in emitted.inputs)
-
     def _known(self, run: Callable[[], T]) -> T | None:
         try:
             return run()
@@ -73,14 +67,17 @@ class Emissions:
 def with_scheduled_peak(reports: Sequence[Report], emissions: Emissions) -> list[Report]:
     """The reports of one compilation; a single one gets what the code that was emitted needs."""
     run = emissions.region_run() if len(reports) == 1 else None
-    if run is None:
-        return list(reports)
-    report = replace(reports[0], scheduled_peak_bytes=run.peak_bytes)
-    if emissions.is_for_cuda():
-        held = run.reservation
-        reserved_bytes, required_bytes = held.reserved_peak_bytes, held.required_peak_bytes
-        report = replace(report, reserved_peak_bytes=reserved_bytes, required_peak_bytes=required_bytes)
-    return [report]
+    return list(reports) if run is None else [with_run(reports[0], run)]
+
+
+def with_run(report: Report, run: RegionRun) -> Report:
+    """The report with what a dry run of its graphs' code asks the allocator for."""
+    report = replace(report, scheduled_peak_bytes=run.peak_bytes)
+    if not run.is_cuda:
+        return report
+    held = run.reservation
+    reserved_bytes, required_bytes = held.reserved_peak_bytes, held.required_peak_bytes
+    return replace(report, reserved_peak_bytes=reserved_bytes, required_peak_bytes=required_bytes)
 
 
 def with_scheduled_range(reports: Sequence[Report], emissions: Emissions) -> list[Report]:
@@ -111,7 +108,7 @@ def bytes_to_plan_for(reports: Sequence[Report], settings: Settings, request: Re
     A pinned plan stays: the user wants this one.
     """
     excess_bytes = _excess_bytes(reports, settings)
-    if excess_bytes <= 0 or _is_lowest(reports[0]):
+    if excess_bytes <= 0 or is_lowest(reports[0]):
         return None
     plan = reports[0].plan
     assert plan is not None and plan.budget_bytes is not None
@@ -136,7 +133,7 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         return [replace(report, message=joined(report.message, text)) for report in reports]
     report = reports[0]
     assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
-    if _is_lowest(report) and settings.is_given and not source_of(settings.budget, from_auto=settings.from_auto):
+    if is_lowest(report) and settings.is_given and not source_of(settings.budget, from_auto=settings.from_auto):
         largest = report.plan.largest
         raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest, settings.budget.written)
     needed = format_bytes(report.budget_bytes + excess_bytes)
@@ -159,5 +156,11 @@ def _excess_bytes(reports: Sequence[Report], settings: Settings) -> int:
     return max(peak_bytes, required_bytes or 0) - budget_bytes
 
 
-def _is_lowest(report: Report) -> bool:
+def is_too_large(report: Report, settings: Settings) -> bool:
+    """Whether the code needs more than the budget."""
+    return _excess_bytes([report], settings) > 0
+
+
+def is_lowest(report: Report) -> bool:
+    """Whether the plan is the lowest that the planner knows of."""
     return report.plan is not None and report.floor_bytes is not None and report.plan.peak_bytes <= report.floor_bytes

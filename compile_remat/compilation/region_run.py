@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
 from compile_remat._torch.sizes import in_blocks, storage_nbytes
+from compile_remat.compilation.region_facts import graph_facts
 from compile_remat.cost_models import Event, Reservation, reservation_of
 from compile_remat.device import free_memory
 from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_run
+from compile_remat.passes import GraphFacts, RegionFacts
 
 STEPS = 3
 """Steps that the allocator's reservation is worked out for; the second one may find the segments of the first one cut up."""
@@ -27,12 +29,22 @@ class RegionRun:
         events: What both allocate and free, in order: a storage by any key and its bytes, or 0 where it is freed.
         held: Bytes of each tensor that goes into the forward, parameters and buffers among them.
         is_cuda: Whether torch's CUDA allocator serves it.
+        forward, backward: Facts of the two graphs, where they were read before their code was made.
     """
 
     live_bytes: int
     events: tuple[Event, ...]
     held: tuple[int, ...] = ()
     is_cuda: bool = False
+    forward: GraphFacts | None = field(default=None, repr=False)
+    backward: GraphFacts | None = field(default=None, repr=False)
+
+    @property
+    def facts(self) -> RegionFacts | None:
+        """Facts of both graphs; None of code that came out of a cache or was emitted."""
+        if self.forward is None or self.backward is None:
+            return None
+        return RegionFacts(self.forward, self.backward, self.peak_bytes)
 
     @cached_property
     def peak_bytes(self) -> int:
@@ -85,7 +97,11 @@ def run_region(forward: Emitted, backward: Emitted) -> RegionRun:
     live_bytes = max(first.peak_bytes, sum(held.values()) + second.peak_bytes)
     numbers = {-1 - storage: ("forward", storage) for storage, _ in counted.values() if storage >= 0}
     events = (*((("forward", s), n) for s, n in first.events), *_later(second, numbers))
-    return _of_inputs(forward, live_bytes, events)
+    run = _of_inputs(forward, live_bytes, events)
+    if not (forward.nodes_of and backward.nodes_of):
+        return run
+    outputs_bytes = sum(held.values())
+    return replace(run, forward=graph_facts(forward, first), backward=graph_facts(backward, second, outputs_bytes))
 
 
 def _of_inputs(forward: Emitted, live_bytes: int, events: tuple[Event, ...]) -> RegionRun:

@@ -26,7 +26,7 @@ from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
-SCHEMA = 7
+SCHEMA = 8
 
 
 def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:
@@ -51,12 +51,15 @@ class Kept:
 
     Attributes:
         reports: None of them where no partition was made.
-        tightened_bytes: What the compilation was given up for: its plan turned out too large, and one for these bytes was made.
+        next_bytes: What the compilation was given up for, where its plan was refused: the lowest or the fastest plan below so many
+            bytes; 0 where that was a plan for the same budget.  None where its plan was taken.
+        next_assumed: What that plan assumes, as `Assumptions.to_text` writes it.
         written: Positions of the inputs that the graph writes into; None where they are not known.
     """
 
     reports: tuple[Report, ...] = ()
-    tightened_bytes: int | None = None
+    next_bytes: int | None = None
+    next_assumed: str = ""
     written: tuple[int, ...] | None = None
 
 

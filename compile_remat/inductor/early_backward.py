@@ -35,8 +35,12 @@ from compile_remat.inductor.observe import GraphCompiler
 
 V = private_name("torch._inductor.virtualized", "V")
 NullHandler = private_name("torch._inductor.virtualized", "NullHandler")
+TritonBundler = private_name("torch._inductor.triton_bundler", "TritonBundler")
 TracingContext = private_name("torch._guards", "TracingContext")
 unset_fake_temporarily = private_name("torch._subclasses.fake_tensor", "unset_fake_temporarily")
+
+OF_THE_BUNDLER = ("_entries", "_static_autotuners", "_winners")
+"""The Triton kernels of the graph that is lowered, as Inductor's bundler collects them for the cache of graphs."""
 
 OF_ONE_LOWERING = ("_pre_fusion_custom_pass", "layout_optimization")
 """Options of Inductor that a compiler below `with_early_backward` sets for one graph, not for one inside of its lowering."""
@@ -115,7 +119,7 @@ def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) ->
         def compile_inside(lowered: Lowered) -> None:
             nonlocal is_compiled
             is_compiled = True
-            with config.patch(outside), V.set_distributed_autotune_state(NullHandler()):  # each lowering begins its own
+            with config.patch(outside), _lowering_inside():
                 _compile_now(backward, context, lowered, lowered.output_strides, options, compile_backward)
 
         nested = {} if options.get("cudagraphs") else {"after_lowering": compile_inside}
@@ -161,6 +165,20 @@ def _compile_now(
         inductor.compile_fx_backward(
             copied, inputs, compiler_config_extra=extra, inner_compile=partial(compiler, **shared)
         )
+
+
+@contextmanager
+def _lowering_inside() -> Iterator[None]:
+    """One graph may be lowered while another one is: what Inductor keeps for the graph that it lowers is put aside."""
+    kept = {name: getattr(TritonBundler, name) for name in OF_THE_BUNDLER if hasattr(TritonBundler, name)}
+    try:
+        for name in kept:
+            setattr(TritonBundler, name, None)
+        with V.set_distributed_autotune_state(NullHandler()):
+            yield
+    finally:
+        for name, value in kept.items():
+            setattr(TritonBundler, name, value)
 
 
 def _inputs(backward: fx.GraphModule, context: Any, forward_strides: Sequence[Sequence[int] | None]) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,12 +41,16 @@ class DryRun:
         returned: For each value that is returned, the storage it lies in, as a number that only this run knows, and its bytes;
             None for what is no tensor, and for what lies in an input that does not count.
         events: What is allocated and freed, in order: a storage and its bytes, or 0 where it is freed.
+        moments: Bytes live while each statement runs, in order, by the kernel that it calls or the variable that it makes.
+        variables: For each variable that held counted storages, their bytes.
     """
 
     peak_bytes: int
     output_bytes: int
     returned: tuple[tuple[int, int] | None, ...]
     events: tuple[tuple[int, int], ...] = ()
+    moments: tuple[tuple[str, int], ...] = ()
+    variables: Mapping[str, int] = field(default_factory=dict)
 
 
 Counted = Mapping[int, tuple[int, int]]
@@ -164,6 +168,8 @@ class _Run:
         self.workspace = _Workspace()
         self.peak = 0
         self.events: list[tuple[int, int]] = []
+        self.moments: list[tuple[str, int]] = []
+        self.variables: dict[str, int] = {}
         self.returned: Sequence[object] = ()
 
     def block(self, body: Sequence[ast.stmt]) -> None:
@@ -174,7 +180,8 @@ class _Run:
         returned = [next(self._counted(value), None) for value in self.returned]
         outputs = dict(filter(None, returned))
         dropped = [(k, 0) for k, count in self.holders.items() if count and self.bytes[k] and k not in outputs]
-        return DryRun(self.peak, sum(outputs.values()), tuple(returned), (*self.events, *dropped))
+        events, moments = (*self.events, *dropped), tuple(self.moments)
+        return DryRun(self.peak, sum(outputs.values()), tuple(returned), events, moments, self.variables)
 
     def _function(self, node: ast.expr) -> ast.FunctionDef | None:
         """The module's own function that an expression calls."""
@@ -240,7 +247,7 @@ class _Run:
                     self._delete(target)
             case ast.Expr():
                 self._call(node.value)
-                self.peak = max(self.peak, self.live + self.workspace.nbytes)
+                self._see(_called(node.value))
             case ast.With() | ast.If() | ast.While():
                 self._blocks(node)
             case ast.Return(value=ast.expr() as returned):
@@ -308,10 +315,18 @@ class _Run:
                 self.live += nbytes
                 self._note(key, nbytes)
             self.holders[key] = self.holders.get(key, 0) + 1
-        self.peak = max(self.peak, self.live + self.workspace.nbytes)  # what the variable held before is still there
+        self._see(name)  # what the variable held before is still there
         self._release(name)
         self.names[name] = value
         self.held[name] = [k for k, _ in storages]
+        if storages:
+            self.variables[name] = sum(nbytes for _, nbytes in storages)
+
+    def _see(self, label: str) -> None:
+        """Note the bytes that are live now, with those that the statement's operators take for themselves."""
+        live_bytes = self.live + self.workspace.nbytes
+        self.peak = max(self.peak, live_bytes)
+        self.moments.append((label, live_bytes))
 
     def _counted(self, value: object) -> Iterator[tuple[int, int]]:
         """The storages behind a value that count, each once; inputs that share one are one."""
@@ -333,6 +348,16 @@ class _Run:
         """An event of a storage, unless it has no bytes: the allocator is not asked for it."""
         if self.bytes[key]:
             self.events.append((key, nbytes))
+
+
+def _called(node: ast.expr) -> str:
+    """The kernel that a statement calls, or the variable that it writes into; empty for other calls."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="run")):
+            return name
+        case ast.Call(keywords=keywords):
+            return next((k.value.id for k in keywords if k.arg == "out" and isinstance(k.value, ast.Name)), "")
+    return ""
 
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:

@@ -16,6 +16,8 @@ from compile_remat.errors import BudgetError, warn
 from compile_remat.passes import (
     CLOCK,
     NO_LEAF,
+    NOTHING_ASSUMED,
+    Assumptions,
     Plan,
     Planner,
     PlanOption,
@@ -111,6 +113,7 @@ def plan_joint(
     early: tuple[int, ...] = (),
     narrows: bool = False,
     readable: ReadableInputs | None = None,
+    assumed: Assumptions = NOTHING_ASSUMED,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -125,6 +128,7 @@ def plan_joint(
         pinned: The plan that a file has for this graph; None where `plan_dir` is still to be looked at.
         narrows: Whether values have a narrow form that the plan may save in their place.
         readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
+        assumed: What was observed of earlier plans of this graph, in place of crude rules.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -167,7 +171,7 @@ def plan_joint(
     joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
     cost = settings.cost(joint.module.graph)
     builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
-    problem = builder.build(reference)
+    problem = builder.build(reference).with_facts(assumed)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
     planner = Planner(problem, settings.time_limit, deadline)
     budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(effective)
@@ -185,7 +189,7 @@ def plan_joint(
     joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
     problem = planner.problem
     plain_ns = plain_time_ns(replace(problem, reference=builder.saved_by(torch_saves, problem)))
-    if not isinstance(request_now, SharedOption):
+    if not isinstance(request_now, SharedOption) and assumed == NOTHING_ASSUMED:
         own = _in_own_graphs(chosen, planner, request, effective, builder)
         chosen, problem = own.chosen, own.problem
     said = gain_of_constant(planner, chosen.plan, effective, is_asked=with_plain and isinstance(request_now, Fit))

@@ -23,6 +23,8 @@ from compile_remat.budget import MemoryBudget
 from compile_remat.cost_models import Times, load_device
 from compile_remat.errors import ConfigError, PlannerWarning, RematError, warn
 from compile_remat.passes import (
+    NOTHING_ASSUMED,
+    Assumptions,
     Plan,
     Planner,
     Status,
@@ -71,13 +73,14 @@ def split(
     is_cached: bool = False,
     has_deadline: bool = True,
     early: tuple[int, ...] = (),
+    assumed: Assumptions = NOTHING_ASSUMED,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
 
     Args:
         is_cached: Whether torch stores what is returned in its cache.
         has_deadline: See `plan_joint`.
-        early: See `plan_joint`.
+        early, assumed: See `plan_joint`.
 
     Raises:
         DeadlineReached: The clock stopped the planning, and torch would keep the plan.
@@ -92,6 +95,7 @@ def split(
             static_lifetime_input_indices=static_lifetime_input_indices,
             has_deadline=has_deadline,
             early=early,
+            assumed=assumed,
         )
         if planned is not None:
             if is_cached and planned.resume is not None:

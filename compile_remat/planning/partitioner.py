@@ -19,7 +19,13 @@ from compile_remat._torch.sizes import sizes_at
 from compile_remat._util.size_range import Sizes
 from compile_remat.errors import PlanMismatchError
 from compile_remat.inductor.entry import CustomPartitionerFn
-from compile_remat.passes import keep_matmuls_in_place, lay_gradients_out_once, unroll_sliced_calls
+from compile_remat.passes import (
+    NOTHING_ASSUMED,
+    Assumptions,
+    keep_matmuls_in_place,
+    lay_gradients_out_once,
+    unroll_sliced_calls,
+)
 from compile_remat.planning.inner_planning import with_copies_in_backward
 from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
@@ -33,6 +39,7 @@ class RematPartitioner(CustomPartitionerFn):
     Attributes:
         settings: Constant while a graph is compiled.
         request: What this attempt asks of the planner.
+        assumed: What was observed of earlier plans of the graph.
         sources_hash: `sources_hash()`.
         plans_hash: `hash_of_plans` of the folder in the settings.
         fallback: Why the planner failed; with a reason here the planner is left alone.
@@ -47,6 +54,7 @@ class RematPartitioner(CustomPartitionerFn):
 
     settings: Settings
     request: Request = Fit()
+    assumed: Assumptions = NOTHING_ASSUMED
     sources_hash: str = ""
     plans_hash: str = ""
     fallback: str = ""
@@ -76,6 +84,7 @@ class RematPartitioner(CustomPartitionerFn):
                 is_cached=is_cached,
                 has_deadline=not self.is_installed,
                 early=self.early,
+                assumed=self.assumed,
                 **keywords,
             )
         if by_inductor:

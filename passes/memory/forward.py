@@ -231,7 +231,8 @@ class Forward:
         for v, value in enumerate(self.values):
             if value.held_bytes:
                 fixed[: v + 1] += value.held_bytes
-            if value.in_forward and (beside_bytes := value.transient_bytes + value.workspace_bytes):
+            beside_bytes = value.transient_bytes + value.workspace_bytes + value.observed_forward_bytes
+            if value.in_forward and beside_bytes:
                 fixed[v] += beside_bytes - (value.nbytes if v in self.copied else 0)
             if begin[v] != v and self.values[begin[v]].in_forward and not self._is_stored[v]:
                 fixed[begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it

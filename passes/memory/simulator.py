@@ -127,8 +127,10 @@ class Simulator:
         self.step_item_of = np.array(
             [s.gradients[0] if _is_item(s) else b for b, s in enumerate(steps)], dtype=np.int64
         )
-        self.workspace = np.array([v.workspace_bytes for v in values], dtype=np.int64)
-        self.step_transient = np.array([s.transient_bytes + s.workspace_bytes for s in steps], dtype=np.int64)
+        self.workspace = np.array([v.workspace_bytes + v.observed_bytes for v in values], dtype=np.int64)
+        self.step_transient = np.array(
+            [s.transient_bytes + s.workspace_bytes + s.observed_bytes for s in steps], dtype=np.int64
+        )
         self.step_held = np.array([s.held_bytes for s in steps], dtype=np.int64)
         ends = lifetimes.step_end
         self.incoming = [

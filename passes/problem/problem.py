@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
+
+from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions
 
 
 class Kernel(StrEnum):
@@ -81,6 +83,8 @@ KERNELS_OWN = frozenset(
         "sparing",
         "spared_ops",
         "is_snapshot",
+        "observed_forward_bytes",
+        "observed_bytes",
     }
 )
 """Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
@@ -153,6 +157,8 @@ class Value:
             live as long as it does, and it as long as they.
         is_snapshot: Whether it is a copy of an input, for readers that are computed again: nothing in the forward reads it.  The
             forward makes it at its end, and only if it is saved.
+        observed_forward_bytes: Bytes in use in the forward while it is computed, above what all else here explains.
+        observed_bytes: The same in the backward, where it is computed once more.
         gradient_readers: Of an output, the steps that read the gradient that comes in for it, which is as large.  Where the
             backward reads the output itself, both are alive; else one stands for the other (`is_output`).
     """
@@ -184,6 +190,8 @@ class Value:
     parts: tuple[int, ...] = ()
     may_differ: bool = False
     is_snapshot: bool = False
+    observed_forward_bytes: int = 0
+    observed_bytes: int = 0
     gradient_readers: tuple[int, ...] = ()
     origin: Origin = field(default_factory=Origin)
 
@@ -216,6 +224,7 @@ class Step:
         workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
         is_channels_last: As for a `Value`.
         held_bytes: Bytes of copies of inputs that the forward makes at its start and that this step is the last to read.
+        observed_bytes: As for a `Value`.
     """
 
     name: str
@@ -237,6 +246,7 @@ class Step:
     held_bytes: int = 0
     is_channels_last: bool = False
     copies: tuple[int, ...] = ()
+    observed_bytes: int = 0
     origin: Origin = field(default_factory=Origin)
 
 
@@ -251,6 +261,7 @@ class Problem:
         reference: Indices of the values that torch's own default partition saves, roots in place of views; empty
             where it was not asked.
         estimated: Operators whose arithmetic no formula knows, priced by the bytes that they move; sorted, each once.
+        key_before_facts: The key of the problem that `with_facts` was asked of; empty where it was not.
     """
 
     values: tuple[Value, ...]
@@ -258,14 +269,48 @@ class Problem:
     step_time_ns: int = 0
     reference: tuple[int, ...] = ()
     estimated: tuple[str, ...] = ()
+    key_before_facts: str = ""
 
     def key(self) -> str:
-        """Hash of the graph with its sizes and prices; equal in every process, and at every budget.
+        """Hash of the graph with its sizes and prices; equal in every process, at every budget, and whatever was observed.
 
         It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
         `reference` (not known at every budget), `step_time_ns`, `estimated` and `KERNELS_OWN` are not in it.
         """
-        return self._key
+        return self.key_before_facts or self._key
+
+    def with_facts(self, assumed: Assumptions) -> Problem:
+        """The problem with what was observed of plans in place of what was assumed of them.
+
+        Only pointwise nodes may be in registers; what is assumed of other nodes' buffers stays as it is.
+        """
+        if assumed == NOTHING_ASSUMED:
+            return self
+        forward, backward = dict(assumed.stored), dict(assumed.stored_again)
+        forward_bytes, backward_bytes = dict(assumed.forward_bytes), dict(assumed.backward_bytes)
+
+        def value(v: Value) -> Value:
+            known: dict[str, Any] = {}
+            if v.kernel == POINTWISE and v.name in forward:
+                known |= {"realised": forward[v.name], "realised_again": v.is_realised_again}
+            if v.kernel == POINTWISE and v.name in backward:
+                known |= {"realised_again": backward[v.name], "is_inner": False, "is_drawn": False}
+            if v.name in forward_bytes:
+                known["observed_forward_bytes"] = forward_bytes[v.name]
+            if v.name in backward_bytes:
+                known["observed_bytes"] = backward_bytes[v.name]
+            return replace(v, **known) if known else v
+
+        def step(s: Step) -> Step:
+            known: dict[str, Any] = {}
+            if s.kernel == POINTWISE and s.name in backward:
+                known |= {"realised": backward[s.name], "is_inner": False, "excess_ops": 0}
+            if s.name in backward_bytes:
+                known["observed_bytes"] = backward_bytes[s.name]
+            return replace(s, **known) if known else s
+
+        values, steps = tuple(map(value, self.values)), tuple(map(step, self.steps))
+        return replace(self, values=values, steps=steps, key_before_facts=self.key())
 
     @cached_property
     def _key(self) -> str:
@@ -275,7 +320,13 @@ class Problem:
     def to_json(self) -> str:
         """The problem as JSON; `from_json` gives an equal one."""
         nodes = {"values": [_plain(v) for v in self.values], "steps": [_plain(s) for s in self.steps]}
-        rest = {"step_time_ns": self.step_time_ns, "reference": self.reference, "estimated": self.estimated}
+        rest: dict[str, Any] = {
+            "step_time_ns": self.step_time_ns,
+            "reference": self.reference,
+            "estimated": self.estimated,
+        }
+        if self.key_before_facts:
+            rest["key_before_facts"] = self.key_before_facts
         return json.dumps({"schema": SCHEMA, **nodes, **rest}, separators=(",", ":"))
 
     @staticmethod
@@ -290,6 +341,7 @@ class Problem:
             step_time_ns=data["step_time_ns"],
             reference=tuple(data["reference"]),
             estimated=tuple(data.get("estimated", ())),
+            key_before_facts=data.get("key_before_facts", ""),
         )
 
 

@@ -1,0 +1,39 @@
+"""Graphs that are lowered, as they come in before any code is made of them; and a plan that is refused for what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compile_remat._torch.sizes import sizes_at
+from compile_remat._util.size_range import Sizes
+from compile_remat.compilation.feedback import Emissions
+from compile_remat.compilation.region_run import RegionRun
+from compile_remat.inductor.observe import Emitted
+
+
+class PlanRefused(Exception):
+    """Leaves Inductor before it makes code: another plan is tried in place of this one."""
+
+
+class Readings:
+    """Takes in the forward and the backward of one plan as Inductor lowers them.
+
+    Args:
+        begun: Called when the first graph is lowered; raises `PlanRefused` where the plan is not worth lowering the second.
+        judge: Called once both are there and their dry runs understood; raises `PlanRefused` where the plan is not taken.
+        sizes: Of the symbols, in the dry runs.
+    """
+
+    def __init__(self, begun: Callable[[], None], judge: Callable[[RegionRun], None], sizes: Sizes = ()) -> None:
+        self._begun, self._judge, self._sizes = begun, judge, sizes
+        self._lowered = Emissions()
+
+    def __call__(self, lowered: Emitted) -> None:
+        """Take in one graph."""
+        if not self._lowered.seen:
+            self._begun()
+        self._lowered(lowered)
+        with sizes_at(self._sizes):
+            run = self._lowered.region_run()
+            if run is not None:
+                self._judge(run)

@@ -1,0 +1,47 @@
+"""Facts of a plan's two graphs, from their code without kernels and its dry run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from compile_remat.inductor.observe import Emitted
+from compile_remat.inductor.wrapper_dry_run import DryRun
+from compile_remat.passes import GraphFacts, KernelFacts
+
+
+def graph_facts(lowered: Emitted, run: DryRun, beside_bytes: int = 0) -> GraphFacts:
+    """Which nodes a graph computes by which kernel, and which of them it writes to memory.
+
+    Args:
+        lowered: A graph that was read before its code was made: it has `Emitted.nodes_of`.
+        run: The dry run of its code.
+        beside_bytes: Bytes that are in use beside the graph's own, all the time.
+    """
+    return GraphFacts(tuple(_kernels(lowered.nodes_of, run.moments, beside_bytes)), _stored(lowered, run.variables))
+
+
+def _kernels(
+    nodes_of: Mapping[str, tuple[str, ...]], moments: Iterable[tuple[str, int]], beside_bytes: int
+) -> Iterable[KernelFacts]:
+    """One for each name that follows on another, with the most bytes in use while its statements run."""
+    nodes: tuple[str, ...] = ()
+    live_bytes = 0
+    for name, nbytes in moments:
+        own = nodes_of.get(name, ())
+        if own and own != nodes:
+            if nodes or live_bytes:
+                yield KernelFacts(nodes, live_bytes + beside_bytes)
+            nodes, live_bytes = own, 0
+        live_bytes = max(live_bytes, nbytes)
+    if nodes:
+        yield KernelFacts(nodes, live_bytes + beside_bytes)
+
+
+def _stored(lowered: Emitted, variables: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of the buffers that nodes were given, each by the node that Inductor names first as its origin."""
+    found: dict[str, int] = {}
+    for name, nbytes in variables.items():
+        nodes = lowered.nodes_of.get(name, ())
+        if nodes and nbytes:
+            found[nodes[0]] = max(found.get(nodes[0], 0), nbytes)
+    return found

@@ -1,0 +1,208 @@
+"""Which plan of a graph is taken: one is planned, lowered and read, and the next one knows what was seen.
+
+A plan that keeps its budget is taken at once.  One that does not is planned again on the facts of its own graphs, and after
+`FACTUAL` such plans for fewer bytes.  Where the lowest plan is asked for, or no plan fits, plans follow each other for as long as
+the next one promises to be lower than the lowest one that was seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from compile_remat.compilation.feedback import bytes_to_plan_for, is_lowest, is_too_large, with_run
+from compile_remat.compilation.readings import PlanRefused
+from compile_remat.compilation.region_run import RegionRun
+from compile_remat.errors import BudgetError
+from compile_remat.passes import PlanPictures, Status, assumptions_after
+from compile_remat.planning.budget_source import source_of
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.request import Fit, FitBelow
+from compile_remat.report import Report
+
+LOG = logging.getLogger("compile_remat")
+
+FACTUAL = 3
+"""Plans that are lowered for one budget before the next one is planned for fewer bytes."""
+
+TIGHTENED = 2
+"""Plans for fewer bytes, at most."""
+
+LOWERED_FOR_LOWEST = 6
+"""Plans that are lowered where the lowest one is asked for, or none fits."""
+
+AS_PROMISED = 0.005
+"""A plan whose observed peak is above its planned one by no more than this part is as low as the planner knows how to."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A plan that was lowered.
+
+    Attributes:
+        partitioner: That makes it again.
+        report: Of the plan, with what was observed.
+    """
+
+    partitioner: RematPartitioner
+    report: Report
+
+    @property
+    def peak_bytes(self) -> int:
+        """The observed peak."""
+        assert self.report.observed_peak_bytes is not None
+        return self.report.observed_peak_bytes
+
+
+class Rounds:
+    """The plans of one graph, one after the other.
+
+    Args:
+        partitioner: For the first plan.
+        is_settled: Whether its plan is taken whatever it comes to: an earlier process has found it.
+
+    Attributes:
+        partitioner: For the next plan.
+        seen: The plans that were lowered.
+        is_settled: Whether the next plan is taken whatever it comes to.
+    """
+
+    def __init__(self, partitioner: RematPartitioner, *, is_settled: bool = False) -> None:
+        self.partitioner, self.is_settled = partitioner, is_settled
+        self.seen: list[Seen] = []
+        self._is_for_lowest = partitioner.settings.budget.kind == "min"
+        self._error: BudgetError | None = None  # of the planner, or the one that is raised in the end
+        self._num_tightened = 0
+
+    # -- what a plan comes to -----------------------------------------------------------------------------------------
+
+    def begin(self, reports: Sequence[Report]) -> None:
+        """A plan is about to be lowered.
+
+        Raises:
+            PlanRefused: The lowest plan is looked for, and this one promises no less than one that was seen.
+        """
+        if self.is_settled or not self.seen or len(reports) != 1 or not self._is_for_lowest:
+            return
+        plan, lowest = reports[0].plan, self._lowest()
+        if plan is not None and plan.peak_bytes >= lowest.peak_bytes * (1 - AS_PROMISED):
+            self._settle(lowest)
+
+    def judge(self, reports: Sequence[Report], run: RegionRun) -> None:
+        """A plan was lowered.
+
+        Raises:
+            PlanRefused: `partitioner` says which plan comes next.
+        """
+        if len(reports) != 1 or reports[0].plan is None:
+            return
+        report = with_run(replace(reports[0], observed_peak_bytes=run.peak_bytes), run)
+        self.seen.append(Seen(self.partitioner, report))
+        LOG.debug("%s: planned %s bytes, observed %s", report.graph_key, reports[0].plan.peak_bytes, run.peak_bytes)
+        if self.is_settled or reports[0].plan.status in (Status.REPLAYED, Status.FALLBACK):
+            return
+        if self._is_for_lowest:
+            self._judge_lowest(report, run)
+        elif is_too_large(report, self.partitioner.settings):
+            self._judge_large(report, run)
+
+    def judge_code(self, reports: Sequence[Report]) -> None:
+        """The code of a plan was made, and its graphs may not have been read before: torch's cache had them.
+
+        Raises:
+            PlanRefused: It is too large, and was not seen to be before.
+        """
+        if len(reports) != 1 or self.is_settled or (self.seen and self.seen[-1].partitioner == self.partitioner):
+            return
+        settings, request = self.partitioner.settings, self.partitioner.request
+        tightened_bytes = bytes_to_plan_for(reports, settings, request)
+        if tightened_bytes is not None and self._num_tightened < TIGHTENED:
+            self._num_tightened += 1
+            self.partitioner = replace(self.partitioner, request=FitBelow(tightened_bytes))
+            raise PlanRefused
+
+    def _judge_lowest(self, report: Report, run: RegionRun) -> None:
+        """Take a plan that is as low as it was planned to be; else plan on what was seen, or go back to the lowest one."""
+        lowest, settings = self._lowest(), self.partitioner.settings
+        is_kept = settings.budget.kind != "min" and not is_too_large(report, settings)
+        assert report.plan is not None
+        is_as_planned = run.peak_bytes <= report.plan.peak_bytes * (1 + AS_PROMISED)
+        if is_kept or (is_as_planned and lowest.report is report):
+            return
+        if len(self.seen) == LOWERED_FOR_LOWEST or not self._assume(report, run):
+            self._settle(lowest)
+        raise PlanRefused
+
+    def _judge_large(self, report: Report, run: RegionRun) -> None:
+        """Plan a plan that is too large again, on what was seen; in the end for fewer bytes."""
+        settings, request = self.partitioner.settings, self.partitioner.request
+        if is_lowest(report) and isinstance(request, Fit | FitBelow):
+            self._look_for_lowest(report, run)
+        if len(self.seen) < FACTUAL and isinstance(request, Fit) and self._assume(report, run):
+            raise PlanRefused
+        tightened_bytes = bytes_to_plan_for([report], settings, request)
+        if tightened_bytes is None or self._num_tightened == TIGHTENED:
+            return
+        self._assume(report, run)
+        self._num_tightened += 1
+        self.partitioner = replace(self.partitioner, request=FitBelow(tightened_bytes))
+        raise PlanRefused
+
+    def _look_for_lowest(self, report: Report, run: RegionRun) -> None:
+        self._is_for_lowest = True
+        self._judge_lowest(report, run)
+
+    def _assume(self, report: Report, run: RegionRun) -> bool:
+        """Have the next plan assume what was seen of this one; False where that is nothing new, or nothing was read."""
+        plan, facts = report.plan, run.facts
+        if plan is None or facts is None or not isinstance(plan.pictures, PlanPictures):
+            return False
+        before = self.partitioner.assumed
+        assumed = assumptions_after(plan.pictures.problem, plan, facts, before)
+        self.partitioner = replace(self.partitioner, assumed=assumed)
+        return assumed != before
+
+    def _lowest(self) -> Seen:
+        return min(self.seen, key=lambda seen: seen.peak_bytes)
+
+    def _settle(self, on: Seen) -> None:
+        """Go back to a plan that was seen.
+
+        Raises:
+            PlanRefused: Always.
+            BudgetError: No plan fits, and none that was seen does.
+        """
+        settings, report = self.partitioner.settings, on.report
+        may_miss = not settings.is_given or source_of(settings.budget, from_auto=settings.from_auto)
+        if report.budget_bytes is not None and not may_miss and is_too_large(report, settings):
+            largest = report.plan.largest if report.plan else ()
+            written = settings.budget.written
+            error = self._error or BudgetError(report.budget_bytes, on.peak_bytes, largest, written)
+            self._error = error.with_floor(on.peak_bytes, largest)
+            raise self._error
+        self.partitioner, self.is_settled = on.partitioner, True
+        raise PlanRefused
+
+    def concluded(self, report: Report) -> Report:
+        """The report of the plan that was taken, with what was observed of it and of the others."""
+        seen = next((each for each in reversed(self.seen) if each.partitioner == self.partitioner), None)
+        if seen is None:
+            return report
+        peak_bytes = seen.peak_bytes
+        floor_bytes = peak_bytes if self._is_for_lowest else report.floor_bytes
+        return replace(report, observed_peak_bytes=peak_bytes, rounds=len(self.seen), floor_bytes=floor_bytes)
+
+    # -- where no plan fits -------------------------------------------------------------------------------------------
+
+    def failed(self, error: BudgetError) -> None:
+        """The planner knows of no plan that fits: look for the lowest one, and whether that does.
+
+        Raises:
+            BudgetError: The same, where nothing is left to try.
+        """
+        is_repeated = self._error is not None or type(error) is not BudgetError
+        if is_repeated or not isinstance(self.partitioner.request, Fit):
+            raise error
+        self._error, self._is_for_lowest = error, True
+        self.partitioner = replace(self.partitioner, request=FitBelow(1))

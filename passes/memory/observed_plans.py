@@ -1,0 +1,131 @@
+"""Compares a plan in the simulator with what was observed of its two graphs, and says what the next search is to assume.
+
+An assumption only ever rises: what one plan's graphs write to memory, another plan's are taken to write as well.  So the search
+does not go back and forth between plans of which each looks better while the other one is observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from compile_remat.passes.memory.candidate_plan import Candidate
+from compile_remat.passes.memory.plan_timeline import candidate_of
+from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions, GraphFacts, KernelFacts, RegionFacts
+from compile_remat.passes.problem.plan import Plan
+from compile_remat.passes.problem.problem import POINTWISE, Problem, Step, Value
+
+NOTEWORTHY = 1e-4
+"""Bytes below this part of the peak are not worth an assumption."""
+
+
+def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: Assumptions) -> Assumptions:
+    """What to assume in the next search, after a plan was observed.
+
+    In the problem with these assumptions the plan's peak is at least the one that was observed.
+
+    Args:
+        problem: The one that the plan was found in, `before` among its facts.
+        plan: Its names are those of the problem.
+    """
+    is_first = before == NOTHING_ASSUMED
+    found = candidate_of(problem, plan.saved, plan.again)
+    stored = Assumptions(
+        stored=_merged(before.stored, _forward_stored(found, facts.forward), is_first),
+        stored_again=_merged(before.stored_again, _backward_stored(found, facts.backward), is_first),
+        forward_bytes=before.forward_bytes,
+        backward_bytes=before.backward_bytes,
+    )
+    found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
+    small_bytes = int(NOTEWORTHY * facts.peak_bytes)
+    forward = _excess(facts.forward.kernels, _forward_levels(found), small_bytes)
+    backward = _excess(facts.backward.kernels, _backward_levels(found), small_bytes)
+    return Assumptions(
+        stored=stored.stored,
+        stored_again=stored.stored_again,
+        forward_bytes=_sums(before.forward_bytes, forward),
+        backward_bytes=_sums(before.backward_bytes, backward),
+    )
+
+
+def _merged(
+    before: Iterable[tuple[str, bool]], now: Mapping[str, bool], is_first: bool
+) -> tuple[tuple[str, bool], ...]:
+    rising = {name: is_stored for name, is_stored in now.items() if is_stored or is_first}
+    return tuple(sorted((dict(before) | rising).items()))
+
+
+def _sums(before: Iterable[tuple[str, int]], more: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    known = dict(before)
+    return tuple(sorted((known | {name: known.get(name, 0) + nbytes for name, nbytes in more.items()}).items()))
+
+
+def _forward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
+    """Pointwise values that are not saved, and whether the forward writes them, where the simulator says otherwise."""
+    simulator, used = found.simulator, found.batch.used[:, 0]
+    computed, assumed = facts.computed, simulator.lifetimes.forward_stored
+    return {
+        value.name: value.name in facts.stored
+        for v, value in enumerate(simulator.problem.values)
+        if _may_be_inside(value) and value.name in computed and not used[v] and not value.is_output
+        if bool(assumed[v]) != (value.name in facts.stored)
+    }
+
+
+def _backward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
+    """Pointwise values that are computed again, and steps, and whether the backward writes them, where that was not assumed."""
+    simulator, batch, computed = found.simulator, found.batch, facts.computed
+    recomputed, buffers = batch.recomputed[:, 0], batch.buffers[:, 0]
+    nodes: list[tuple[Value | Step, bool]] = [
+        (value, bool(buffers[v])) for v, value in enumerate(simulator.problem.values) if recomputed[v]
+    ]
+    nodes += [
+        (step, is_stored)
+        for step, is_stored in zip(simulator.problem.steps, simulator.lifetimes.step_stored, strict=True)
+        if not step.is_output
+    ]
+    return {
+        node.name: node.name in facts.stored
+        for node, is_stored in nodes
+        if _may_be_inside(node) and node.name in computed and is_stored != (node.name in facts.stored)
+    }
+
+
+def _may_be_inside(node: Value | Step) -> bool:
+    """Whether a node's buffer is a matter of the kernels around it."""
+    return node.kernel == POINTWISE and node.nbytes > 0
+
+
+def _forward_levels(found: Candidate) -> dict[str, int]:
+    """Live bytes of the simulated forward at each value's place."""
+    forward, batch = found.simulator.forward, found.batch
+    live = forward.live(forward.lifetimes(batch.used, batch.recomputed))[0].tolist()
+    return {value.name: live[v] for v, value in enumerate(found.simulator.problem.values) if value.in_forward}
+
+
+def _backward_levels(found: Candidate) -> dict[str, int]:
+    """Live bytes of the simulated backward at each recomputed value and each step."""
+    batch, problem = found.batch, found.simulator.problem
+    live = batch.live[0]
+    again = np.flatnonzero(batch.recomputed[:, 0]).tolist()
+    levels = {problem.values[v].name: int(live[batch.slots[v, 0]]) for v in again}
+    return levels | {step.name: int(live[batch.step_slots[0, b]]) for b, step in enumerate(problem.steps)}
+
+
+def _excess(kernels: Sequence[KernelFacts], levels: Mapping[str, int], small_bytes: int) -> dict[str, int]:
+    """Bytes that were observed above the simulated levels, at the node of each kernel that has the highest of these.
+
+    A kernel none of whose nodes is in the problem (a copy that the code generator made) belongs to the one before it.
+    """
+    found: dict[str, int] = {}
+    last = next(iter(levels), None)
+    for kernel in kernels:
+        known = [name for name in kernel.nodes if name in levels]
+        last = max(known, key=lambda name: levels[name]) if known else last
+        if last is None:
+            continue
+        excess_bytes = kernel.live_bytes - levels[last]
+        if excess_bytes > small_bytes:
+            found[last] = max(found.get(last, 0), excess_bytes)
+    return found

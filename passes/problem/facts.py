@@ -1,0 +1,96 @@
+"""Facts about the two graphs of one plan, as the code generator lowered them: plain data, whoever observed it.
+
+A `Problem` is built by crude rules: a pointwise value is in registers unless something needs it in memory.  A code generator
+decides by more than that, and by other rules in each version.  So a plan's own graphs are lowered, and the facts that come back
+replace what was assumed (`Assumptions`, `Problem.with_facts`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """One kernel, or one call of an operator.
+
+    Attributes:
+        nodes: Names of the graph's nodes that it computes.
+        live_bytes: Bytes in use while it runs, with those that it takes for itself.
+    """
+
+    nodes: tuple[str, ...]
+    live_bytes: int
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """A forward, or a backward.
+
+    Attributes:
+        kernels: In the order in which they run.
+        stored: For each node that is written to memory, the bytes of its buffer.
+    """
+
+    kernels: tuple[KernelFacts, ...]
+    stored: Mapping[str, int] = field(repr=False)
+
+    @property
+    def computed(self) -> frozenset[str]:
+        """Names of the nodes that some kernel computes, written to memory or not."""
+        return frozenset(name for kernel in self.kernels for name in kernel.nodes)
+
+
+@dataclass(frozen=True)
+class RegionFacts:
+    """Both graphs of a plan.
+
+    Attributes:
+        peak_bytes: The most bytes in use at once between the start of the forward and the end of the backward.
+    """
+
+    forward: GraphFacts
+    backward: GraphFacts
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Facts of plans that were observed, for the plans that are still to be found.  Each part is sorted by name.
+
+    Attributes:
+        stored: Pointwise values that are written to memory in the forward though they are not saved, or are not, by name.
+        stored_again: The same where they are computed again in the backward, and for the backward's steps.
+        forward_bytes: Bytes in use in the forward while a value is computed, above those that the problem knows of.
+        backward_bytes: The same in the backward, of values that are computed again and of steps.
+    """
+
+    stored: tuple[tuple[str, bool], ...] = ()
+    stored_again: tuple[tuple[str, bool], ...] = ()
+    forward_bytes: tuple[tuple[str, int], ...] = ()
+    backward_bytes: tuple[tuple[str, int], ...] = ()
+
+    def to_text(self) -> str:
+        """As `from_text` reads it."""
+        return json.dumps([getattr(self, name) for name in _PARTS], separators=(",", ":"))
+
+    @staticmethod
+    def from_text(text: str) -> Assumptions:
+        """What `to_text` wrote.
+
+        Raises:
+            ValueError: It is another text.
+        """
+        parts = json.loads(text)
+        if not isinstance(parts, list) or len(parts) != len(_PARTS):
+            raise ValueError("no assumptions of this version")
+        read = [tuple((str(name), value) for name, value in part) for part in parts]
+        return Assumptions(**dict(zip(_PARTS, read, strict=True)))
+
+
+_PARTS = ("stored", "stored_again", "forward_bytes", "backward_bytes")
+
+NOTHING_ASSUMED = Assumptions()
+"""Crude rules alone."""
