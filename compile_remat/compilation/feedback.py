@@ -15,7 +15,7 @@ from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import NotUnderstood
 from compile_remat.passes import Status
 from compile_remat.planning.budget_source import source_of
-from compile_remat.planning.request import Request, target_bytes_of
+from compile_remat.planning.request import LOWEST, Request, target_bytes_of
 from compile_remat.planning.settings import Settings
 from compile_remat.report import Report, joined
 
@@ -129,6 +129,9 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         target_bytes = target_bytes_of(request)
         if target_bytes is None:
             return list(reports)
+        if target_bytes == LOWEST.target_bytes:
+            text = "the lowest plan that was found: none was expected to fit, and this one does"
+            return [replace(report, message=joined(report.message, text)) for report in reports]
         text = f"planned for {format_bytes(target_bytes)}, as Inductor's code for the budget needed more than it"
         return [replace(report, message=joined(report.message, text)) for report in reports]
     report = reports[0]

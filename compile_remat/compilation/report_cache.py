@@ -21,7 +21,7 @@ from compile_remat._torch import cache_key_text
 from compile_remat._util import json_values
 from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import PictureSource
-from compile_remat.passes import StoredPictures
+from compile_remat.passes import Assumptions, StoredPictures
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
@@ -51,8 +51,8 @@ class Kept:
 
     Attributes:
         reports: None of them where no partition was made.
-        next_bytes: What the compilation was given up for, where its plan was refused: the lowest or the fastest plan below so many
-            bytes; 0 where that was a plan for the same budget.  None where its plan was taken.
+        next_bytes: Where another plan was taken: the target of its `FitBelow`; 0 where it was made for the budget itself.  None where
+            this plan was taken.
         next_assumed: What that plan assumes, as `Assumptions.to_text` writes it.
         written: Positions of the inputs that the graph writes into; None where they are not known.
     """
@@ -98,7 +98,10 @@ def recall(path: Path) -> Kept:
             _with_pictures(replace(Report.from_object(entry), from_cache=True), text)
             for entry, text in zip(reports, pictures, strict=True)
         )
-        return replace(json_values.read_as(Kept, document), reports=found)
+        kept = replace(json_values.read_as(Kept, document), reports=found)
+        if kept.next_bytes is not None:
+            Assumptions.from_text(kept.next_assumed)
+        return kept
     except FileNotFoundError:
         return Kept()
     except (OSError, ValueError) as error:

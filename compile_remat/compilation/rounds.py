@@ -15,10 +15,10 @@ from compile_remat.compilation.feedback import bytes_to_plan_for, is_lowest, is_
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
-from compile_remat.passes import PlanPictures, Status, assumptions_after
+from compile_remat.passes import Assumptions, PlanPictures, Status, assumptions_after
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.partitioner import RematPartitioner
-from compile_remat.planning.request import Fit, FitBelow
+from compile_remat.planning.request import LOWEST, Fit, FitBelow
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
@@ -128,17 +128,31 @@ class Rounds:
         is_kept = settings.budget.kind != "min" and not is_too_large(report, settings)
         assert report.plan is not None
         is_as_planned = run.peak_bytes <= report.plan.peak_bytes * (1 + AS_PROMISED)
-        if is_kept or (is_as_planned and lowest.report is report):
+        if is_kept:
             return
-        if len(self.seen) == LOWERED_FOR_LOWEST or not self._assume(report, run):
+        before = self.partitioner
+        is_new = len(self.seen) < LOWERED_FOR_LOWEST and self._assume(report, run)
+        if is_as_planned and lowest.report is report and not (is_new and self._spares(before.assumed)):
+            self.partitioner = before
+            self._check(lowest)
+            return
+        if not is_new:
             self._settle(lowest)
         raise PlanRefused
+
+    def _spares(self, before: Assumptions) -> bool:
+        """Whether a value that was taken to be written to memory is not."""
+        now = self.partitioner.assumed
+        added = {*now.stored, *now.stored_again} - {*before.stored, *before.stored_again}
+        return not all(is_stored for _, is_stored in added)
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
         """Plan a plan that is too large again, on what was seen; in the end for fewer bytes."""
         settings, request = self.partitioner.settings, self.partitioner.request
         if is_lowest(report) and isinstance(request, Fit | FitBelow):
-            self._look_for_lowest(report, run)
+            self._is_for_lowest = True
+            self._judge_lowest(report, run)
+            return
         if len(self.seen) < FACTUAL and isinstance(request, Fit) and self._assume(report, run):
             raise PlanRefused
         tightened_bytes = bytes_to_plan_for([report], settings, request)
@@ -148,10 +162,6 @@ class Rounds:
         self._num_tightened += 1
         self.partitioner = replace(self.partitioner, request=FitBelow(tightened_bytes))
         raise PlanRefused
-
-    def _look_for_lowest(self, report: Report, run: RegionRun) -> None:
-        self._is_for_lowest = True
-        self._judge_lowest(report, run)
 
     def _assume(self, report: Report, run: RegionRun) -> bool:
         """Have the next plan assume what was seen of this one; False where that is nothing new, or nothing was read."""
@@ -171,18 +181,26 @@ class Rounds:
 
         Raises:
             PlanRefused: Always.
-            BudgetError: No plan fits, and none that was seen does.
+            BudgetError: See `_check`.
         """
-        settings, report = self.partitioner.settings, on.report
+        self._check(on)
+        self.partitioner, self.is_settled = on.partitioner, True
+        raise PlanRefused
+
+    def _check(self, lowest: Seen) -> None:
+        """Raise where a budget that the user gave is too low for every plan that was seen.
+
+        Raises:
+            BudgetError: Its floor was observed.
+        """
+        settings, report = self.partitioner.settings, lowest.report
         may_miss = not settings.is_given or source_of(settings.budget, from_auto=settings.from_auto)
         if report.budget_bytes is not None and not may_miss and is_too_large(report, settings):
             largest = report.plan.largest if report.plan else ()
             written = settings.budget.written
-            error = self._error or BudgetError(report.budget_bytes, on.peak_bytes, largest, written)
-            self._error = error.with_floor(on.peak_bytes, largest)
+            error = self._error or BudgetError(report.budget_bytes, lowest.peak_bytes, largest, written)
+            self._error = error.with_floor(lowest.peak_bytes, largest)
             raise self._error
-        self.partitioner, self.is_settled = on.partitioner, True
-        raise PlanRefused
 
     def concluded(self, report: Report) -> Report:
         """The report of the plan that was taken, with what was observed of it and of the others."""
@@ -205,4 +223,4 @@ class Rounds:
         if is_repeated or not isinstance(self.partitioner.request, Fit):
             raise error
         self._error, self._is_for_lowest = error, True
-        self.partitioner = replace(self.partitioner, request=FitBelow(1))
+        self.partitioner = replace(self.partitioner, request=LOWEST)

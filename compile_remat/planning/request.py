@@ -43,6 +43,10 @@ class FitBelow:
     target_bytes: int
 
 
+LOWEST = FitBelow(1)
+"""The lowest plan, whatever the budget."""
+
+
 @dataclass(frozen=True)
 class SharedOption:
     """One plan option inside a budget that other region calls of the step share, and the menu of options in the report.

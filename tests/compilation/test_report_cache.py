@@ -101,7 +101,7 @@ def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixtu
 
 
 def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
-    kept = Kept((REPORT, REPORT), 7, (0, 2))
+    kept = Kept((REPORT, REPORT), 7, Assumptions(stored=(("mul", True),)).to_text(), (0, 2))
     report_cache.store(tmp_path / "a.json", kept)
     marked = dataclasses.replace(REPORT, from_cache=True)
     assert report_cache.recall(tmp_path / "a.json") == dataclasses.replace(kept, reports=(marked, marked))

@@ -57,6 +57,7 @@ def test_under_install_the_key_has_what_a_fraction_is_of() -> None:
 EXAMPLES: dict[str, object] = {
     "settings": Settings(MemoryBudget("min"), load_device("cpu")),
     "request": FitBelow(1 << 20),
+    "assumed": Assumptions(stored=(("mul", True),), backward_bytes=(("add", 4),)),
     "sources_hash": "other sources",
     "plans_hash": "other plans",
     "fallback": "the planner broke",

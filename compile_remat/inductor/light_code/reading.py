@@ -48,7 +48,7 @@ class Lowered:
 Told = Callable[[Lowered], None]
 """Is told of a graph that was lowered; raises where no code shall be made."""
 
-_is_reading: ContextVar[bool] = ContextVar("the scheduler's code is being made without kernels", default=False)
+_is_reading: ContextVar[bool] = ContextVar("a lowered graph is being read", default=False)
 
 
 def watch(graph: Any, told: Told) -> None:
