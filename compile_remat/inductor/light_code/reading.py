@@ -20,7 +20,7 @@ from typing import Any
 from sympy import sympify
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.light_code.backends import CppScheduling, Kernels, LightCpp
+from compile_remat.inductor.light_code.backends import use_light_backends
 from compile_remat.inductor.light_code.graph_state import untouched
 
 LOG = logging.getLogger("compile_remat")
@@ -85,13 +85,9 @@ def _read(graph: Any) -> Lowered | None:
 
 def read(graph: Any) -> Lowered:
     """The wrapper's code of a graph that is lowered; the graph is used up, unless it is kept `untouched`."""
-    scheduler, kernels = graph.scheduler, Kernels()
+    scheduler = graph.scheduler
     graph.init_wrapper_code()
-    wrapper = graph.wrapper_code
-    scheduler.backends = {}
-    for device in {node.get_device() for node in scheduler.nodes} - {None}:
-        if type(scheduler.get_backend(device)) is CppScheduling:
-            scheduler.backends[device] = LightCpp(scheduler, kernels)
+    wrapper, kernels = graph.wrapper_code, use_light_backends(scheduler)
     wrapper.push_codegened_graph(graph)
     scheduler.codegen()
     code = wrapper.generate(graph.is_inference)[0].value
