@@ -84,6 +84,12 @@ class LightKernel(Kernel):
                 self.args.output(dep.name)
 
 
+def call_kernel(kernels: Kernels, nodes: Iterable[Any], args: Any, method: str = "") -> None:
+    """Call a new kernel in the wrapper, with the buffers that are left of its arguments."""
+    _, names, *_ = args.python_argdefs()
+    V.graph.wrapper_code.writeline(f"{name_kernel(kernels, nodes)}{method}({', '.join(map(str, names))})")
+
+
 def name_kernel(kernels: Kernels, nodes: Iterable[Any]) -> str:
     """A new name for the kernel of some nodes, defined in the wrapper, where it stands for no code."""
     name = f"kernel_{len(kernels)}"

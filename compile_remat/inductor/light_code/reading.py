@@ -26,6 +26,7 @@ from compile_remat.inductor.light_code.graph_state import untouched
 LOG = logging.getLogger("compile_remat")
 V = private_name("torch._inductor.virtualized", "V")
 IRNode = private_name("torch._inductor.ir", "IRNode")
+OrderedSet = private_name("torch.utils._ordered_set", "OrderedSet")
 
 Strides = tuple[int, ...]
 
@@ -89,6 +90,8 @@ def read(graph: Any) -> Lowered:
     graph.init_wrapper_code()
     wrapper, kernels = graph.wrapper_code, use_light_backends(scheduler)
     wrapper.push_codegened_graph(graph)
+    if not graph.sizevars.shape_env.var_to_range and hasattr(scheduler, "get_graph_partition_symbol_inputs"):
+        scheduler.get_graph_partition_symbol_inputs = lambda *args: OrderedSet()  # looking for symbols takes a third of all
     scheduler.codegen()
     code = wrapper.generate(graph.is_inference)[0].value
     wrapper.pop_codegened_graph()

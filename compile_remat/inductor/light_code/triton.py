@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from torch._inductor import config
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.light_code.kernels import Kernels, LightKernel, name_kernel
+from compile_remat.inductor.light_code.kernels import Kernels, LightKernel, call_kernel, name_kernel
+from compile_remat.inductor.light_code.loop_bodies import give_own_bodies, nodes_in
 
 if TYPE_CHECKING:
     from torch._inductor.codegen.triton import TritonKernel, TritonScheduling
@@ -72,11 +73,13 @@ class LightTriton(TritonScheduling):
         _, (numel, reduced) = max(nodes, key=lambda part: int(part.is_reduction())).group
         features = SIMDKernelFeatures(self.generate_node_schedule(nodes, numel, reduced), numel, reduced)  # type: ignore[no-untyped-call]
         if not self._made_light(features):
+            give_own_bodies(nodes)
             super().codegen_node(node)  # type: ignore[no-untyped-call]
 
     def codegen_node_schedule(self, kernel_features: Any) -> None:
         """Decide about the buffers of one kernel."""
         if not self._made_light(kernel_features):
+            give_own_bodies(kernel_features.scheduler_nodes())
             super().codegen_node_schedule(kernel_features)  # type: ignore[no-untyped-call]
 
     def _made_light(self, features: Any) -> bool:
@@ -87,16 +90,36 @@ class LightTriton(TritonScheduling):
         nodes = list(features.scheduler_nodes())
         kernel = LightKernel()
         kernel.take_in_at_once(nodes, kept)
-        _, arguments, *_ = kernel.args.python_argdefs()
-        V.graph.wrapper_code.writeline(f"{name_kernel(self.kernels, nodes)}.run({', '.join(map(str, arguments))})")
+        call_kernel(self.kernels, nodes, kernel.args, ".run")
         kernel.tell_graph()
         self.free_buffers_in_scheduler()  # type: ignore[no-untyped-call]
         return True
 
-    def _codegen_mix_order_reduction(self, *args: Any, **kwargs: Any) -> None:
+    def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
+        """A kernel from a template, with what is joined to it."""
+        give_own_bodies(nodes_in(args, list(kwargs.values())))
+        return super().codegen_template(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def codegen_combo_kernel(self, combo_kernel_node: Any) -> None:
+        """Kernels that share a launch."""
+        give_own_bodies(nodes_in(combo_kernel_node))
+        super().codegen_combo_kernel(combo_kernel_node)  # type: ignore[no-untyped-call]
+
+    def codegen_mix_order_reduction(self, node: Any) -> None:
         """Reductions in two directions: their number of parts is not timed."""
+        give_own_bodies(nodes_in(node))
         with config.patch(dict.fromkeys(TIMED, False)):
-            super()._codegen_mix_order_reduction(*args, **kwargs)
+            super().codegen_mix_order_reduction(node)  # type: ignore[no-untyped-call]
+
+    def codegen_nested_reduction(self, node: Any) -> None:
+        """Reductions of reductions, in 2.13 and 2.14."""
+        give_own_bodies(nodes_in(node))
+        super().codegen_nested_reduction(node)  # type: ignore[no-untyped-call]
+
+    def codegen_staged_reduction(self, node: Any) -> None:
+        """Reductions of reductions, from 2.15 on."""
+        give_own_bodies(nodes_in(node))
+        super().codegen_staged_reduction(node)  # type: ignore[misc]
 
     def define_kernel(self, src_code: str, node_schedule: list[Any], kernel: Any) -> str:
         """A name for a kernel in the wrapper, which stands for no code."""
@@ -155,8 +178,11 @@ def has_form_of_its_own(features: Any) -> bool:
 
 def is_in_one_block(features: Any) -> bool:
     """Whether a reduction has no loop, by Inductor's rules."""
+    if not TritonKernel.has_persistent_RBLOCK(features.reduction_numel):
+        return False
     options: dict[str, Any] = {}
-    TritonKernel.apply_feature_required_overrides(features, options)
+    if hasattr(TritonKernel, "apply_feature_required_overrides"):  # before 2.13 all of it stands above, or in `OWN_CODE`
+        TritonKernel.apply_feature_required_overrides(features, options)
     is_one = options.get("override_persistent_reduction")
     return bool(V.choices.should_use_persistent_reduction(features, False) if is_one is None else is_one)
 
