@@ -20,12 +20,17 @@ from typing import Any
 from sympy import sympify
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.light_code.backends import CppScheduling, Kernels, LightCpp
+from compile_remat.inductor.light_code.backends import use_light_backends
 from compile_remat.inductor.light_code.graph_state import untouched
 
 LOG = logging.getLogger("compile_remat")
 V = private_name("torch._inductor.virtualized", "V")
 IRNode = private_name("torch._inductor.ir", "IRNode")
+OrderedSet = private_name("torch.utils._ordered_set", "OrderedSet")
+
+symbol_is_type = private_name("torch.utils._sympy.symbol", "symbol_is_type")
+SymT = private_name("torch.utils._sympy.symbol", "SymT")
+UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 Strides = tuple[int, ...]
 
@@ -85,20 +90,31 @@ def _read(graph: Any) -> Lowered | None:
 
 def read(graph: Any) -> Lowered:
     """The wrapper's code of a graph that is lowered; the graph is used up, unless it is kept `untouched`."""
-    scheduler, kernels = graph.scheduler, Kernels()
+    scheduler = graph.scheduler
     graph.init_wrapper_code()
-    wrapper = graph.wrapper_code
-    scheduler.backends = {}
-    for device in {node.get_device() for node in scheduler.nodes} - {None}:
-        if type(scheduler.get_backend(device)) is CppScheduling:
-            scheduler.backends[device] = LightCpp(scheduler, kernels)
+    wrapper, kernels = graph.wrapper_code, use_light_backends(scheduler)
     wrapper.push_codegened_graph(graph)
+    if not _has_symbols(graph):  # Inductor looks for them in each node, which takes as long as all else here
+        scheduler.get_graph_partition_symbol_inputs = lambda *args: OrderedSet()
     scheduler.codegen()
     code = wrapper.generate(graph.is_inference)[0].value
     wrapper.pop_codegened_graph()
     nodes_of = {name: _names(node.node for node in nodes) for name, nodes in kernels.items()}
     nodes_of |= {name: _names([buffer]) for name, buffer in graph.name_to_buffer.items()}
     return Lowered(code, nodes_of, tuple(map(_strides, graph.graph_outputs)))
+
+
+def _has_symbols(graph: Any) -> bool:
+    """Whether sizes in the graph may be symbols: of its inputs, or of what only the data knows."""
+    known = graph.sizevars.shape_env.var_to_range
+    return any(symbol_is_type(each, UNBACKED) for each in known) or any(map(_is_symbolic, graph.graph_inputs.values()))
+
+
+def _is_symbolic(given: Any) -> bool:
+    if not isinstance(given, IRNode) or not given.has_tensor_output():
+        return True
+    layout = given.get_layout()
+    return any(sympify(each).free_symbols for each in (*layout.size, *layout.stride, layout.offset))
 
 
 def _names(made: Iterable[Any]) -> tuple[str, ...]:

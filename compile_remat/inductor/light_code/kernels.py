@@ -1,0 +1,98 @@
+"""Fused kernels without text: they decide which buffers are allocated, taken over, or never written.
+
+All of that is decided by Inductor's own functions: ``decide_inplace_update`` and ``mark_run`` of a node, and
+``Kernel.remove_kernel_local_buffers``.
+
+Private names of ``torch._inductor``, same in 2.11 to 2.15: ``codegen.common.Kernel`` and its attributes, ``dependencies.WeakDep``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from compile_remat._torch.version import private_name
+
+if TYPE_CHECKING:
+    from torch._inductor.codegen.common import Kernel
+else:
+    Kernel = private_name("torch._inductor.codegen.common", "Kernel")
+V = private_name("torch._inductor.virtualized", "V")
+WeakDep = private_name("torch._inductor.dependencies", "WeakDep")
+
+Kernels = dict[str, list[Any]]
+"""Names of kernels, as the wrapper calls them, and the scheduler's nodes that each runs."""
+
+
+class LightKernel(Kernel):
+    """A fused kernel of which only the arguments are known.
+
+    Args:
+        args: The arguments of the C++ function that it becomes part of; by default it has its own.
+    """
+
+    overrides = object  # type: ignore[assignment]
+
+    def __init__(self, args: Any = None) -> None:
+        super().__init__(args, increase_kernel_count=False)  # type: ignore[no-untyped-call]
+
+    def take_in(self, nodes: Iterable[Any]) -> None:
+        """Decide one node after the other what it writes over, allocate what it writes; drop what no other kernel reads."""
+        with V.set_kernel_handler(self):
+            for node in nodes:
+                node.decide_inplace_update()
+                node.mark_run()
+                self._note_accesses(node.read_writes)
+            self.remove_kernel_local_buffers()
+        self.tell_graph()
+
+    def take_in_at_once(self, nodes: list[Any], kept: Iterable[str] = ()) -> None:
+        """The same, but nothing is allocated before all is decided; the graph is not told yet.
+
+        Args:
+            kept: Buffers that the kernel reads back from memory.
+        """
+        self.must_keep_buffers.update(kept)
+        with V.set_kernel_handler(self):
+            for node in nodes:
+                node.decide_inplace_update()
+            for node in nodes:
+                self._note_accesses(node.read_writes)
+            self.remove_kernel_local_buffers()
+            for node in nodes:
+                node.mark_run()
+
+    def tell_graph(self) -> None:
+        """Tell the graph which buffers are never allocated."""
+        V.graph.removed_buffers |= self.removed_buffers
+        V.graph.inplaced_to_remove |= self.inplaced_to_remove
+
+    def _note_accesses(self, accesses: Any) -> None:
+        """Arguments of the kernel, as ``CSEProxy.load`` and ``.store`` make them: a buffer that it wrote is not loaded.
+
+        A buffer that is local to the C++ function is no argument.
+        """
+        local = getattr(V.local_buffer_context, "global_to_local", ())
+        for dep in accesses.reads:
+            if not isinstance(dep, WeakDep) and dep.name not in self.store_buffer_names and dep.name not in local:
+                self.args.input(dep.name)
+        for dep in accesses.writes:
+            if dep.name in local:
+                continue
+            self.store_buffer_names.add(dep.name)
+            if dep.name not in V.graph.removed_buffers:
+                self.args.output(dep.name)
+
+
+def call_kernel(kernels: Kernels, nodes: Iterable[Any], args: Any, method: str = "") -> None:
+    """Call a new kernel in the wrapper, with the buffers that are left of its arguments."""
+    _, names, *_ = args.python_argdefs()
+    V.graph.wrapper_code.writeline(f"{name_kernel(kernels, nodes)}{method}({', '.join(map(str, names))})")
+
+
+def name_kernel(kernels: Kernels, nodes: Iterable[Any]) -> str:
+    """A new name for the kernel of some nodes, defined in the wrapper, where it stands for no code."""
+    name = f"kernel_{len(kernels)}"
+    kernels[name] = list(nodes)
+    V.graph.wrapper_code.define_kernel(name, "async_compile.light()", gpu=False)
+    return name

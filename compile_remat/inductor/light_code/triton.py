@@ -1,0 +1,202 @@
+"""Inductor's Triton backend without kernels.
+
+Private names of ``torch._inductor.codegen``, same in 2.11 to 2.15: ``triton.TritonScheduling``, ``.TritonKernel``;
+``simd.DisableReduction``, ``.EnableReduction``; ``simd_kernel_features.SIMDKernelFeatures``; ``InductorChoices``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch._inductor import config
+
+from compile_remat._torch.version import private_name
+from compile_remat.inductor.light_code.kernels import Kernels, LightKernel, call_kernel, name_kernel
+from compile_remat.inductor.light_code.loop_bodies import give_own_bodies, nodes_in
+
+if TYPE_CHECKING:
+    from torch._inductor.codegen.triton import TritonKernel, TritonScheduling
+else:
+    TritonKernel = private_name("torch._inductor.codegen.triton", "TritonKernel")
+    TritonScheduling = private_name("torch._inductor.codegen.triton", "TritonScheduling")
+SIMDKernelFeatures = private_name("torch._inductor.codegen.simd_kernel_features", "SIMDKernelFeatures")
+DisableReduction = private_name("torch._inductor.codegen.simd", "DisableReduction")
+EnableReduction = private_name("torch._inductor.codegen.simd", "EnableReduction")
+InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
+V = private_name("torch._inductor.virtualized", "V")
+
+OWN_CODE = ("scan", "sort", "dot")
+"""Operations whose kernels take workspaces, or another form: they go through Inductor's own code."""
+
+NOT_FRESH = ("load", "constant", "index_expr", "value_expr", "getitem")
+"""What a loop stores is gone when the loop ends, as Inductor sees it, unless the value was there before: one of these, say."""
+
+SAME_VALUE = ("to_dtype", "to_dtype_bitcast", "identity")
+"""Operations that may hand on the value that they get."""
+
+TIMED = ("triton.mix_order_reduction_autotune_split_size", "max_autotune", "coordinate_descent_tuning")
+"""Options under which Inductor times how many parts a reduction in two directions is cut into, while it makes code."""
+
+
+class TextlessKernel(TritonKernel):
+    """A Triton kernel that Inductor makes as always, but for its text."""
+
+    def codegen_kernel(self, name: str | None = None) -> str:
+        """No text; the call asks for what stands beside it."""
+        self.triton_meta: dict[str, Any] = {}
+        self.inductor_meta: dict[str, Any] = {}
+        return ""
+
+
+class LightTriton(TritonScheduling):
+    """Inductor's Triton backend, without the text of kernels; nothing is compiled or timed.
+
+    Kernels of pointwise operations and of reductions in one piece are made of nothing but their arguments.  Templates, kernels
+    that share a launch and reductions in two directions go through Inductor's own code.
+
+    Args:
+        kernels: Gets the names of kernels and the nodes that they run.
+    """
+
+    kernel_type = TextlessKernel
+
+    def __init__(self, scheduler: Any, kernels: Kernels) -> None:
+        super().__init__(scheduler)
+        self.kernels = kernels
+
+    def codegen_node(self, node: Any) -> None:
+        """Decide about the buffers of one fused kernel; how its memory is laid out is asked for by Inductor's own code only."""
+        nodes = [part for part in node.get_nodes() if part.get_name() not in V.graph.scheduler.removed_ops]
+        if not nodes:
+            return
+        _, (numel, reduced) = max(nodes, key=lambda part: int(part.is_reduction())).group
+        features = SIMDKernelFeatures(self.generate_node_schedule(nodes, numel, reduced), numel, reduced)  # type: ignore[no-untyped-call]
+        if not self._made_light(features):
+            give_own_bodies(nodes)
+            super().codegen_node(node)  # type: ignore[no-untyped-call]
+
+    def codegen_node_schedule(self, kernel_features: Any) -> None:
+        """Decide about the buffers of one kernel."""
+        if not self._made_light(kernel_features):
+            give_own_bodies(kernel_features.scheduler_nodes())
+            super().codegen_node_schedule(kernel_features)  # type: ignore[no-untyped-call]
+
+    def _made_light(self, features: Any) -> bool:
+        """Make a kernel of nothing but its arguments, where its accesses tell them."""
+        kept = read_back(features)
+        if kept is None:
+            return False
+        nodes = list(features.scheduler_nodes())
+        kernel = LightKernel()
+        kernel.take_in_at_once(nodes, kept)
+        call_kernel(self.kernels, nodes, kernel.args, ".run")
+        kernel.tell_graph()
+        self.free_buffers_in_scheduler()  # type: ignore[no-untyped-call]
+        return True
+
+    def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
+        """A kernel from a template, with what is joined to it."""
+        give_own_bodies(nodes_in(args, list(kwargs.values())))
+        return super().codegen_template(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def codegen_combo_kernel(self, combo_kernel_node: Any) -> None:
+        """Kernels that share a launch."""
+        give_own_bodies(nodes_in(combo_kernel_node))
+        super().codegen_combo_kernel(combo_kernel_node)  # type: ignore[no-untyped-call]
+
+    def codegen_mix_order_reduction(self, node: Any) -> None:
+        """Reductions in two directions: their number of parts is not timed."""
+        give_own_bodies(nodes_in(node))
+        with config.patch(dict.fromkeys(TIMED, False)):
+            super().codegen_mix_order_reduction(node)  # type: ignore[no-untyped-call]
+
+    def codegen_nested_reduction(self, node: Any) -> None:
+        """Reductions of reductions, in 2.13 and 2.14."""
+        give_own_bodies(nodes_in(node))
+        super().codegen_nested_reduction(node)  # type: ignore[no-untyped-call]
+
+    def codegen_staged_reduction(self, node: Any) -> None:
+        """Reductions of reductions, from 2.15 on."""
+        give_own_bodies(nodes_in(node))
+        super().codegen_staged_reduction(node)  # type: ignore[misc]
+
+    def define_kernel(self, src_code: str, node_schedule: list[Any], kernel: Any) -> str:
+        """A name for a kernel in the wrapper, which stands for no code."""
+        return name_kernel(self.kernels, [node for node in node_schedule if hasattr(node, "read_writes")])
+
+    def codegen_comment(self, *args: Any, **kwargs: Any) -> None:
+        """No comments: they name the origins of all nodes."""
+
+
+def read_back(features: Any) -> set[str] | None:
+    """The buffers that a kernel writes in one loop and reads from memory in another; None where its accesses do not tell.
+
+    Inductor keeps a value from its store to its load, but for those that a loop stores: these are gone when it ends.  A loop
+    ends where a reduction is closed, unless all fits into one block.
+    """
+    if has_form_of_its_own(features):
+        return None
+    gone: dict[str, Any] = {}
+    waiting: dict[str, Any] = {}
+    found: dict[str, Any] = {}
+    for node, is_inside in loops_of(features.node_schedule):
+        if node is None:
+            gone |= waiting
+            waiting.clear()
+            continue
+        found |= {dep.name: gone[dep.name] for dep in node.read_writes.reads if dep.name in gone}
+        if is_inside and not node.is_reduction():
+            waiting |= dict.fromkeys((dep.name for dep in node.read_writes.writes), node)
+    if not found or is_in_one_block(features):
+        return set()
+    return set(found) if all(is_fresh(name, node) for name, node in found.items()) else None
+
+
+def loops_of(schedule: list[Any]) -> Iterator[tuple[Any, bool]]:
+    """The nodes of a schedule, and whether each stands inside of a loop; None where a loop ends."""
+    is_inside = True
+    for entry in schedule:
+        if entry is EnableReduction:
+            is_inside = True
+        elif entry is DisableReduction:
+            is_inside = False
+            yield None, False
+        else:
+            yield entry, is_inside
+
+
+def has_form_of_its_own(features: Any) -> bool:
+    """Whether the kernel may need more than its accesses tell: workspaces, or several forms to choose from."""
+    options = config.triton
+    if not features.is_reduction():
+        return False
+    has_choices = options.multi_kernel or options.cooperative_reductions or options.force_cooperative_reductions
+    has_hook = type(V.choices).triton_kernel_kwargs is not InductorChoices.triton_kernel_kwargs
+    return bool(has_choices or has_hook or any(features.contains_op(name) for name in OWN_CODE))
+
+
+def is_in_one_block(features: Any) -> bool:
+    """Whether a reduction has no loop, by Inductor's rules."""
+    if not TritonKernel.has_persistent_RBLOCK(features.reduction_numel):
+        return False
+    options: dict[str, Any] = {}
+    if hasattr(TritonKernel, "apply_feature_required_overrides"):  # before 2.13 all of it stands above, or in `OWN_CODE`
+        TritonKernel.apply_feature_required_overrides(features, options)
+    is_one = options.get("override_persistent_reduction")
+    return bool(V.choices.should_use_persistent_reduction(features, False) if is_one is None else is_one)
+
+
+def is_fresh(name: str, node: Any) -> bool:
+    """Whether a node computes what it stores in a buffer, so that Inductor has no other variable for the value."""
+    blocks = [node._body.root_block, *node._body.subblocks.values()]
+    stores = [each for block in blocks for each in block.graph.find_nodes(op="call_method", target="store")]
+    values = [store.args[3] for store in stores if store.args[1] == name]
+    return bool(values) and all(_source(value) not in NOT_FRESH for value in values)
+
+
+def _source(value: Any) -> str:
+    """The operation that computes a value of a loop's body."""
+    while value.target in SAME_VALUE:
+        value = value.args[1]
+    return str(getattr(value.target, "__name__", value.target))
