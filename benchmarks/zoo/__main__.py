@@ -190,4 +190,5 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the process of the row that is being made ends, too
     sys.exit(main())
