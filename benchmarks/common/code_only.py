@@ -63,7 +63,7 @@ def peaks_of_rounds() -> Iterator[list[tuple[int | None, int | None]]]:
 
 
 class GraphCode:
-    """What became of one Dynamo graph under our backend.
+    """One Dynamo graph under our backend: its code of all rounds, and its reports.
 
     Attributes:
         reports: Of the compilation that was kept; none where it was refused.
@@ -88,7 +88,7 @@ class GraphCode:
 
     @property
     def trains(self) -> bool:
-        """Whether its last code has a backward, in a graph of its own or inside."""
+        """True where its last code has a backward, in a graph of its own or inside."""
         return self._has_gradients or bool(self._rounds and _has_backward(self._rounds[-1]))
 
     @property

@@ -87,7 +87,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _pairs(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """What is to be made, as names of models and settings, in order."""
+    """The rows that are to be made, as names of models and settings, in order."""
     if arguments.sample:
         return list(SAMPLE)
     names = arguments.model or [entry.name for entry in ENTRIES]

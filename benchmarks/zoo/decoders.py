@@ -61,6 +61,19 @@ EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 256, **GROUPED}
 ENTRIES = (
     *entries(
         "decoder",
+        "x-transformers",
+        {
+            "x_transformer": x_transformer(),
+            "x_transformer_modern": x_transformer(
+                rotary_pos_emb=True, ff_glu=True, ff_swish=True, use_rmsnorm=True, attn_qk_norm=True, attn_kv_heads=2
+            ),
+            "x_transformer_encoder": x_transformer(
+                layers="Encoder", rel_pos_bias=True, ff_dropout=0.1, attn_dropout=0.1, sandwich_norm=True
+            ),
+        },
+    ),
+    *entries(
+        "decoder",
         "transformers",
         {
             "gpt2": causal("gpt2"),
@@ -105,19 +118,6 @@ ENTRIES = (
             "recurrent_gemma": causal(
                 "recurrent_gemma", lru_width=WIDTH, attention_window_size=64, num_key_value_heads=1,
                 block_types=["recurrent", "attention"], length=64,
-            ),
-        },
-    ),
-    *entries(
-        "decoder",
-        "x-transformers",
-        {
-            "x_transformer": x_transformer(),
-            "x_transformer_modern": x_transformer(
-                rotary_pos_emb=True, ff_glu=True, ff_swish=True, use_rmsnorm=True, attn_qk_norm=True, attn_kv_heads=2
-            ),
-            "x_transformer_encoder": x_transformer(
-                layers="Encoder", rel_pos_bias=True, ff_dropout=0.1, attn_dropout=0.1, sandwich_norm=True
             ),
         },
     ),

@@ -36,7 +36,7 @@ def flow(name: str, *, batch: int = 2048, **options: object) -> Callable[[], Bui
 
 
 class Dynamics(nn.Module):
-    """What changes of a state, by its time too."""
+    """The rate of change of a state, which depends on the time too."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()

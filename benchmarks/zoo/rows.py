@@ -1,4 +1,4 @@
-"""What is stored of a model under a setting, and the file of such rows."""
+"""One row for each model and setting, and the file of such rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class ZooRow:
         budget_bytes: The bytes that were given, for each graph.
         graphs: The number of graphs that have a backward.
         predicted_bytes: By the plans that were kept.
-        observed_bytes: What was read of Inductor before any code was emitted; empty where nothing was.
+        observed_bytes: Peaks that were read of Inductor before any code was emitted; empty where none were.
         emitted_bytes: Of the code that was emitted last, by a dry run.
         rounds: How often each graph was planned and its code emitted.
         floor_bytes: Of the BudgetError that was raised.
@@ -79,7 +79,7 @@ class ZooRow:
 
     @property
     def run(self) -> tuple[str, str, str, bool]:
-        """What the row is of."""
+        """The fields that tell it from other rows: two rows with equal ones replace each other."""
         return self.model, self.setting, self.dtype, self.is_real
 
     @property
@@ -100,13 +100,13 @@ class ZooRow:
 
     @property
     def is_over(self) -> bool:
-        """Whether a peak is above the budget, the measured one where there is one."""
+        """True where a peak is above the budget: the measured one where there is one."""
         peak_bytes = self.measured_bytes or self.peak_bytes
         return self.budget_bytes is not None and peak_bytes is not None and peak_bytes > self.budget_bytes
 
 
 def is_kept(row: ZooRow | None, *, sources: str, torch: str, fresh: bool) -> bool:
-    """Whether a stored row need not be made again: one of the same torch, under `fresh` one of the same sources.
+    """True for a stored row that need not be made again: one of the same torch, under `fresh` one of the same sources.
 
     Plain torch.compile has no part in our sources.
     """

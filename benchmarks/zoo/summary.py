@@ -1,4 +1,4 @@
-"""What the rows of the zoo come to: lines, a summary with every row that misses, and two files beside each other."""
+"""Rows of the zoo as lines, as a summary with every row that misses, and of two files beside each other."""
 
 import json
 import statistics
@@ -109,7 +109,7 @@ def line(row: ZooRow, plain: ZooRow | None) -> str:
 
 
 def remark_of(row: ZooRow) -> str:
-    """What the row says of itself: a failure, a floor, measured figures, the first warning."""
+    """Texts of one row: a failure, a floor, measured figures, the first warning."""
     parts = [row.failure] if row.failure else []
     if row.floor_bytes is not None:
         parts.append(f"floor {mib(row.floor_bytes)}")

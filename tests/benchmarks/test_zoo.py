@@ -1,4 +1,4 @@
-"""The zoo: its table of architectures, the rows that are stored, and what counts as a miss."""
+"""The zoo: its table of architectures, the rows that are stored, and those that miss."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_process_that_dies_or_hangs_leaves_a_row(monkeypatch: pytest.MonkeyPat
         assert (row.outcome, row.failure) == (TIMEOUT, "no end after 0.25 CPU s")
 
 
-# -- what a row has -----------------------------------------------------------------------------------------------------
+# -- making a row ------------------------------------------------------------------------------------------------------
 
 
 class Halves(nn.Module):
