@@ -12,6 +12,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import async_compile, cpu_vec_isa
 from torch._inductor import config as inductor_config
 
+from compile_remat.compilation.region_run import run_region
 from compile_remat.inductor.cpp_kernels.building import KernelsOfGraph
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 
@@ -66,11 +67,12 @@ class GraphCode:
     """One Dynamo graph under our backend: its code of all rounds, and its reports.
 
     Attributes:
+        region: Its number in reports.
         reports: Of the compilation that was kept; none where it was refused.
     """
 
-    def __init__(self, graph: fx.GraphModule) -> None:
-        self.graph, self._has_gradients = graph, computes_gradients(graph)
+    def __init__(self, graph: fx.GraphModule, region: int) -> None:
+        self.graph, self.region, self._has_gradients = graph, region, computes_gradients(graph)
         self.reports: list[Any] = []
         self._rounds: list[Any] = []
 
@@ -97,6 +99,21 @@ class GraphCode:
         run = self._rounds[-1].region_run() if self._rounds else None
         return None if run is None else run.peak_bytes
 
+    @property
+    def problem(self) -> str:
+        """Why that is not known; empty where it is."""
+        if self.emitted_bytes is not None:
+            return ""
+        seen = self._rounds[-1].seen if self._rounds else []
+        forwards, backwards = ([each for each in seen if each.is_backward is side] for side in (False, True))
+        if len(forwards) != 1 or len(backwards) != 1:
+            return f"code of {len(forwards)} forwards and {len(backwards)} backwards"
+        try:
+            run_region(forwards[0], backwards[0])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        raise AssertionError("the dry run failed before")
+
 
 def _has_backward(emissions: Any) -> bool:
     return any(each.is_backward for each in emissions.seen)
@@ -108,21 +125,27 @@ def code_of_graphs() -> Iterator[list[GraphCode]]:
     from compile_remat.compilation import driver
 
     found: list[GraphCode] = []
+    running: list[GraphCode] = []
     run, enter = driver.Compilation.run, driver.compile_with_partitioner
 
-    def graph_of(gm: fx.GraphModule) -> GraphCode:
-        """A graph whose planner failed is compiled once more."""
-        if not found or found[-1].graph is not gm:
-            found.append(GraphCode(gm))
+    def graph_of(compilation: driver.Compilation) -> GraphCode:
+        """The same where its planner failed before, or where a plan for a shared budget takes the place of another one."""
+        for graph in found:
+            if graph.graph is compilation.gm or graph.region == compilation.region:
+                return graph
+        found.append(GraphCode(compilation.gm, compilation.region))
         return found[-1]
 
     def seen_run(self: driver.Compilation, *arguments: Any, **keywords: Any) -> Any:
-        graph = graph_of(self.gm)
-        compiled, graph.reports = run(self, *arguments, **keywords)
-        return compiled, graph.reports
+        running.append(graph_of(self))
+        try:
+            compiled, running[-1].reports = run(self, *arguments, **keywords)
+            return compiled, running[-1].reports
+        finally:
+            running.pop()
 
     def seen_round(gm: fx.GraphModule, *arguments: Any, observer: Any = None, **keywords: Any) -> Any:
-        emissions = graph_of(gm).new_round()
+        emissions = running[-1].new_round()
 
         def both(emitted: Any) -> None:
             emissions(emitted)

@@ -97,6 +97,7 @@ def figures_of(graphs: Sequence[GraphCode]) -> dict[str, Any]:
         "graphs": len(trained),
         "predicted_bytes": tuple(_predicted_bytes(graph) for graph in trained),
         "emitted_bytes": tuple(graph.emitted_bytes for graph in trained),
+        "failure": "; ".join(dict.fromkeys(graph.problem for graph in trained if graph.rounds and graph.problem)),
         "rounds": tuple(graph.rounds for graph in trained),
         "statuses": tuple("NOT_PLANNED" if each.plan is None else each.plan.status.name for each in reports),
         "extra_ns": sum(plan.extra_time_ns for plan in plans) if plans else None,

@@ -35,7 +35,7 @@ class ZooRow:
         outcome: One of `OK`, `FLOOR`, `FAILED`, `TIMEOUT`.
         statuses: Of the plans.
         warnings: Texts of our warnings, each once.
-        failure: The innermost error, or how the process ended.
+        failure: The innermost error, or how the process ended, or why the dry run does not follow the code.
         measured_bytes: The peak of a second training step (``--real``).
         gradient_error: The largest difference of a parameter's gradient from that of `reference`, over its largest value.
         reference: ``eager``, or ``plain`` for a model that draws random numbers, which eager mode draws otherwise.

@@ -144,7 +144,7 @@ def _plan_reasons(row: ZooRow) -> list[str]:
     if row.graphs == 0:
         reasons.append("no graph has a backward")
     if any(each is None for each in (*row.predicted_bytes, *row.emitted_bytes)):
-        reasons.append("a peak is not known")
+        reasons.append(f"a peak is not known: {row.failure}" if row.failure else "a peak is not known")
     if row.is_over:
         reasons.append("over the budget")
     if row.error is not None and abs(row.error) > LIMIT:
