@@ -75,7 +75,8 @@ def test_named_benchmarks_take_the_options_that_they_are_given() -> None:
     """In docstrings and comments, too."""
     for path in (*PAGES, *SOURCES, *BENCHMARKS):
         for module, arguments in BENCHMARK.findall(path.read_text()):
-            file = ROOT / f"{module.replace('.', '/')}.py"
+            place = ROOT / module.replace(".", "/")
+            file = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
             assert file.exists(), f"{name_of(path)}: {module}"
             known = file.read_text() + (ROOT / "benchmarks/common/harness.py").read_text()
             for option in set(re.findall(r"--[a-z][a-z-]*", arguments)) - {"--help"}:

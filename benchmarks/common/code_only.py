@@ -9,10 +9,12 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch import fx
 from torch._functorch import config as functorch_config
-from torch._inductor import async_compile
+from torch._inductor import async_compile, cpu_vec_isa
 from torch._inductor import config as inductor_config
 
+from compile_remat.compilation.region_run import run_region
 from compile_remat.inductor.cpp_kernels.building import KernelsOfGraph
+from compile_remat.inductor.unplanned_graphs import computes_gradients
 
 
 def _refuse(*args: object) -> None:
@@ -31,7 +33,11 @@ def kernels_replaced_by(function: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Graphs are lowered and their code is emitted, nothing is built and nothing cached; what is compiled here cannot run."""
+    """Graphs are lowered and their code is emitted, nothing is built and nothing cached; what is compiled here cannot run.
+
+    What the processor can do is found out before: without caches Inductor builds six programs in each process to learn it.
+    """
+    cpu_vec_isa.valid_vec_isa_list()
     with (
         kernels_replaced_by(_refuse),
         functorch_config.patch(enable_autograd_cache=False),
@@ -54,6 +60,104 @@ def peaks_of_rounds() -> Iterator[list[tuple[int | None, int | None]]]:
         return result
 
     with mock.patch.object(driver, "with_scheduled_peak", seen):
+        yield found
+
+
+class GraphCode:
+    """One Dynamo graph under our backend: its code of all rounds, and its reports.
+
+    Attributes:
+        region: Its number in reports.
+        reports: Of the compilation that was kept; none where it was refused.
+    """
+
+    def __init__(self, graph: fx.GraphModule, region: int) -> None:
+        self.graph, self.region, self._has_gradients = graph, region, computes_gradients(graph)
+        self.reports: list[Any] = []
+        self._rounds: list[Any] = []
+
+    def new_round(self) -> Any:
+        """Where the code of one more compilation goes."""
+        from compile_remat.compilation.feedback import Emissions
+
+        self._rounds.append(Emissions())
+        return self._rounds[-1]
+
+    @property
+    def rounds(self) -> int:
+        """How often code was emitted for it."""
+        return sum(bool(each.seen) for each in self._rounds)
+
+    @property
+    def trains(self) -> bool:
+        """True where its last code has a backward, in a graph of its own or inside."""
+        return self._has_gradients or bool(self._rounds and _has_backward(self._rounds[-1]))
+
+    @property
+    def emitted_bytes(self) -> int | None:
+        """The peak of its last code; None where it is not known."""
+        run = self._rounds[-1].region_run() if self._rounds else None
+        return None if run is None else run.peak_bytes
+
+    @property
+    def problem(self) -> str:
+        """Why that is not known; empty where it is."""
+        if self.emitted_bytes is not None:
+            return ""
+        seen = self._rounds[-1].seen if self._rounds else []
+        forwards, backwards = ([each for each in seen if each.is_backward is side] for side in (False, True))
+        if len(forwards) != 1 or len(backwards) != 1:
+            return f"code of {len(forwards)} forwards and {len(backwards)} backwards"
+        try:
+            run_region(forwards[0], backwards[0])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        raise AssertionError("the dry run failed before")
+
+
+def _has_backward(emissions: Any) -> bool:
+    return any(each.is_backward for each in emissions.seen)
+
+
+@contextmanager
+def code_of_graphs() -> Iterator[list[GraphCode]]:
+    """Collects, for each graph that our backend compiles inside, its code of all rounds and its reports, under `max` too."""
+    from compile_remat.compilation import driver
+
+    found: list[GraphCode] = []
+    running: list[GraphCode] = []
+    run, enter = driver.Compilation.run, driver.compile_with_partitioner
+
+    def graph_of(compilation: driver.Compilation) -> GraphCode:
+        """The same where its planner failed before, or where a plan for a shared budget takes the place of another one."""
+        for graph in found:
+            if graph.graph is compilation.gm or graph.region == compilation.region:
+                return graph
+        found.append(GraphCode(compilation.gm, compilation.region))
+        return found[-1]
+
+    def seen_run(self: driver.Compilation, *arguments: Any, **keywords: Any) -> Any:
+        running.append(graph_of(self))
+        try:
+            compiled, running[-1].reports = run(self, *arguments, **keywords)
+            return compiled, running[-1].reports
+        finally:
+            running.pop()
+
+    def seen_round(gm: fx.GraphModule, *arguments: Any, observer: Any = None, **keywords: Any) -> Any:
+        emissions = running[-1].new_round()
+
+        def both(emitted: Any) -> None:
+            emissions(emitted)
+            if observer is not None:
+                observer(emitted)
+
+        return enter(gm, *arguments, observer=both, **keywords)
+
+    with (
+        mock.patch.object(driver.Compilation, "run", seen_run),
+        mock.patch.object(driver, "compile_with_partitioner", seen_round),
+    ):
         yield found
 
 
@@ -81,18 +185,29 @@ def compile_code(module: Callable[..., Any], inputs: Sequence[Any], memory_budge
         raise errors[0]
 
 
-def plain_peak_bytes(module: Callable[..., Any], inputs: Sequence[Any]) -> int | None:
-    """The codegen peak under plain Inductor; None where it is not known; inside of `without_compiler`."""
+def plain_peaks_bytes(module: Callable[..., Any], inputs: Sequence[Any]) -> list[int | None]:
+    """The codegen peak under plain Inductor of each graph with a backward; None where one is not known.
+
+    Inside of `without_compiler`.
+    """
     from compile_remat.compilation.feedback import Emissions
     from compile_remat.inductor.entry import compile_with_partitioner
 
-    emissions = Emissions()
+    found: list[int | None] = []
 
     def backend(graph: fx.GraphModule, graph_inputs: Sequence[Any]) -> Callable[..., Any]:
-        choose = min_cut_rematerialization_partition
+        choose, emissions, has_gradients = min_cut_rematerialization_partition, Emissions(), computes_gradients(graph)
         compile_with_partitioner(graph, graph_inputs, choose, {}, guarded=False, observer=emissions)
+        run = emissions.region_run()
+        if has_gradients or _has_backward(emissions):
+            found.append(None if run is None else run.peak_bytes)
         return graph.forward
 
     torch.compile(module, backend=backend)(*inputs)
-    run = emissions.region_run()
-    return None if run is None else run.peak_bytes
+    return found
+
+
+def plain_peak_bytes(module: Callable[..., Any], inputs: Sequence[Any]) -> int | None:
+    """The same of a module that is one graph; None where it is not known."""
+    found = plain_peaks_bytes(module, inputs)
+    return found[0] if len(found) == 1 else None

@@ -42,6 +42,8 @@ from benchmarks.common.verdicts import Row
 from benchmarks.literature import tables as literature_tables
 from benchmarks.literature.rows import rows_of
 from benchmarks.literature.sources import SOURCES
+from benchmarks.zoo import summary as zoo_summary
+from benchmarks.zoo.rows import ZooRow
 
 RESULTS = Path(__file__).parent.parent / "results"
 NOT_TABLES = frozenset(
@@ -357,6 +359,14 @@ def _workspaces_summary(rows: Rows) -> str:
 
 def _codegen_rows(rows: Rows) -> list[cuda_codegen.CodegenRow]:
     return [cuda_codegen.CodegenRow(**fields) for fields in rows]
+
+
+def _zoo(rows: Rows) -> list[Table]:
+    return [zoo_summary.model_table([ZooRow.of(fields) for fields in rows])]
+
+
+def _zoo_summary(rows: Rows) -> str:
+    return zoo_summary.text_of([ZooRow.of(fields) for fields in rows])
 
 
 def _timed(fields: dict[str, Any]) -> dict[str, Any]:
@@ -686,6 +696,18 @@ does as well (preparing and extracting graphs) and three problems: for the plain
 graphs. Each model's 0.5 is of its own plain peak.""",
         _planning_time,
         _planning_time_summary,
+    ),
+    Section(
+        "Architectures of others",
+        "zoo_before.json",
+        "python -m benchmarks.zoo --json benchmarks/results/zoo_before.json",
+        """\
+Architectures of transformers, timm, diffusers, torch_geometric and others (`pip install -e '.[zoo]' -c constraints.txt`), which
+nobody fitted the memory model to: random weights, toy width, 3 to 6 layers, plans as of the date below. Predicted peak > that of
+the emitted code by a dry run, at `max`, under bytes of 0.6 and 0.4 of plain torch.compile's, and at `min`. Of several graphs the
+largest. "floor": the budget is below the lowest reachable peak; "worst" is the prediction furthest from the code.""",
+        _zoo,
+        _zoo_summary,
     ),
     Section(
         "Planning time against the size of the graph",

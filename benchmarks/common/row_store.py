@@ -3,9 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from benchmarks.common import harness
 from benchmarks.common.verdicts import Row
+
+R = TypeVar("R")
 
 
 def rows_of_file(path: Path) -> list[Row]:
@@ -13,31 +16,47 @@ def rows_of_file(path: Path) -> list[Row]:
     return [Row(**fields) for fields in json.loads(path.read_text())["rows"]]
 
 
-class RowStore:
+class Store(Generic[R]):
     """Rows that are stored one by one, so that a run that was ended goes on where it was.
 
     Args:
         path: Where they are stored, and taken from; None for nowhere.
+        read: Makes a row of its stored fields.
+        run_of: What a row is of: two rows of the same run are one.
     """
 
-    def __init__(self, path: Path | None, head: dict[str, str]) -> None:
-        self._path, self._head = path, head
-        is_there = path is not None and path.exists()
-        self.rows: list[Row] = rows_of_file(path) if path is not None and is_there else []
+    def __init__(
+        self,
+        path: Path | None,
+        head: dict[str, str],
+        read: Callable[[dict[str, Any]], R],
+        run_of: Callable[[R], object],
+    ) -> None:
+        self._path, self._head, self._run_of = path, head, run_of
+        stored = json.loads(path.read_text())["rows"] if path is not None and path.exists() else []
+        self.rows: list[R] = [read(fields) for fields in stored]
 
-    def put(self, row: Row) -> Row:
+    def find(self, run: object) -> R | None:
+        """The stored row of a run."""
+        return next((known for known in self.rows if self._run_of(known) == run), None)
+
+    def put(self, row: R) -> R:
         """Store a row, in place of an older one of the same run."""
-        at = next((k for k, known in enumerate(self.rows) if _run_of(known) == _run_of(row)), len(self.rows))
+        run = self._run_of(row)
+        at = next((k for k, known in enumerate(self.rows) if self._run_of(known) == run), len(self.rows))
         self.rows[at : at + 1] = [row]
         harness.write_json(self._path, self._head, self.rows)
         return row
 
+
+class RowStore(Store[Row]):
+    """The same of rows with a kind."""
+
+    def __init__(self, path: Path | None, head: dict[str, str]) -> None:
+        super().__init__(path, head, lambda fields: Row(**fields), lambda row: (row.model, row.kind, row.setting))
+
     def row(self, model: str, kind: str, setting: str, make: Callable[[], Row], *, is_measured: bool) -> Row:
         """The stored row of a run; made and stored where there is none, or only one without a measured peak."""
-        found = next((known for known in self.rows if _run_of(known) == (model, kind, setting)), None)
+        found = self.find((model, kind, setting))
         is_enough = found is not None and (found.peak_bytes is not None or not is_measured)
         return found if found is not None and is_enough else self.put(make())
-
-
-def _run_of(row: Row) -> tuple[str, str, str]:
-    return row.model, row.kind, row.setting

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import compile_remat
-from tests.stacks.torchvision_operators import declare_missing_operators
+from benchmarks.common.torchvision_operators import declare_missing_operators
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples" / "stacks"
 

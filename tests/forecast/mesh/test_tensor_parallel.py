@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from benchmarks.common.torchvision_operators import declare_missing_operators
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors
 from compile_remat._torch.ranks.fake_group import fake_mesh
 from compile_remat._torch.ranks.wrappers import is_spread, local_nbytes
@@ -20,7 +21,6 @@ from compile_remat.forecast.mesh.layout import MeshLayout
 from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 from compile_remat.forecast.target_step import Target
 from compile_remat.forecast.zoo.tensor_parallel import spread_over
-from tests.stacks.torchvision_operators import declare_missing_operators
 
 HEADS, WIDTH, WORDS = 4, 32, 96
 

@@ -1,0 +1,125 @@
+"""One row for each model and setting, and the file of such rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.row_store import Store
+
+PLAIN = "plain"
+SETTINGS = ("min", "max", "0.6", "0.4")
+"""In the order in which they are made."""
+OK, FLOOR, FAILED, TIMEOUT = "ok", "floor", "failed", "timeout"
+
+Bytes = tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class ZooRow:
+    """One model under one setting; tuples have an entry for each graph that has a backward.
+
+    Attributes:
+        setting: ``plain`` for plain torch.compile, or a budget: a fraction stands for bytes, that share of plain's largest graph.
+        budget_bytes: The bytes that were given, for each graph.
+        graphs: The number of graphs that have a backward.
+        predicted_bytes: By the plans that were kept.
+        observed_bytes: Peaks that were read of Inductor before any code was emitted; empty where none were.
+        emitted_bytes: Of the code that was emitted last, by a dry run.
+        rounds: How often each graph was planned and its code emitted.
+        floor_bytes: Of the BudgetError that was raised.
+        extra_ns, step_ns: Predicted times of the kept plans, over all graphs: beyond the fastest plan, and of the whole step.
+        gradient_bytes: Bytes of the parameters that have a gradient.
+        planning_cpu_s: CPU seconds from the joint graphs to two modules each, over all rounds.
+        cpu_s, wall_s: Of tracing, planning and compiling; libraries are imported and the model is built before.
+        outcome: One of `OK`, `FLOOR`, `FAILED`, `TIMEOUT`.
+        statuses: Of the plans.
+        warnings: Texts of our warnings, each once.
+        failure: The innermost error, or how the process ended, or why the dry run does not follow the code.
+        measured_bytes: The peak of a second training step (``--real``).
+        gradient_error: The largest difference of a parameter's gradient from that of `reference`, over its largest value.
+        reference: ``eager``, or ``plain`` for a model that draws random numbers, which eager mode draws otherwise.
+        sources: Hash of the product's sources, 12 digits.
+        torch: Its version.
+    """
+
+    model: str
+    library: str
+    family: str
+    setting: str
+    dtype: str = "float32"
+    is_real: bool = False
+    budget_bytes: int | None = None
+    graphs: int | None = None
+    predicted_bytes: Bytes = ()
+    observed_bytes: Bytes = ()
+    emitted_bytes: Bytes = ()
+    rounds: tuple[int, ...] = ()
+    floor_bytes: int | None = None
+    extra_ns: float | None = None
+    step_ns: float | None = None
+    gradient_bytes: int | None = None
+    planning_cpu_s: float | None = None
+    cpu_s: float | None = None
+    wall_s: float | None = None
+    outcome: str = OK
+    statuses: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    failure: str = ""
+    measured_bytes: int | None = None
+    gradient_error: float | None = None
+    reference: str = ""
+    sources: str = ""
+    torch: str = ""
+
+    @staticmethod
+    def of(stored: dict[str, Any]) -> "ZooRow":
+        """A row of its stored fields."""
+        return ZooRow(**{name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()})
+
+    @property
+    def run(self) -> tuple[str, str, str, bool]:
+        """The fields that tell it from other rows: two rows with equal ones replace each other."""
+        return self.model, self.setting, self.dtype, self.is_real
+
+    @property
+    def errors(self) -> list[float]:
+        """Predicted over emitted peak, less 1, of each graph where both are known."""
+        pairs = zip(self.predicted_bytes, self.emitted_bytes, strict=False)
+        return [predicted / emitted - 1 for predicted, emitted in pairs if predicted and emitted]
+
+    @property
+    def error(self) -> float | None:
+        """The error of the graph with the largest one."""
+        return max(self.errors, key=abs, default=None)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Of the graph whose emitted code has the highest one."""
+        return max((each for each in self.emitted_bytes if each is not None), default=None)
+
+    @property
+    def is_over(self) -> bool:
+        """True where a peak is above the budget: the measured one where there is one."""
+        peak_bytes = self.measured_bytes or self.peak_bytes
+        return self.budget_bytes is not None and peak_bytes is not None and peak_bytes > self.budget_bytes
+
+
+def is_kept(row: ZooRow | None, *, sources: str, torch: str, fresh: bool) -> bool:
+    """True for a stored row that need not be made again: one of the same torch, under `fresh` one of the same sources.
+
+    Plain torch.compile has no part in our sources.
+    """
+    if row is None or row.torch != torch:
+        return False
+    return not fresh or row.setting == PLAIN or row.sources == sources
+
+
+def store_of(path: Path | None, head: dict[str, str]) -> Store[ZooRow]:
+    """The rows of a file."""
+    return Store(path, head, ZooRow.of, lambda row: row.run)
+
+
+def plain_of(row: ZooRow, rows: Sequence[ZooRow]) -> ZooRow | None:
+    """The row of plain torch.compile that goes with a row."""
+    return next((known for known in rows if known.run == (row.model, PLAIN, row.dtype, row.is_real)), None)
