@@ -51,8 +51,8 @@ class Kept:
 
     Attributes:
         reports: None of them where no partition was made.
-        next_bytes: Where another plan was taken: the target of its `FitBelow`; 0 where it was made for the budget itself.  None where
-            this plan was taken.
+        next_bytes: Where another plan was taken: the target of its `FitBelow`, or 0 where it was made for the budget itself; None
+            where this plan was taken.
         next_assumed: What that plan assumes, as `Assumptions.to_text` writes it.
         written: Positions of the inputs that the graph writes into; None where they are not known.
     """

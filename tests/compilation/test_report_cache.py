@@ -14,7 +14,7 @@ from torch import fx
 
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
-from compile_remat.passes import Planner, pictured
+from compile_remat.passes import Assumptions, Planner, pictured
 from compile_remat.report import Report
 from tests.oracles.random_problems import chain
 

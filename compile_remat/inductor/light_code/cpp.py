@@ -107,10 +107,14 @@ class LightLoops(CppKernelProxy):
 
     def _may_tile(self, nodes: list[Any], sizes: list[Any]) -> bool:
         """Whether a shared loop may be cut into tiles; mostly it is the innermost one that is."""
-        divided = any(expr.has(FloorDiv, ModularIndexing) for node in nodes for expr in node._body.indexing_exprs.values())
+        divided = any(
+            expr.has(FloorDiv, ModularIndexing) for node in nodes for expr in node._body.indexing_exprs.values()
+        )
         lanes = {self.picked_vec_isa.nelements(dtype=dtype) for dtype in (torch.float32, torch.bfloat16)[: 1 + divided]}
         select = cpp.TilingSelect()._select_tiling_indices
-        return any(k % len(self.itervars) < self.depth for each in lanes for k in select(self._functions(nodes), sizes, each))
+        return any(
+            k % len(self.itervars) < self.depth for each in lanes for k in select(self._functions(nodes), sizes, each)
+        )
 
     def _tiles(self, nodes: list[Any], sizes: list[Any]) -> list[tuple[int, int]]:
         """The loops that are cut into tiles, and the lengths of these, as Inductor selects them for the bodies that it emits."""
@@ -136,4 +140,3 @@ class LightLoops(CppKernelProxy):
 
 def _run_body(node: Any, *index: Any) -> Any:
     return node._body(*index)
-

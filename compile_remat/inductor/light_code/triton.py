@@ -181,7 +181,9 @@ def is_in_one_block(features: Any) -> bool:
     if not TritonKernel.has_persistent_RBLOCK(features.reduction_numel):
         return False
     options: dict[str, Any] = {}
-    if hasattr(TritonKernel, "apply_feature_required_overrides"):  # before 2.13 all of it stands above, or in `OWN_CODE`
+    if hasattr(
+        TritonKernel, "apply_feature_required_overrides"
+    ):  # before 2.13 all of it stands above, or in `OWN_CODE`
         TritonKernel.apply_feature_required_overrides(features, options)
     is_one = options.get("override_persistent_reduction")
     return bool(V.choices.should_use_persistent_reduction(features, False) if is_one is None else is_one)
