@@ -317,8 +317,7 @@ def _judged(
     """Has the plan that `reports` will tell of judged by its lowered graphs, at the sizes that it is planned for."""
     if rounds is None:
         return None
-    sizes = partitioner.sizes
-    return Readings(lambda: rounds.begin(reports), lambda run: rounds.judge(reports, run), sizes, stops=stops)
+    return Readings(lambda run: rounds.judge(reports, run), partitioner.sizes, stops=stops)
 
 
 def draws_in_turn(graph: fx.GraphModule) -> bool:
