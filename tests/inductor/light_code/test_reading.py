@@ -134,13 +134,15 @@ KINDS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Tensor, ...], dict
     "no partitions": lambda: (layers(), (x(),), {"options": {"graph_partition": False}}),
     "no vectors": lambda: (layers(), (x(),), {"options": {"cpp.simdlen": 1}}),
 }
+NOT_UNDERSTOOD = ("scan",)
+"""Kinds whose code no dry run follows: it writes into elements of a list."""
 ALWAYS = ("transformer", "as Inductor calls kernels", "bfloat16")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ALWAYS else pytest.mark.full) for k in KINDS])
 def test_what_is_read_allocates_what_the_code_does(kind: str) -> None:
     function, inputs, options = KINDS[kind]()
-    compiled(function, inputs, **options).check()
+    compiled(function, inputs, **options).check(is_understood=kind not in NOT_UNDERSTOOD)
 
 
 @pytest.mark.full
