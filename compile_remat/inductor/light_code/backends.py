@@ -9,6 +9,7 @@ from compile_remat.inductor.light_code.cpp import CppScheduling, LightCpp
 from compile_remat.inductor.light_code.kernels import Kernels
 from compile_remat.inductor.light_code.triton import LightTriton, TritonScheduling
 
+
 def use_light_backends(scheduler: Any, kernels: Kernels) -> None:
     """Give a scheduler code generators that write no kernels, for the devices that Inductor makes C++ or Triton for.
 

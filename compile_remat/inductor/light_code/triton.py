@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch._inductor import config
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.light_code.kernels import LOADS, STORES, Kernels, LightKernel, accessed, call_kernel, name_kernel
+from compile_remat.inductor.light_code.kernels import (
+    LOADS,
+    STORES,
+    Kernels,
+    LightKernel,
+    accessed,
+    call_kernel,
+    name_kernel,
+)
 from compile_remat.inductor.light_code.loop_bodies import give_own_bodies, nodes_in
 
 if TYPE_CHECKING:
