@@ -14,7 +14,7 @@ node itself says and what stands in the second column, and writes what stands in
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
 | `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner, |
-| | is_written_again, is_drawn | is_materialised_again, is_drawn_apart |
+| | is_written_again, is_drawn | is_drawn_apart |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
@@ -113,7 +113,6 @@ def build_problem(
     rules: RulesOf = inductor_rules,
     in_blocks: bool = True,
     expandable: bool = False,
-    saved: frozenset[str] | None = None,
 ) -> Problem:
     """Read a joint graph.
 
@@ -129,13 +128,10 @@ def build_problem(
         in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (`counted_bytes` on CUDA), or as it
             is: then bytes are affine in the batch.
         expandable: Whether torch's CUDA allocator has expandable segments.
-        saved: Names of the values that a plan saves.  Then values are in memory where Inductor writes them in the graphs of that
-            plan: what is computed in one kernel with its readers, and how much fits there, depends on what is loaded.  By
-            default whatever the backward reads is taken to be computed again.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    return ProblemBuilder(joint, cost, workspace, rules, in_blocks, expandable).build(reference, saved)
+    return ProblemBuilder(joint, cost, workspace, rules, in_blocks, expandable).build(reference)
 
 
 class ProblemBuilder:
@@ -165,9 +161,9 @@ class ProblemBuilder:
         regions = numbers_of_regions(joint.module.graph)
         self._origin: OriginOf = functools.cache(lambda node: origin_of(node, regions))
 
-    def build(self, reference: Iterable[fx.Node] = (), saved: frozenset[str] | None = None) -> Problem:
+    def build(self, reference: Iterable[fx.Node] = ()) -> Problem:
         """See `build_problem`."""
-        graph = copied(self._read, saved)  # the passes write on drafts
+        graph = copied(self._read)  # the passes write on drafts
         for run in PASSES:
             run(graph)
         if self._in_blocks:
@@ -341,7 +337,6 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.is_materialised or draft.is_drawn,
-            realised_again=draft.is_materialised_again,
             is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
             is_drawn_apart=draft.is_drawn_apart,

@@ -62,7 +62,6 @@ class Draft:
         is_materialised: Whether it has a buffer though it is pointwise and no output.
         is_written_again: The same in the backward, with the readers that it has there.
         is_written_if_reused: Whether it is written there only if several read it.
-        is_materialised_again: Whether it has a buffer where the backward computes it, if that is otherwise than in the forward.
         is_inner: Whether it would have one if its readers were not all in its own fused kernel.
         excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
         spared_ops: For values in its expression, how many operations it has less where that one is saved.
@@ -109,7 +108,6 @@ class Draft:
     is_materialised: bool = False
     is_written_again: bool = False
     is_written_if_reused: bool = False
-    is_materialised_again: bool | None = None
     is_inner: bool = False
     excess_ops: int = 0
     spared_ops: dict[Draft, int] = field(default_factory=dict)
@@ -131,7 +129,6 @@ class DraftGraph:
 
     Attributes:
         rules: Of Inductor, for a type of device.
-        saved: Names of the values that a plan saves, whose graphs this is about; None where it is about no plan in particular.
         values: Drafts of what needs no tangent, in the graph's order.
         steps: Drafts of what depends on a tangent, in the graph's order.
         by_node: All drafts, in the graph's order.
@@ -140,7 +137,6 @@ class DraftGraph:
 
     joint: joint_graph.Joint
     rules: RulesOf
-    saved: frozenset[str] | None = None
     values: list[Draft] = field(default_factory=list)
     steps: list[Draft] = field(default_factory=list)
     by_node: dict[fx.Node, Draft] = field(default_factory=dict)
@@ -153,12 +149,8 @@ class DraftGraph:
         for node in reversed(self.joint.module.graph.nodes):
             if node.op != "output" and (node in found or node in self.joint.info.tangents_closure):
                 found.add(node)
-                found.update(n for n in node.all_input_nodes if not self.is_saved(n))
+                found.update(node.all_input_nodes)
         return frozenset(found)
-
-    def is_saved(self, node: fx.Node) -> bool:
-        """Whether the backward reads the node from memory, in the plan that this is about."""
-        return self.saved is not None and node.name in self.saved
 
     def add(self, draft: Draft) -> None:
         """Append a draft to its list."""
@@ -189,9 +181,9 @@ def indices_of(drafts: Iterable[Draft]) -> tuple[int, ...]:
     return tuple(sorted({draft.index for draft in drafts}))
 
 
-def copied(graph: DraftGraph, saved: frozenset[str] | None) -> DraftGraph:
-    """The same drafts anew, just read, for the graphs of a plan that saves these values."""
-    made = DraftGraph(graph.joint, graph.rules, saved, roots=graph.roots)
+def copied(graph: DraftGraph) -> DraftGraph:
+    """The same drafts anew, just read."""
+    made = DraftGraph(graph.joint, graph.rules, roots=graph.roots)
     for node, read in graph.by_node.items():
         draft = made.by_node[node] = copy.copy(read)
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)

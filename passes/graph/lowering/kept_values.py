@@ -23,8 +23,6 @@ def mark_kept_values(graph: DraftGraph) -> None:
 
     All values that are written for several readers alone are taken to have one at once, so that some are marked without need.
     """
-    if graph.saved is not None:
-        return  # the code of that plan has been decided on
     inlined: dict[Draft, Expression] = {}
     by_name: dict[str, Draft] = {}
     for draft in graph.by_node.values():

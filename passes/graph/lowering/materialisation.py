@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
@@ -27,7 +26,6 @@ from compile_remat.passes.graph.lowering.expressions import (
     spared_ops,
 )
 from compile_remat.passes.graph.lowering.kernel_loops import (
-    ReadingKernel,
     are_alike,
     are_one,
     goes_over_groups,
@@ -99,8 +97,7 @@ def count_reads(graph: DraftGraph) -> None:
         else:
             draft.expression = draft.backward_expression = load_of(draft)
             if is_variance(draft.node):
-                draft.expression = scaled_variance(draft)
-                draft.backward_expression = load_of(draft) if graph.is_saved(draft.node) else draft.expression
+                draft.expression = draft.backward_expression = scaled_variance(draft)
 
 
 def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
@@ -114,11 +111,10 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     forward = backward if draft.in_backward else joined(draft, [as_taken(s, s.expression, draft) for s in operands])
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
-    is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
-    is_written_in_backward = is_always or is_kept or is_written(backward, is_reused, rules)
+    is_written_in_backward = is_always or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
     draft.is_written_if_reused = is_written_in_backward and not (
-        is_always or is_kept or is_read or is_written(backward, False, rules)
+        is_always or is_read or is_written(backward, False, rules)
     )
     if not draft.in_backward:
         draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
@@ -126,8 +122,7 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
         draft.excess_ops = ops_in(backward) - rules.max_ops
         draft.spared_ops = spared_ops(draft)
     draft.expression = load_of(draft) if is_read or draft.is_materialised else forward
-    is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
-    draft.backward_expression = load_of(draft) if is_loaded else backward
+    draft.backward_expression = load_of(draft) if is_read or is_written_in_backward else backward
 
 
 def _is_place(part: Draft) -> bool:
@@ -209,8 +204,6 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
     reading = kernels_reading(depths, graph)
     for draft, kernels in reading.items():
         draft.is_drawn_apart = draft.is_drawn and is_drawn_apart(draft, kernels, graph)
-    if graph.saved is not None:
-        _mark_otherwise_again(graph, reading)
     for draft, depth in depths.items():
         if draft.concatenates or draft.becomes_addmm:
             draft.is_materialised = True
@@ -219,7 +212,7 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
             is_for_one = are_one(draft, kernels, graph) and all(k.in_backward for k in kernels)
             is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
             is_own = is_own and not any(is_apart(k, draft, graph) for k in kernels)
-            is_alike = are_alike(draft, kernels) and not draft.in_backward and draft.is_materialised_again is None
+            is_alike = are_alike(draft, kernels) and not draft.in_backward
             if (is_own or is_alike) and not graph.rules_of(draft.node).gives_others_loops:
                 if draft.in_backward and goes_over_groups(draft):
                     is_own = draft.is_channels_last = False
@@ -227,22 +220,6 @@ def drop_inner_buffers(graph: DraftGraph) -> None:
                     is_own = is_alike = False
             draft.is_materialised = not is_own
             draft.is_inner = draft.is_written_again if is_own else is_alike
-
-
-def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[ReadingKernel]]) -> None:
-    """Find the values that one of the two graphs of a plan writes to memory, and the other computes in their readers' kernels.
-
-    A sum of four products is one expression in the backward that has the first of them from the forward; what is computed of the
-    sum then reads five buffers.  In the forward, where the sum is of more and was written, it reads two.
-    """
-    for draft in graph.values:
-        if draft.kernel != POINTWISE or draft.concatenates or draft.becomes_addmm or draft.is_drawn:
-            continue
-        if draft.is_materialised == draft.is_written_again or draft.node not in graph.run_again:
-            continue
-        kernels = reading[draft]
-        draft.is_materialised_again = draft.is_written_again and not are_one(draft, kernels, graph)
-        draft.is_inner = draft.is_written_again and (are_one(draft, kernels, graph) or are_alike(draft, kernels))
 
 
 def mark_parts(graph: DraftGraph) -> None:

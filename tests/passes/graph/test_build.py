@@ -22,7 +22,7 @@ from compile_remat._torch.version import torch_version
 from compile_remat.cost_models import Roofline, UnitCost, load_device
 from compile_remat.passes import Planner, Problem, build_problem
 from compile_remat.passes.graph import build
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SAVE, SCATTER, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, REDUCTION, SAVE, SCATTER
 
 MIB = 1 << 20
 aten = torch.ops.aten
@@ -504,8 +504,8 @@ def test_numbers_that_depend_on_their_kernel_are_not_drawn_again() -> None:
     assert not inductor_rules("cpu").draws_by_kernel
 
 
-def test_a_builder_gives_each_plan_the_problem_that_is_built_for_it_alone() -> None:
-    found: list[tuple[list[Problem], list[Problem]]] = []
+def test_a_builder_reads_its_graph_and_asks_for_workspaces_once() -> None:
+    found: list[tuple[Problem, Problem, Problem]] = []
     asked: list[str] = []
 
     def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
@@ -515,53 +515,12 @@ def test_a_builder_gives_each_plan_the_problem_that_is_built_for_it_alone() -> N
             asked.append(node.name)
             return len(node.name)
 
-        chain = [node.name for node in joint.graph.nodes if node.target == torch.ops.aten.tanh.default]
-        plans: list[frozenset[str] | None] = [None, frozenset({chain[20]}), frozenset({chain[0]}), None]
         builder = build.ProblemBuilder(prepared, UnitCost(), workspace)
-        together = [builder.build(saved=saved) for saved in plans]
+        first, second = builder.build(), builder.build()
         assert len(asked) == len(set(asked)) > 0
-        alone = [build_problem(prepared, cost=UnitCost(), workspace=workspace, saved=saved) for saved in plans]
-        found.append((together, alone))
+        found.append((first, second, build_problem(prepared, cost=UnitCost(), workspace=workspace)))
         return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
 
-    def layers(x: Tensor, weight: Tensor) -> Tensor:
-        for _ in range(80):  # more operations than Inductor puts into one expression: a saved value begins a new one
-            x = x.tanh()
-        return x @ weight
-
-    aot_function(layers, nop, nop, partition_fn=spy)(*weights(2))
-    ((together, alone),) = found
-    assert together == alone
-    assert together[0] != together[1] != together[2]
-    assert together[0] == together[3]
-
-
-def test_what_the_forward_writes_the_backward_may_compute_in_an_expression_and_the_other_way_round() -> None:
-    """A sum of five products is written for its readers; with the first two of them saved as one sum, it reads four buffers.
-
-    What is computed of it for two readers is written in its place then.
-    """
-    found: list[dict[str, Value]] = []
-
-    def spy(joint: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **keywords: Any) -> Any:
-        builder = build.ProblemBuilder(prepare(joint, num_fwd_outputs=num_fwd_outputs), UnitCost())
-        for saved in (None, frozenset({"add"})):
-            found.append({value.name: value for value in builder.build(saved=saved).values})
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **keywords)
-
-    def layer(x: Tensor, first: Tensor, *others: Tensor) -> Tensor:
-        *products, scale, up, down = others
-        total = x @ first + x @ first.t()
-        for weight in products:
-            total = total + x @ weight
-        scaled = total * (total * total).mean(-1, keepdim=True).rsqrt()
-        return total + ((scaled * scale) @ up).tanh() @ down
-
-    aot_function(layer, nop, nop, partition_fn=spy)(*weights(8, 32))
-    whole, own = found
-    heavy = {"tanh"} & set(inductor_rules("cpu").heavy_ops)
-    assert {name for name, value in whole.items() if value.realised} == {"add_3"} | heavy
-    assert all(value.realised_again is None for value in whole.values())
-    again = {name: value.realised_again for name, value in own.items() if value.realised_again is not None}
-    assert again == {"add_3": False, "mul_1": True}
-    assert own["add_3"].realised and not own["mul_1"].realised and own["mul_1"].is_inner
+    aot_function(lambda x, weight: x.tanh() @ weight, nop, nop, partition_fn=spy)(*weights(2))
+    ((first, second, alone),) = found
+    assert first == second == alone
