@@ -15,7 +15,7 @@ from compile_remat.compilation.feedback import bytes_to_plan_for, is_lowest, is_
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
-from compile_remat.passes import Assumptions, Planner, PlanPictures, Status, assumptions_after
+from compile_remat.passes import Assumptions, Plan, Planner, PlanPictures, Status, assumptions_after, largest_at_peak
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
@@ -85,7 +85,9 @@ class Rounds:
         """
         if len(reports) != 1 or reports[0].plan is None:
             return
-        report = with_run(replace(reports[0], observed_peak_bytes=run.peak_bytes), run)
+        report = with_run(
+            replace(reports[0], observed_peak_bytes=run.peak_bytes, plan=_with_largest(reports[0], run)), run
+        )
         self.seen.append(Seen(self.partitioner, report))
         LOG.debug("%s: planned %s bytes, observed %s", report.graph_key, reports[0].plan.peak_bytes, run.peak_bytes)
         if self.is_settled or reports[0].plan.status in (Status.REPLAYED, Status.FALLBACK):
@@ -201,7 +203,11 @@ class Rounds:
             return report
         peak_bytes = seen.peak_bytes
         floor_bytes = peak_bytes if self._is_for_lowest else report.floor_bytes
-        return replace(report, observed_peak_bytes=peak_bytes, rounds=len(self.seen), floor_bytes=floor_bytes)
+        plan = report.plan
+        if plan is not None and seen.report.plan is not None:
+            plan = replace(plan, largest=seen.report.plan.largest)
+        rounds = len(self.seen)
+        return replace(report, observed_peak_bytes=peak_bytes, rounds=rounds, floor_bytes=floor_bytes, plan=plan)
 
     # -- where no plan fits -------------------------------------------------------------------------------------------
 
@@ -216,3 +222,11 @@ class Rounds:
             raise error
         self._error, self._is_for_lowest = error, True
         self.partitioner = replace(self.partitioner, request=LOWEST)
+
+
+def _with_largest(report: Report, run: RegionRun) -> Plan | None:
+    """The plan with the largest tensors at the peak that was observed."""
+    plan, facts = report.plan, run.facts
+    if plan is None or facts is None or not isinstance(plan.pictures, PlanPictures):
+        return plan
+    return replace(plan, largest=largest_at_peak(plan.pictures.problem, plan, facts))
