@@ -36,6 +36,7 @@ from compile_remat.inductor.entry import (
     compile_with_partitioner,
     without_partition_cache,
 )
+from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.passes import Assumptions, Status
@@ -234,10 +235,12 @@ class Compilation:
         rounds = self._found_before(partitioner)
         first = None if rounds.is_settled else self._side_file(partitioner)
         while True:
+            before = ProcessCounts()
             try:
                 return self._round(rounds, first)
             except Exception as error:
                 self._go_on(rounds, error)
+                before.put_back()
 
     def lowered(self, partitioner: RematPartitioner) -> Rounds:
         """The rounds up to the plan that `run` would take; graphs are lowered and read, and no code is made.
@@ -247,10 +250,12 @@ class Compilation:
         """
         rounds = Rounds(partitioner)
         while True:
+            before = ProcessCounts()
             try:
                 with recording():
                     self._enter(rounds.partitioner, Emissions(), rounds, stops=True)
             except Exception as error:
+                before.put_back()
                 if find_error(error, PlanTaken) is None:
                     self._go_on(rounds, error)
                     continue

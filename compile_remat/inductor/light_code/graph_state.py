@@ -30,19 +30,30 @@ def untouched(graph: Any) -> Iterator[None]:
         graph: A ``GraphLowering`` with a finished scheduler.
     """
     states = [(thing, _State(vars(thing))) for thing in _things(graph)]
-    figures = _State({name: value for name, value in vars(metrics).items() if _is_figure(name, value)})
-    counts = {name: counter.copy() for name, counter in counters.items()}
-    random_state = random.getstate()
+    before = ProcessCounts()
     try:
         yield
     finally:
-        random.setstate(random_state)
-        counters.clear()
-        counters.update(counts)
-        figures.put_into(vars(metrics))
+        before.put_back()
         for thing, state in states:
             vars(thing).clear()
             state.put_into(vars(thing))
+
+
+class ProcessCounts:
+    """Torch's counters, Inductor's metrics and Python's random state, as they were when this was made."""
+
+    def __init__(self) -> None:
+        self._figures = _State({name: value for name, value in vars(metrics).items() if _is_figure(name, value)})
+        self._counts = {name: counter.copy() for name, counter in counters.items()}
+        self._random_state = random.getstate()
+
+    def put_back(self) -> None:
+        """As if nothing had been compiled since."""
+        random.setstate(self._random_state)
+        counters.clear()
+        counters.update(self._counts)
+        self._figures.put_into(vars(metrics))
 
 
 def _is_figure(name: str, value: Any) -> bool:
