@@ -134,7 +134,7 @@ class _Walk:
         node = self._node(event)
         if not node.nbytes:
             return False
-        if node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised:
+        if node.kernel in (EXTERN, REDUCTION, ITEM) or _is_realised(node):
             return True
         if event.is_step and node.is_output:
             return True
@@ -191,7 +191,7 @@ class _Walk:
         node = self._node(event)
         readers = [step for step in self.problem.steps if event.index in step.reads]
         is_read = any(step.kernel == EXTERN or step is self.problem.steps[-1] for step in readers)
-        return node.nbytes > 0 and (node.realised or is_read)
+        return node.nbytes > 0 and (_is_realised(node) or is_read)
 
     def _read_by_one_node(self, into: _Event) -> set[_Event]:
         """Values that one node alone of a kernel reads: the one that writes, or an inner one of the same bytes."""
@@ -234,7 +234,8 @@ class _Walk:
                 alive[event] = _Buffer(values[v].nbytes, self._last_read(event), True)
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
-            transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
+            node = self._node(event)
+            transient = node.transient_bytes + node.workspace_bytes + node.observed_bytes
             transient += (
                 self._copies(slot) + self._copies_beside(slot) - self._spared_copy(event) + self._incoming(slot)
             )
@@ -255,7 +256,7 @@ class _Walk:
     def _may_stay_in_its_kernel(self, event: _Event) -> bool:
         """Random numbers, or what Inductor computes by a node of its own."""
         node, is_returned = self._node(event), event.index in self.problem.steps[-1].reads
-        return isinstance(node, Value) and (node.is_drawn or (node.realised and node.is_inner)) and not is_returned
+        return isinstance(node, Value) and (node.is_drawn or (_is_realised(node) and node.is_inner)) and not is_returned
 
     def _stays_in_its_kernel(self, event: _Event) -> bool:
         """One of those that nothing reads after the next unfused kernel."""
@@ -343,3 +344,8 @@ class _Walk:
             if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and fits:
                 del alive[source]
                 return
+
+
+def _is_realised(node: Value | Step) -> bool:
+    """Whether a node of the backward has a buffer although it is pointwise."""
+    return node.is_realised_again if isinstance(node, Value) else node.realised
