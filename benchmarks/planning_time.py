@@ -64,7 +64,6 @@ PHASES: dict[str, tuple[Any, str]] = {
     "reading nodes": (build, "_read"),
     "building problems": (ProblemBuilder, "build"),
     SEARCH: (joint_planning, "_chosen"),
-    "the plan's own graphs": (joint_planning, "in_own_graphs"),
     EXTRACTING: (joint_split, "extract"),
 }
 TITLES = ("model", "values", "torch", "0.5", "ratio", "min", "ratio", "one search", "frontier", "ratio")

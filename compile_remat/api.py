@@ -60,12 +60,14 @@ from compile_remat.passes import (
     Status as Status,
     frontier,
 )
+from compile_remat._torch.joint_graph import copied_graph
+from compile_remat.compilation.driver import Compilation
+from compile_remat.compilation.rounds import Rounds
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_split import partition as partition
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
-from compile_remat.planning.request import Fit
-from compile_remat.planning.settings import place_of, priced, settings_for
+from compile_remat.planning.settings import place_of, priced, settings_for, sizes_of
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
@@ -76,7 +78,13 @@ if TYPE_CHECKING:
 
 
 def look(
-    model: Callable[..., Any], inputs: Sequence[Any], /, *, for_budgets: bool = False, **settings: Any
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    /,
+    *,
+    for_budgets: bool = False,
+    observes: bool = False,
+    **settings: Any,
 ) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled.
 
@@ -84,6 +92,7 @@ def look(
 
     Args:
         for_budgets: Whether the problem is to be the one that budgets are searched in, under `max` as well.
+        observes: Whether plans are lowered and read, as in training, where the device is here.
     """
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():
@@ -93,7 +102,7 @@ def look(
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets)
+            planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets, observes=observes)
             if planned is not None:
                 seen.append(planned)
         except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
@@ -110,7 +119,12 @@ def look(
 
 
 def look_at_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: RematConfig, *, for_budgets: bool = False
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    *,
+    for_budgets: bool = False,
+    observes: bool = False,
 ) -> Planned | None:
     """`look` at one Dynamo graph; None where it has no backward.
 
@@ -123,32 +137,46 @@ def look_at_graph(
         inline_regions(gm)
     settings = priced(settings, gm, example_inputs, config, options)
     early = leaf_positions(example_inputs) if config.gradients == "early" else ()
+    first = RematPartitioner(settings, sizes=sizes_of(example_inputs), early=early, guarded=settings.has_limit(gm))
+    rounds = Rounds(first)
+    if observes and settings.is_here and config.compiler == "inductor":
+        rounds = Compilation(copied_graph(gm), example_inputs, config, options).lowered(first)
+    taken = rounds.partitioner
     planned = look_at_joint_graph(
         gm,
         example_inputs,
         lambda joint, keywords: plan_with_slices(
-            joint, settings, Fit(), with_plain=True, for_budgets=for_budgets, early=early, **keywords
+            joint,
+            settings,
+            taken.request,
+            with_plain=True,
+            for_budgets=for_budgets,
+            early=early,
+            assumed=taken.assumed,
+            **keywords,
         ),
         options,
     )
     if planned is None:
         return None
-    return replace(planned, report=replace(planned.report, inlined_calls=inlined_calls(gm)))
+    report = rounds.concluded(planned.report)
+    return replace(planned, report=replace(report, inlined_calls=inlined_calls(gm)))
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     """What ``torch.compile(model, backend="remat", options=settings)`` would do with the first graph of a call.
 
-    Runs one forward in eager mode on `inputs`; compiles nothing.  Where no plan fits the budget, training would raise a
-    `BudgetError`; the report is then that of the lowest plan, INFEASIBLE under the budget, and its message says so.
+    Runs one forward in eager mode on `inputs`.  Where the device is here, plans are lowered by Inductor and read, as in training,
+    but no code is made.  Where no plan fits the budget, training would raise a `BudgetError`; the report is then that of the lowest
+    plan, INFEASIBLE under the budget, and its message says so.
 
     Raises:
         RematError: A setting is off, or the call has no graph that needs a gradient.
     """
     try:
-        return _first(look(model, inputs, **settings)).report
+        return _first(look(model, inputs, observes=True, **settings)).report
     except BudgetError as error:
-        lowest = _first(look(model, inputs, **{**settings, "memory_budget": "min"})).report
+        lowest = _first(look(model, inputs, observes=True, **{**settings, "memory_budget": "min"})).report
         text = f"training would raise a BudgetError: {str(error).splitlines()[0]} This is the lowest plan"
         found = lowest.plan and replace(lowest.plan, status=Status.INFEASIBLE, budget_bytes=error.budget_bytes)
         message = joined(lowest.message, text)

@@ -43,6 +43,7 @@ from compile_remat.passes.graph.snapshots import add_snapshots as add_snapshots
 from compile_remat.passes.graph.snapshots import readable_inputs as readable_inputs
 from compile_remat.passes.graph.snapshots import unreadable_inputs as unreadable_inputs
 from compile_remat.passes.memory.observed_plans import assumptions_after as assumptions_after
+from compile_remat.passes.memory.observed_plans import largest_at_peak as largest_at_peak
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
 from compile_remat.passes.memory.plan_timeline import peak_bytes_of as peak_bytes_of
 from compile_remat.passes.memory.plan_timeline import timeline as timeline
@@ -55,6 +56,7 @@ from compile_remat.passes.problem.constant_inputs import has_snapshots as has_sn
 from compile_remat.passes.problem.constant_inputs import without_snapshots as without_snapshots
 from compile_remat.passes.problem.facts import NOTHING_ASSUMED as NOTHING_ASSUMED
 from compile_remat.passes.problem.facts import Assumptions as Assumptions
+from compile_remat.passes.problem.facts import BufferFacts as BufferFacts
 from compile_remat.passes.problem.facts import GraphFacts as GraphFacts
 from compile_remat.passes.problem.facts import KernelFacts as KernelFacts
 from compile_remat.passes.problem.facts import RegionFacts as RegionFacts

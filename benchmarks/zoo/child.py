@@ -98,7 +98,8 @@ def figures_of(graphs: Sequence[GraphCode]) -> dict[str, Any]:
         "predicted_bytes": tuple(_predicted_bytes(graph) for graph in trained),
         "emitted_bytes": tuple(graph.emitted_bytes for graph in trained),
         "failure": "; ".join(dict.fromkeys(graph.problem for graph in trained if graph.rounds and graph.problem)),
-        "rounds": tuple(graph.rounds for graph in trained),
+        "observed_bytes": tuple(_observed_bytes(graph) for graph in trained),
+        "rounds": tuple(graph.reports[-1].rounds if graph.reports else graph.rounds for graph in trained),
         "statuses": tuple("NOT_PLANNED" if each.plan is None else each.plan.status.name for each in reports),
         "extra_ns": sum(plan.extra_time_ns for plan in plans) if plans else None,
         "step_ns": sum(plan.step_time_ns for plan in plans) if plans else None,
@@ -107,6 +108,10 @@ def figures_of(graphs: Sequence[GraphCode]) -> dict[str, Any]:
 
 def _predicted_bytes(graph: GraphCode) -> int | None:
     return graph.reports[-1].predicted_peak_bytes if graph.reports else None
+
+
+def _observed_bytes(graph: GraphCode) -> int | None:
+    return graph.reports[-1].observed_peak_bytes if graph.reports else None
 
 
 def failure_of(error: Exception) -> dict[str, Any]:

@@ -148,8 +148,14 @@ def _plan_reasons(row: ZooRow) -> list[str]:
     if row.is_over:
         reasons.append("over the budget")
     if row.error is not None and abs(row.error) > LIMIT:
-        reasons.append("prediction")
+        reasons.append("prediction" if len(row.errors) == 1 else f"prediction: {_worst_graph_text(row)}")
     return reasons
+
+
+def _worst_graph_text(row: ZooRow) -> str:
+    pairs = [(p, e) for p, e in zip(row.predicted_bytes, row.emitted_bytes, strict=False) if p and e]
+    predicted, emitted = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1))
+    return f"{mib(predicted)} > {mib(emitted)} in one graph"
 
 
 def _floor_reasons(row: ZooRow, rows: Sequence[ZooRow]) -> list[str]:

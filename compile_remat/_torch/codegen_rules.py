@@ -5,8 +5,8 @@ counts, as ``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.co
 partitioner runs while they are in force.  ``tests/_torch/test_codegen_rules.py`` has a test for each rule that fails when Inductor
 changes it.
 
-Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``, ``realize_opcount_threshold = 30``)
-and the list of heavy operators was shorter (exp, sigmoid).
+Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``) and the list of heavy operators was
+shorter (exp, sigmoid).
 
 It stands here and not in `compile_remat.inductor` because `passes` and `cost_models` need it as well.
 """
@@ -27,22 +27,6 @@ UNARY_OPS = (
     "lgamma", "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
 )  # fmt: skip
 """Operators of ``torch._inductor.virtualized.ops`` with one argument, which Inductor is asked about."""
-
-EXTRA_OPS = (
-    ("clone", -1), ("repeat", -1), ("embedding", -1), ("gather", -1), ("index", -1), ("_unsafe_index", -1), ("pow", -1),
-    ("slice_scatter", 7), ("select_scatter", 3), ("constant_pad_nd", 5), ("upsample_nearest2d", 6), ("avg_pool2d", 7),
-    ("avg_pool2d_backward", 21), ("max_pool2d_with_indices_backward", 20), ("addcmul", 3), ("unpack_bits", 7),
-)  # fmt: skip
-"""`InductorRules.extra_ops`: of a square, a slice with two ends, a padding at both sides of one dimension, windows of 2 x 2."""
-
-OWN_NUMBERS: dict[str, tuple[tuple[float, torch.dtype], ...]] = {
-    "avg_pool2d_backward": ((0.0, torch.float32),),
-    "max_pool2d_with_indices_backward": ((0.0, torch.float32),),
-}
-"""Numbers with their types that are among an operator's `EXTRA_OPS`: what else computes with such a number shares it."""
-
-PROCESSORS = 132
-"""Of an H100 or H200."""
 
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
 """`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index, of a sort or of the largest."""
@@ -65,14 +49,9 @@ class InductorRules:
             ``ir.py``; ``config.realize_acc_reads_threshold``).
         max_reads_if_reused: The same for a value with several readers (``StorageBox.should_realize_on_reuse``;
             ``config.realize_reads_threshold``).
-        max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
-            ``config.realize_opcount_threshold``).
-        split_below: A sum with fewer results may be computed in two halves, to keep all processors busy: 64 results for each of
-            them (``Reduction.num_splits`` in ``ir.py``); 0 where none is.  A GPU that is not here is taken to have `PROCESSORS`.
         unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
             ``config.unroll_reductions_threshold``).
         unrolls_to_one: Whether one with a single result is, too.
-        extra_ops: Operations of an operator beyond one, its loads and its numbers, by name.
         heavy_ops: A value with several readers whose expression has one of these is materialised
             (``StorageBox.should_realize_on_reuse``), ascending.
         strided_readers: What these read is materialised: they speak of strides (``GraphLowering.run_node`` in ``graph.py``).
@@ -87,9 +66,6 @@ class InductorRules:
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
             convolutions (``conv_layout.with_layout``).
-        gives_others_loops: Whether a node that goes over rows and columns and one that goes over pixels become one kernel: from
-            2.13 on, Inductor's C++ can try to give one the loops of the other (``CppScheduling._align_compatible_range_nodes`` in
-            ``codegen/cpp.py``); Inductor tries where one has a single loop, and our backend for C++ everywhere.
         gradients_read_eager_strides: Whether a convolution's gradient reads its operands in the strides that eager mode gives them
             (``make_fallback(aten.convolution_backward, constrain_to_fx_strides)`` in ``lowering.py``, before 2.13): of a
             concatenation in channels-last order it gets a copy, and of one in eager mode's order the library makes one.
@@ -99,8 +75,6 @@ class InductorRules:
         draws_by_kernel: Whether random numbers depend on the kernel that they are drawn in, not on their seed and place alone:
             then they cannot be drawn again (``TritonOverrides.rand`` in ``codegen/triton.py``: from 2.13 on, a pointwise kernel
             for CUDA draws four numbers at once, a reduction one).
-        reorders_loops: Whether a pointwise kernel takes the order of loops of a reduction that reads it
-            (``Scheduler.shared_data_after_reordering_loop``; ``config.loop_ordering_after_fusion``).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
         mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
@@ -110,27 +84,22 @@ class InductorRules:
 
     max_reads: int
     max_reads_if_reused: int
-    max_ops: int
     heavy_ops: tuple[str, ...]
     always_concatenates: bool
     has_channels_last: bool
     mask_traffic_factor: int
-    extra_ops: tuple[tuple[str, int], ...] = EXTRA_OPS
     strided_readers: tuple[str, ...] = ("aten.as_strided.default", "aten.as_strided_scatter.default")
     drawn_ops: tuple[str, ...] = ("inductor_random",)
     concatenates_shared: bool = False
     padded_above: int | None = None
     padding_bytes: int = 128
     gradients_read_eager_strides: bool = False
-    gives_others_loops: bool = True
     draws_by_kernel: bool = False
-    reorders_loops: bool = False
     max_pooling_window: int = 25
     scatters: tuple[str, ...] = ()
     unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
     unrolled_below: int = 8
     unrolls_to_one: bool = True
-    split_below: int = 0
 
 
 RulesOf = Callable[[str], InductorRules]
@@ -147,9 +116,8 @@ def inductor_rules(device_type: str) -> InductorRules:
 
     is_cpu = device_type == "cpu"
     return InductorRules(
-        max_reads=_threshold("acc_reads", is_cpu),
+        max_reads=_max_reads(is_cpu),
         max_reads_if_reused=int(config.realize_reads_threshold),
-        max_ops=_threshold("opcount", is_cpu),
         heavy_ops=_heavy_ops("cpu" if is_cpu else "cuda"),
         always_concatenates=is_cpu,
         concatenates_shared=torch_version() >= (2, 13),
@@ -157,24 +125,15 @@ def inductor_rules(device_type: str) -> InductorRules:
         mask_traffic_factor=8 if is_cpu else 1,
         padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
         padding_bytes=int(config.padding_alignment_bytes),
-        gives_others_loops=not is_cpu or _aligns_loops(),
         gradients_read_eager_strides=_convolution_gradients_fall_back(),
-        reorders_loops=not is_cpu and bool(config.loop_ordering_after_fusion),
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
         scatters=() if torch.are_deterministic_algorithms_enabled() else _scatters(is_cpu),
         unrolled_below=int(config.unroll_reductions_threshold),
         unrolls_to_one=not is_cpu,
-        split_below=0 if is_cpu or not config.split_reductions else 64 * _num_processors(),
         unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )
-
-
-def _num_processors() -> int:
-    if not torch.cuda.is_available():
-        return PROCESSORS
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
 
 def _scatters(is_cpu: bool) -> tuple[str, ...]:
@@ -199,13 +158,6 @@ def _convolution_gradients_fall_back() -> bool:
     return not hasattr(conv, "convolution_backward_lowering")
 
 
-def _aligns_loops() -> bool:
-    """Whether Inductor's C++ can give two pointwise kernels the same loops, and take that back."""
-    from torch._inductor.codegen.cpp import CppScheduling
-
-    return hasattr(CppScheduling, "_align_compatible_range_nodes")
-
-
 def _draws_four_at_once() -> bool:
     from torch._inductor.codegen.triton import TritonOverrides
 
@@ -219,13 +171,13 @@ def _has_padding(is_cpu: bool) -> bool:
     return bool(config.comprehensive_padding) and not (is_cpu and config.disable_padding_cpu)
 
 
-def _threshold(name: str, is_cpu: bool) -> int:
-    """``realize_<name>_threshold``, which is None from 2.13 on unless the user set it: then each device has a default."""
+def _max_reads(is_cpu: bool) -> int:
+    """``realize_acc_reads_threshold``, which is None from 2.13 on unless the user set it: then each device has a default."""
     from torch._inductor import config
 
-    given: int | None = getattr(config, f"realize_{name}_threshold")
+    given: int | None = config.realize_acc_reads_threshold
     if given is None:
-        given = getattr(config, f"realize_cpu_{name}_threshold" if is_cpu else f"_realize_{name}_threshold_default")
+        given = getattr(config, "realize_cpu_acc_reads_threshold" if is_cpu else "_realize_acc_reads_threshold_default")
     assert given is not None
     return given
 

@@ -22,7 +22,7 @@ from compile_remat.compilation.feedback import (
     with_scheduled_peak,
     with_scheduled_range,
 )
-from compile_remat.compilation.readings import PlanRefused, Readings
+from compile_remat.compilation.readings import PlanRefused, PlanTaken, Readings
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.compilation.rounds import Rounds
 from compile_remat.config import RematConfig
@@ -36,6 +36,7 @@ from compile_remat.inductor.entry import (
     compile_with_partitioner,
     without_partition_cache,
 )
+from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
 from compile_remat.passes import Assumptions, Status
@@ -104,7 +105,10 @@ class Compilation:
                 compiled = compile_checked(self.gm, partitioner, enter, folder)
             elif self._is_final(partitioner):
                 side_file = self._side_file(partitioner)  # Inductor rewrites the graph that names it
-                compiled, partitioner = self._enter(partitioner)
+                emissions = Emissions() if self.config.compiler == "inductor" else None
+                compiled, partitioner = self._enter(partitioner, emissions)
+                if emissions is not None:
+                    reports[:] = [_as_emitted(report) for report in with_scheduled_peak(reports, emissions)]
                 if not reports and partitioner.guarded and self.config.compiler == "eager":
                     reports.append(self._unplanned(partitioner, None))
                 self._keep(None if isinstance(partitioner.request, Resume) else side_file, reports)
@@ -128,6 +132,8 @@ class Compilation:
         partitioner: RematPartitioner,
         observer: Observer | None = None,
         rounds: Rounds | None = None,
+        *,
+        stops: bool = False,
     ) -> tuple[Compiled, RematPartitioner]:
         """Compile; where a deadline ends the planning, compile the incumbent past torch's caches.
 
@@ -136,7 +142,7 @@ class Compilation:
         enter = self._enter_with(partitioner)
         try:
             with recording() as reports:  # those of an interrupted attempt are dropped
-                return enter(partitioner, observer, _judged(rounds, reports, partitioner)), partitioner
+                return enter(partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
         except Exception as error:
             found = find_error(error, DeadlineReached)
             if found is None:
@@ -144,7 +150,7 @@ class Compilation:
             resume = found.resume
         partitioner = replace(partitioner, request=resume)
         with without_partition_cache(), recording() as reports:
-            return enter(partitioner, observer, _judged(rounds, reports, partitioner)), partitioner
+            return enter(partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
 
     def _enter_with(self, guide: RematPartitioner) -> Callable[..., Compiled]:
         """``enter(partitioner, observer, before_code)`` under the options that go with `guide`."""
@@ -229,14 +235,40 @@ class Compilation:
         rounds = self._found_before(partitioner)
         first = None if rounds.is_settled else self._side_file(partitioner)
         while True:
+            before = ProcessCounts()
             try:
                 return self._round(rounds, first)
             except Exception as error:
-                if find_error(error, PlanRefused) is None:
-                    found = find_error(error, BudgetError)
-                    if found is None:
-                        raise
-                    rounds.failed(without_traceback(found))
+                self._go_on(rounds, error)
+                before.put_back()
+
+    def lowered(self, partitioner: RematPartitioner) -> Rounds:
+        """The rounds up to the plan that `run` would take; graphs are lowered and read, and no code is made.
+
+        Raises:
+            BudgetError: The lowest plan that was seen needs more than the budget.
+        """
+        rounds = Rounds(partitioner)
+        while True:
+            before = ProcessCounts()
+            try:
+                with recording():
+                    self._enter(rounds.partitioner, Emissions(), rounds, stops=True)
+            except Exception as error:
+                before.put_back()
+                if find_error(error, PlanTaken) is None:
+                    self._go_on(rounds, error)
+                    continue
+            return rounds
+
+    def _go_on(self, rounds: Rounds, error: Exception) -> None:
+        """Another round after one that ended with an error; any error but a refusal is raised again."""
+        if find_error(error, PlanRefused) is not None:
+            return
+        found = find_error(error, BudgetError)
+        if found is None:
+            raise error
+        rounds.failed(without_traceback(found))
 
     def _found_before(self, partitioner: RematPartitioner) -> Rounds:
         """Where an earlier process ended: with the plan that it took, or at the beginning."""
@@ -279,11 +311,18 @@ class Compilation:
             return compiled
 
 
-def _judged(rounds: Rounds | None, reports: Sequence[Report], partitioner: RematPartitioner) -> Readings | None:
+def _as_emitted(report: Report) -> Report:
+    """The report of a plan that nobody judged: what its code needs stands for what was observed of its lowered graphs."""
+    return replace(report, observed_peak_bytes=report.scheduled_peak_bytes)
+
+
+def _judged(
+    rounds: Rounds | None, reports: Sequence[Report], partitioner: RematPartitioner, stops: bool
+) -> Readings | None:
     """Has the plan that `reports` will tell of judged by its lowered graphs, at the sizes that it is planned for."""
     if rounds is None:
         return None
-    return Readings(lambda: rounds.begin(reports), lambda run: rounds.judge(reports, run), partitioner.sizes)
+    return Readings(lambda run: rounds.judge(reports, run), partitioner.sizes, stops=stops)
 
 
 def draws_in_turn(graph: fx.GraphModule) -> bool:

@@ -15,25 +15,30 @@ class PlanRefused(Exception):
     """Leaves Inductor before it makes code: another plan is tried in place of this one."""
 
 
+class PlanTaken(Exception):
+    """Leaves Inductor before it makes code, where none is wanted: the plan would be taken."""
+
+
 class Readings:
     """Takes in the forward and the backward of one plan as Inductor lowers them.
 
     Args:
-        begun: Called when the first graph is lowered; raises `PlanRefused` where the plan is not worth lowering the second.
         judge: Called once both are there and their dry runs understood; raises `PlanRefused` where the plan is not taken.
         sizes: Of the symbols, in the dry runs.
+        stops: Whether `PlanTaken` is raised where the plan is taken.
     """
 
-    def __init__(self, begun: Callable[[], None], judge: Callable[[RegionRun], None], sizes: Sizes = ()) -> None:
-        self._begun, self._judge, self._sizes = begun, judge, sizes
+    def __init__(self, judge: Callable[[RegionRun], None], sizes: Sizes = (), *, stops: bool = False) -> None:
+        self._judge, self._sizes, self._stops = judge, sizes, stops
         self._lowered = Emissions()
 
     def __call__(self, lowered: Emitted) -> None:
         """Take in one graph."""
-        if not self._lowered.seen:
-            self._begun()
         self._lowered(lowered)
         with sizes_at(self._sizes):
             run = self._lowered.region_run()
-            if run is not None:
-                self._judge(run)
+            if run is None:
+                return
+            self._judge(run)
+            if self._stops:
+                raise PlanTaken

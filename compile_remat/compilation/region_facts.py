@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from compile_remat.inductor.observe import Emitted
 from compile_remat.inductor.wrapper_dry_run import DryRun
-from compile_remat.passes import GraphFacts, KernelFacts
+from compile_remat.passes import BufferFacts, GraphFacts, KernelFacts
 
 
 def graph_facts(lowered: Emitted, run: DryRun, beside_bytes: int = 0) -> GraphFacts:
@@ -17,7 +17,18 @@ def graph_facts(lowered: Emitted, run: DryRun, beside_bytes: int = 0) -> GraphFa
         run: The dry run of its code.
         beside_bytes: Bytes that are in use beside the graph's own, all the time.
     """
-    return GraphFacts(tuple(_kernels(lowered.nodes_of, run.moments, beside_bytes)), _stored(lowered, run.variables))
+    kernels = tuple(_kernels(lowered.nodes_of, run.moments, beside_bytes))
+    return GraphFacts(kernels, _stored(lowered, run.variables), tuple(_at_peak(lowered.nodes_of, run)))
+
+
+def _at_peak(nodes_of: Mapping[str, tuple[str, ...]], run: DryRun) -> Iterable[BufferFacts]:
+    """The buffers at the graph's own peak; an input is called as in the graph."""
+    for name, nbytes in run.at_peak:
+        if nbytes:
+            yield BufferFacts((nodes_of.get(name) or (name,))[0], nbytes)
+    name, nbytes = run.workspace
+    if nbytes:
+        yield BufferFacts((nodes_of.get(name) or (name,))[0], nbytes, is_workspace=True)
 
 
 def _kernels(

@@ -15,7 +15,7 @@ from compile_remat.compilation.feedback import bytes_to_plan_for, is_lowest, is_
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
-from compile_remat.passes import Assumptions, PlanPictures, Status, assumptions_after
+from compile_remat.passes import Assumptions, Plan, Planner, PlanPictures, Status, assumptions_after, largest_at_peak
 from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
@@ -77,18 +77,6 @@ class Rounds:
 
     # -- what a plan comes to -----------------------------------------------------------------------------------------
 
-    def begin(self, reports: Sequence[Report]) -> None:
-        """A plan is about to be lowered.
-
-        Raises:
-            PlanRefused: The lowest plan is looked for, and this one promises no less than one that was seen.
-        """
-        if self.is_settled or not self.seen or len(reports) != 1 or not self._is_for_lowest:
-            return
-        plan, lowest = reports[0].plan, self._lowest()
-        if plan is not None and plan.peak_bytes >= lowest.peak_bytes * (1 - AS_PROMISED):
-            self._settle(lowest)
-
     def judge(self, reports: Sequence[Report], run: RegionRun) -> None:
         """A plan was lowered.
 
@@ -97,7 +85,9 @@ class Rounds:
         """
         if len(reports) != 1 or reports[0].plan is None:
             return
-        report = with_run(replace(reports[0], observed_peak_bytes=run.peak_bytes), run)
+        report = with_run(
+            replace(reports[0], observed_peak_bytes=run.peak_bytes, plan=_with_largest(reports[0], run)), run
+        )
         self.seen.append(Seen(self.partitioner, report))
         LOG.debug("%s: planned %s bytes, observed %s", report.graph_key, reports[0].plan.peak_bytes, run.peak_bytes)
         if self.is_settled or reports[0].plan.status in (Status.REPLAYED, Status.FALLBACK):
@@ -123,28 +113,32 @@ class Rounds:
             raise PlanRefused
 
     def _judge_lowest(self, report: Report, run: RegionRun) -> None:
-        """Take a plan that is as low as it was planned to be; else plan on what was seen, or go back to the lowest one."""
-        lowest, settings = self._lowest(), self.partitioner.settings
-        is_kept = settings.budget.kind != "min" and not is_too_large(report, settings)
+        """Plan again where what was seen promises a lower plan; else take this one, or go back to the lowest one."""
+        settings, before = self.partitioner.settings, self.partitioner
+        if settings.budget.kind != "min" and not is_too_large(report, settings):
+            return
         assert report.plan is not None
-        is_as_planned = run.peak_bytes <= report.plan.peak_bytes * (1 + AS_PROMISED)
-        if is_kept:
-            return
-        before = self.partitioner
+        is_above = run.peak_bytes > report.plan.peak_bytes * (1 + AS_PROMISED)
         is_new = len(self.seen) < LOWERED_FOR_LOWEST and self._assume(report, run)
-        if is_as_planned and lowest.report is report and not (is_new and self._spares(before.assumed)):
-            self.partitioner = before
-            self._check(lowest)
-            return
-        if not is_new:
+        if is_new and (is_above or self._spares(before.assumed)) and self._promises_less(report):
+            raise PlanRefused
+        self.partitioner, lowest = before, self._lowest()
+        if lowest.report is not report:
             self._settle(lowest)
-        raise PlanRefused
+        self._check(lowest)
 
     def _spares(self, before: Assumptions) -> bool:
         """Whether a value that was taken to be written to memory is not."""
         now = self.partitioner.assumed
         added = {*now.stored, *now.stored_again} - {*before.stored, *before.stored_again}
         return not all(is_stored for _, is_stored in added)
+
+    def _promises_less(self, report: Report) -> bool:
+        """Whether the planner now knows of a plan that is lower than all that were seen."""
+        assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
+        problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
+        planner = Planner(problem, self.partitioner.settings.time_limit)
+        return planner.lowest().peak_bytes < self._lowest().peak_bytes * (1 - AS_PROMISED)
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
         """Plan a plan that is too large again, on what was seen; in the end for fewer bytes."""
@@ -209,7 +203,11 @@ class Rounds:
             return report
         peak_bytes = seen.peak_bytes
         floor_bytes = peak_bytes if self._is_for_lowest else report.floor_bytes
-        return replace(report, observed_peak_bytes=peak_bytes, rounds=len(self.seen), floor_bytes=floor_bytes)
+        plan = report.plan
+        if plan is not None and seen.report.plan is not None:
+            plan = replace(plan, largest=seen.report.plan.largest)
+        rounds = len(self.seen)
+        return replace(report, observed_peak_bytes=peak_bytes, rounds=rounds, floor_bytes=floor_bytes, plan=plan)
 
     # -- where no plan fits -------------------------------------------------------------------------------------------
 
@@ -224,3 +222,11 @@ class Rounds:
             raise error
         self._error, self._is_for_lowest = error, True
         self.partitioner = replace(self.partitioner, request=LOWEST)
+
+
+def _with_largest(report: Report, run: RegionRun) -> Plan | None:
+    """The plan with the largest tensors at the peak that was observed."""
+    plan, facts = report.plan, run.facts
+    if plan is None or facts is None or not isinstance(plan.pictures, PlanPictures):
+        return plan
+    return replace(plan, largest=largest_at_peak(plan.pictures.problem, plan, facts))

@@ -43,6 +43,8 @@ class DryRun:
         events: What is allocated and freed, in order: a storage and its bytes, or 0 where it is freed.
         moments: Bytes live while each statement runs, in order, by the kernel that it calls or the variable that it makes.
         variables: For each variable that held counted storages, their bytes.
+        at_peak: The variables that hold storages at the peak, with their bytes, each storage once.
+        workspace: What the statement at the peak is called by in `moments`, and the bytes that it takes for itself.
     """
 
     peak_bytes: int
@@ -51,6 +53,8 @@ class DryRun:
     events: tuple[tuple[int, int], ...] = ()
     moments: tuple[tuple[str, int], ...] = ()
     variables: Mapping[str, int] = field(default_factory=dict)
+    at_peak: tuple[tuple[str, int], ...] = ()
+    workspace: tuple[str, int] = ("", 0)
 
 
 Counted = Mapping[int, tuple[int, int]]
@@ -170,6 +174,8 @@ class _Run:
         self.events: list[tuple[int, int]] = []
         self.moments: list[tuple[str, int]] = []
         self.variables: dict[str, int] = {}
+        self.at_peak: dict[int, tuple[str, int]] = {}  # by storage
+        self.workspace_at_peak = "", 0
         self.returned: Sequence[object] = ()
 
     def block(self, body: Sequence[ast.stmt]) -> None:
@@ -181,7 +187,17 @@ class _Run:
         outputs = dict(filter(None, returned))
         dropped = [(k, 0) for k, count in self.holders.items() if count and self.bytes[k] and k not in outputs]
         events, moments = (*self.events, *dropped), tuple(self.moments)
-        return DryRun(self.peak, sum(outputs.values()), tuple(returned), events, moments, self.variables)
+        at_peak = tuple(self.at_peak.values())
+        return DryRun(
+            self.peak,
+            sum(outputs.values()),
+            tuple(returned),
+            events,
+            moments,
+            self.variables,
+            at_peak,
+            self.workspace_at_peak,
+        )
 
     def _function(self, node: ast.expr) -> ast.FunctionDef | None:
         """The module's own function that an expression calls."""
@@ -325,7 +341,9 @@ class _Run:
     def _see(self, label: str) -> None:
         """Note the bytes that are live now, with those that the statement's operators take for themselves."""
         live_bytes = self.live + self.workspace.nbytes
-        self.peak = max(self.peak, live_bytes)
+        if live_bytes > self.peak:
+            self.peak, self.workspace_at_peak = live_bytes, (label, self.workspace.nbytes)
+            self.at_peak = {key: (name, self.bytes[key]) for name, keys in self.held.items() for key in keys}
         self.moments.append((label, live_bytes))
 
     def _counted(self, value: object) -> Iterator[tuple[int, int]]:

@@ -42,7 +42,6 @@ from compile_remat.passes import (
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
 from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
-from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.plan_policy import (
     LOWER,
     choose,
@@ -189,9 +188,6 @@ def plan_joint(
     joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
     problem = planner.problem
     plain_ns = plain_time_ns(replace(problem, reference=builder.saved_by(torch_saves, problem)))
-    if not isinstance(request_now, SharedOption) and assumed == NOTHING_ASSUMED:
-        own = _in_own_graphs(chosen, planner, request, effective, builder)
-        chosen, problem = own.chosen, own.problem
     said = gain_of_constant(planner, chosen.plan, effective, is_asked=with_plain and isinstance(request_now, Fit))
     chosen = replace(chosen, message=joined(chosen.message, said))
     narrowed = kept.narrowed_by(chosen.plan)
@@ -218,8 +214,7 @@ def plan_joint(
     report = replace(report, offers=chosen.offers, plain=plain, estimated_ops=problem.estimated)
     if budget_bytes is not None:
         log_unbounded_sizes(joint)
-    saved = None if problem is planner.problem else frozenset(plan.saved)
-    varying = Varying(joint, problem, cost, saved, settings.expandable)
+    varying = Varying(joint, problem, cost, settings.expandable)
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
     time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
     return Planned(joint, cost, problem, plan, report, resume, time_ns)
@@ -275,37 +270,6 @@ def priced_problem(
     cost = settings.cost(joint.module.graph)
     workspace, expandable = settings.workspace, settings.expandable
     return build_problem(joint, cost=cost, reference=reference, workspace=workspace, expandable=expandable), cost
-
-
-def _in_own_graphs(
-    chosen: ChosenPlan,
-    planner: Planner,
-    request: Request,
-    effective: EffectiveBudget,
-    builder: ProblemBuilder,
-) -> OwnGraphs:
-    """The plan with its peak in its own graphs; one that was searched for is replaced where it misses the budget there."""
-    is_given = (
-        isinstance(request, Replay | Resume) or chosen.plan.status is Status.REPLAYED or effective.budget.kind == "max"
-    )
-    target_bytes = request.target_bytes if isinstance(request, FitBelow) else bytes_of(effective)
-    is_lowest = target_bytes is not None and chosen.plan.peak_bytes > target_bytes  # nothing fits: it was said, once
-
-    def build(saved: frozenset[str]) -> Problem:
-        return replace(builder.build(saved=saved), reference=planner.problem.reference)
-
-    def search(other: Planner) -> ChosenPlan:
-        if isinstance(request, FitBelow):
-            return choose_below(other, effective, request.target_bytes)
-        return choose(other, effective)
-
-    return in_own_graphs(
-        chosen,
-        planner,
-        build,
-        None if is_given or is_lowest else search,
-        target_bytes,
-    )
 
 
 @contextmanager

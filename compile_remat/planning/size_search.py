@@ -51,7 +51,7 @@ Share = Callable[[Sizes], float]
 
 @dataclass(frozen=True)
 class Varying:
-    """A joint graph whose sizes may vary, with its problem at the sizes that are planned for, and what the plan saves.
+    """A joint graph whose sizes may vary, with its problem at the sizes that are planned for.
 
     Attributes:
         expandable: Whether torch's CUDA allocator has expandable segments.
@@ -60,7 +60,6 @@ class Varying:
     joint: joint_graph.Joint
     problem: Problem
     cost: CostModel
-    saved: frozenset[str] | None = None
     expandable: bool = False
 
     @cached_property
@@ -79,9 +78,7 @@ class Varying:
             return -(-grown // max(1, before.get(node.name, 1)))
 
         with sizes_at(sizes):
-            return build_problem(
-                self.joint, cost=self.cost, workspace=workspace, saved=self.saved, expandable=self.expandable
-            )
+            return build_problem(self.joint, cost=self.cost, workspace=workspace, expandable=self.expandable)
 
 
 def _largest_bytes(node: fx.Node) -> int:

@@ -14,7 +14,7 @@
     report._RECORDED, report._FIELDS          context variables                        end with their `with` block
     _torch.sizes._BOUND, peak_monitor._STEP   context variables                        end with their `with` block
     inductor.cpp_kernels.building._postponed  context variable                         ends with its `with` block
-    inductor.light_code.reading._is_reading   context variable                         is reset where it was set
+    inductor.light_code.reading._kernels      context variable                         is reset where it was set
     inductor.cpp_kernels.building._functions  kernels that were loaded, by their code  no: equal code is equal
     inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
 

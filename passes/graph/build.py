@@ -6,17 +6,14 @@ node itself says and what stands in the second column, and writes what stands in
 
 | pass | reads | writes |
 |---|---|---|
-| `count_reads` | kernel, sources | expressions, is_materialised, is_written_again, is_written_if_reused, |
-| | | excess_ops, spared_ops |
+| `count_reads` | kernel, sources | expressions, is_materialised, is_written_again, is_written_if_reused |
 | `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
-| `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner, |
-| | is_written_again, is_drawn | is_materialised_again, is_drawn_apart |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
-| `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
+| `mark_parts` | kernel, concatenates, is_output, is_drawn | parts, is_materialised |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
 """
 
@@ -37,12 +34,11 @@ from compile_remat.passes.graph.lowering.channels_last import mark_channels_last
 from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
 from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
-    drop_inner_buffers,
     is_fused_scatter,
+    is_unrolled,
     loaded_by,
     mark_parts,
     mark_written_constants,
-    num_unrolled,
     read_own,
     without_start,
 )
@@ -91,7 +87,6 @@ PASSES = (
     mark_outputs,
     mark_written_constants,
     pad_strides,
-    drop_inner_buffers,
     mark_layout_copies,
     mark_parts,
 )
@@ -113,7 +108,6 @@ def build_problem(
     rules: RulesOf = inductor_rules,
     in_blocks: bool = True,
     expandable: bool = False,
-    saved: frozenset[str] | None = None,
 ) -> Problem:
     """Read a joint graph.
 
@@ -129,13 +123,10 @@ def build_problem(
         in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (`counted_bytes` on CUDA), or as it
             is: then bytes are affine in the batch.
         expandable: Whether torch's CUDA allocator has expandable segments.
-        saved: Names of the values that a plan saves.  Then values are in memory where Inductor writes them in the graphs of that
-            plan: what is computed in one kernel with its readers, and how much fits there, depends on what is loaded.  By
-            default whatever the backward reads is taken to be computed again.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
-    return ProblemBuilder(joint, cost, workspace, rules, in_blocks, expandable).build(reference, saved)
+    return ProblemBuilder(joint, cost, workspace, rules, in_blocks, expandable).build(reference)
 
 
 class ProblemBuilder:
@@ -165,9 +156,9 @@ class ProblemBuilder:
         regions = numbers_of_regions(joint.module.graph)
         self._origin: OriginOf = functools.cache(lambda node: origin_of(node, regions))
 
-    def build(self, reference: Iterable[fx.Node] = (), saved: frozenset[str] | None = None) -> Problem:
+    def build(self, reference: Iterable[fx.Node] = ()) -> Problem:
         """See `build_problem`."""
-        graph = copied(self._read, saved)  # the passes write on drafts
+        graph = copied(self._read)  # the passes write on drafts
         for run in PASSES:
             run(graph)
         if self._in_blocks:
@@ -256,16 +247,14 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
 def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
     """The draft of a node that is no view, behind all that it reads; its pin is still to be set."""
     joint, rules = graph.joint, graph.rules_of(node)
-    unrolled = num_unrolled(node, rules) if op.kind is OpKind.REDUCTION else 0
     draft = Draft(
         node=node,
         op=op,
-        kernel=_kernel_of(node, op.kind, unrolled, rules),
+        kernel=_kernel_of(node, op.kind, rules),
         nbytes=0 if writes_into_input(node) else _nbytes(node),
         sources=tuple(graph.drafts_of(*node.all_input_nodes)),
         snapshots=tuple(graph.by_node[copy] for copy in joint.snapshots_for(node)),
         moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
-        num_unrolled=unrolled,
         input_reads=tuple(
             (r.name, _nbytes(r)) for r in graph.roots_of(*node.all_input_nodes) if r not in graph.by_node
         ),
@@ -293,10 +282,10 @@ def _snapshot_draft(joint: joint_graph.Joint, node: fx.Node) -> Draft:
     )
 
 
-def _kernel_of(node: fx.Node, kind: OpKind, unrolled: int, rules: InductorRules) -> Kernel:
+def _kernel_of(node: fx.Node, kind: OpKind, rules: InductorRules) -> Kernel:
     if is_fused_scatter(node, rules):
         return SCATTER
-    return POINTWISE if unrolled else KERNELS[kind]
+    return POINTWISE if kind is OpKind.REDUCTION and is_unrolled(node, rules) else KERNELS[kind]
 
 
 def _nbytes(node: fx.Node) -> int:
@@ -341,10 +330,7 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.is_materialised or draft.is_drawn,
-            realised_again=draft.is_materialised_again,
-            is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
-            is_drawn_apart=draft.is_drawn_apart,
             moved=_values_among(draft.moved),
             may_differ=draft.may_differ,
             is_snapshot=draft.is_snapshot,
@@ -375,12 +361,8 @@ def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.is_materialised,
-            is_inner=draft.is_inner,
             moved=_values_among(draft.moved),
             moved_gradients=indices_of(d for d in draft.moved if d.in_backward),
-            excess_ops=draft.excess_ops,
-            sparing=tuple(value.index for value in draft.spared_ops),
-            spared_ops=tuple(draft.spared_ops.values()),
             transient_bytes=draft.unread_bytes + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,

@@ -21,14 +21,11 @@ class Expression:
     """What is computed inside of a fused kernel's expression.
 
     Attributes:
-        reads: What it loads, each once: names of buffers and graph inputs, and one more load of the same for each other element
-            that an unrolled sum adds.
-        ops: Its operations, each once: nodes with a number for each operation, and the numbers that it computes with.
+        reads: Names of the buffers and graph inputs that it loads.
         has_heavy: Whether it has one of `InductorRules.heavy_ops`.
     """
 
-    reads: frozenset[object] = frozenset()
-    ops: frozenset[object] = frozenset()
+    reads: frozenset[str] = frozenset()
     has_heavy: bool = False
 
 
@@ -42,8 +39,6 @@ class Draft:
         snapshots: Copies of inputs that it reads where the backward runs it.
         is_snapshot: Whether it is such a copy.
         moved: Those of the sources of which it reads other elements than the one it computes.
-        further_views: Nodes of which it reads several views, each at other elements: how many more than one.
-        num_unrolled: How many elements each element of it is reduced from in a fused expression; 0 where it is no such reduction.
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
@@ -51,10 +46,9 @@ class Draft:
         reads, gradients: The places of the values, and of the steps, that it reads.
         may_differ: Whether a second run may give other numbers.
         unread_bytes: Bytes of those outputs of a node with several that nothing takes.
-        own_expression: Of a fused node, its own operations and the graph inputs that it reads.
+        own_expression: Of a fused node, the graph inputs that it reads.
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
-        is_drawn_apart: Whether no kernel of the backward that reads these random numbers has their loops.
         concatenates: Whether it is a buffer that its parts are written into.
         becomes_addmm: Whether it is an addition that Inductor makes an unfused kernel of, with the product that it reads.
         is_always_written: Whether what it becomes or is read by makes it a buffer, whatever its expression.
@@ -62,10 +56,6 @@ class Draft:
         is_materialised: Whether it has a buffer though it is pointwise and no output.
         is_written_again: The same in the backward, with the readers that it has there.
         is_written_if_reused: Whether it is written there only if several read it.
-        is_materialised_again: Whether it has a buffer where the backward computes it, if that is otherwise than in the forward.
-        is_inner: Whether it would have one if its readers were not all in its own fused kernel.
-        excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
-        spared_ops: For values in its expression, how many operations it has less where that one is saved.
         copied_bytes: Bytes of the copies, in another layout, that live while it runs.
         copied_input_bytes: Bytes of graph inputs that are copied into another layout and last read here.
         copies: Concatenations among its reads that it gets a copy of.
@@ -83,8 +73,6 @@ class Draft:
     snapshots: tuple[Draft, ...] = ()
     is_snapshot: bool = False
     moved: tuple[Draft, ...] = ()
-    further_views: dict[fx.Node, int] = field(default_factory=dict)
-    num_unrolled: int = 0
     in_forward: bool = True
     in_backward: bool = False
     depth: int = 0
@@ -101,7 +89,6 @@ class Draft:
     expression: Expression = Expression()
     backward_expression: Expression = Expression()
     is_drawn: bool = False
-    is_drawn_apart: bool = False
     concatenates: bool = False
     becomes_addmm: bool = False
     is_always_written: bool = False
@@ -109,10 +96,6 @@ class Draft:
     is_materialised: bool = False
     is_written_again: bool = False
     is_written_if_reused: bool = False
-    is_materialised_again: bool | None = None
-    is_inner: bool = False
-    excess_ops: int = 0
-    spared_ops: dict[Draft, int] = field(default_factory=dict)
     is_output: bool = False
     is_channels_last: bool = False
     copied_bytes: int = 0
@@ -131,7 +114,6 @@ class DraftGraph:
 
     Attributes:
         rules: Of Inductor, for a type of device.
-        saved: Names of the values that a plan saves, whose graphs this is about; None where it is about no plan in particular.
         values: Drafts of what needs no tangent, in the graph's order.
         steps: Drafts of what depends on a tangent, in the graph's order.
         by_node: All drafts, in the graph's order.
@@ -140,7 +122,6 @@ class DraftGraph:
 
     joint: joint_graph.Joint
     rules: RulesOf
-    saved: frozenset[str] | None = None
     values: list[Draft] = field(default_factory=list)
     steps: list[Draft] = field(default_factory=list)
     by_node: dict[fx.Node, Draft] = field(default_factory=dict)
@@ -153,12 +134,8 @@ class DraftGraph:
         for node in reversed(self.joint.module.graph.nodes):
             if node.op != "output" and (node in found or node in self.joint.info.tangents_closure):
                 found.add(node)
-                found.update(n for n in node.all_input_nodes if not self.is_saved(n))
+                found.update(node.all_input_nodes)
         return frozenset(found)
-
-    def is_saved(self, node: fx.Node) -> bool:
-        """Whether the backward reads the node from memory, in the plan that this is about."""
-        return self.saved is not None and node.name in self.saved
 
     def add(self, draft: Draft) -> None:
         """Append a draft to its list."""
@@ -189,15 +166,15 @@ def indices_of(drafts: Iterable[Draft]) -> tuple[int, ...]:
     return tuple(sorted({draft.index for draft in drafts}))
 
 
-def copied(graph: DraftGraph, saved: frozenset[str] | None) -> DraftGraph:
-    """The same drafts anew, just read, for the graphs of a plan that saves these values."""
-    made = DraftGraph(graph.joint, graph.rules, saved, roots=graph.roots)
+def copied(graph: DraftGraph) -> DraftGraph:
+    """The same drafts anew, just read."""
+    made = DraftGraph(graph.joint, graph.rules, roots=graph.roots)
     for node, read in graph.by_node.items():
         draft = made.by_node[node] = copy.copy(read)
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)
         draft.snapshots = tuple(made.by_node[source.node] for source in read.snapshots)
         draft.moved = tuple(made.by_node[source.node] for source in read.moved)
-        draft.spared_ops, draft.copies, draft.ordered_by, draft.parts = {}, [], [], []
+        draft.copies, draft.ordered_by, draft.parts = [], [], []
         (made.steps if draft.in_backward else made.values).append(draft)
     return made
 

@@ -10,12 +10,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.candidate_plan import Candidate
+from compile_remat.passes.memory.plan_spans import GRADIENT, OUTPUT, RECOMPUTED, SAVED, TEMPORARY
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.problem.duplication import original
-from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions, GraphFacts, KernelFacts, RegionFacts
+from compile_remat.passes.problem.facts import (
+    NOTHING_ASSUMED,
+    Assumptions,
+    BufferFacts,
+    GraphFacts,
+    KernelFacts,
+    RegionFacts,
+)
 from compile_remat.passes.problem.plan import Plan
-from compile_remat.passes.problem.problem import POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.problem import POINTWISE, Origin, Problem, Step, Value
+
+WORKSPACE = "workspace"
 
 NOTEWORTHY = 1e-4
 """Bytes below this part of the peak are not worth an assumption."""
@@ -144,3 +155,31 @@ def _excess(kernels: Sequence[KernelFacts], levels: Mapping[str, int], small_byt
         if excess_bytes > small_bytes:
             found[last] = max(found.get(last, 0), excess_bytes)
     return found
+
+
+def largest_at_peak(problem: Problem, plan: Plan, facts: RegionFacts, keep: int = 5) -> tuple[LiveBuffer, ...]:
+    """The largest buffers at the peak that was observed, largest first, with where the model makes them."""
+    is_forward = facts.forward.peak_bytes > facts.backward.peak_bytes
+    buffers = facts.forward.at_peak if is_forward else facts.backward.at_peak
+    values = {value.name: value for value in problem.values}
+    nodes: dict[str, Value | Step] = {step.name: step for step in problem.steps} | values
+    outputs = () if is_forward else tuple(BufferFacts(v.name, v.nbytes) for v in problem.values if v.is_output)
+    found = [_buffer(each, nodes.get(each.node), plan) for each in (*buffers, *outputs)]
+    return tuple(sorted(found, key=lambda b: (-b.nbytes, b.name))[:keep])
+
+
+def _buffer(facts: BufferFacts, node: Value | Step | None, plan: Plan) -> LiveBuffer:
+    origin = Origin() if node is None else node.origin
+    role = WORKSPACE if facts.is_workspace else _role(node, plan)
+    where = origin.shape, origin.dtype, origin.module_path, origin.source_line
+    return LiveBuffer(facts.node, facts.nbytes, *where, role)
+
+
+def _role(node: Value | Step | None, plan: Plan) -> str:
+    if isinstance(node, Step):
+        return GRADIENT if node.is_output else TEMPORARY
+    if node is None:
+        return TEMPORARY
+    if node.is_output:
+        return OUTPUT
+    return SAVED if node.name in plan.saved else RECOMPUTED

@@ -29,16 +29,37 @@ class KernelFacts:
 
 
 @dataclass(frozen=True)
+class BufferFacts:
+    """One buffer that is in use at a peak.
+
+    Attributes:
+        node: Name of the node that is in it, or that takes it for itself while it runs.
+        is_workspace: Whether a kernel takes it for itself.
+    """
+
+    node: str
+    nbytes: int
+    is_workspace: bool = False
+
+
+@dataclass(frozen=True)
 class GraphFacts:
     """A forward, or a backward.
 
     Attributes:
         kernels: In the order in which they run.
         stored: For each node that is written to memory, the bytes of its buffer.
+        at_peak: The graph's buffers at its own peak; of a backward, without the forward's outputs.
     """
 
     kernels: tuple[KernelFacts, ...]
     stored: Mapping[str, int] = field(repr=False)
+    at_peak: tuple[BufferFacts, ...] = field(default=(), repr=False)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes in use at once."""
+        return max((kernel.live_bytes for kernel in self.kernels), default=0)
 
     @property
     def computed(self) -> frozenset[str]:

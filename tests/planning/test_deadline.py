@@ -24,7 +24,6 @@ from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
 from compile_remat.planning.deadline import Deadline, deadline_of, noting_early_end, with_search_message
-from compile_remat.planning.own_graphs import OwnGraphs, in_own_graphs
 from compile_remat.planning.request import ChosenPlan, FitBelow, Request, Resume, target_bytes_of
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
@@ -253,23 +252,6 @@ def test_only_past_a_cache_is_a_graph_compiled_once_more(late: FakeClock, monkey
     with torch._functorch.config.patch(enable_autograd_cache=False):
         step(mlp(), options={"memory_budget": 0.8})
     assert [not isinstance(request, Resume) for request in seen] == [True]
-
-
-@pytest.mark.usefixtures("empty_kernels")
-def test_a_resumed_plan_is_the_stopped_one_in_its_own_graphs(late: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its peak is predicted there once more, and no other plan is searched for."""
-    found: list[OwnGraphs] = []
-    searches: list[bool] = []
-
-    def noted(*args: Any) -> OwnGraphs:
-        searches.append(args[3] is not None)
-        found.append(in_own_graphs(*args))
-        return found[-1]
-
-    monkeypatch.setattr("compile_remat.planning.joint_planning.in_own_graphs", noted)
-    step(mlp(), options={"memory_budget": 0.8})
-    assert searches == [True, False]
-    assert found[0].chosen.plan == found[1].chosen.plan and found[0].problem.key() == found[1].problem.key()
 
 
 def test_any_size_and_regions(late: FakeClock, tmp_path: Path) -> None:

@@ -1,25 +1,24 @@
-"""Kernels are built once a plan is kept; those of C++, which are called one by one, together, and each once.
+"""C++ kernels that are called one by one are built together, those of a forward with those of its backward, and each once.
 
 Whatever is in it, a file costs the compiler most of a second for its headers, and a budget doubles the number of kernels.  The code
 that Inductor emits makes each kernel by ``async_compile.cpp_pybinding(types, source)``, and ends with
 ``async_compile.wait(globals())``.  Two lines in the header of a graph's code (`HEADER`) make ``async_compile`` a `KernelsOfGraph`,
-which collects the kernels until ``wait``, or until a plan is found to keep its budget (`building_postponed`).  A file in torch's
-cache, named by the kernel, says which library has it, so that other graphs and processes find it.  Triton's kernels, made by
-``async_compile.triton``, and those of C++ that cannot share a file are handed to Inductor's own compilers at the same moment.
+which collects the kernels until ``wait``, or until both graphs have their code (`building_postponed`).  A file in torch's
+cache, named by the kernel, says which library has it, so that other graphs and processes find it.  Triton's kernels and those of
+C++ that cannot share a file are handed to Inductor's own compilers as ever.
 
 Private names of ``torch._inductor``, 2.11 to 2.15: ``async_compile.AsyncCompile`` and ``get_compile_threads``,
-``exc.CppCompileError``, ``codecache.CodeCacheFuture``, ``code_hash``, ``get_path`` and ``cache_dir``, ``cpp_builder.CppBuilder``
+``exc.CppCompileError``, ``codecache.code_hash``, ``get_path`` and ``cache_dir``, ``cpp_builder.CppBuilder``
 and ``CppTorchDeviceOptions``, and ``cpu_vec_isa.pick_vec_isa``.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -33,10 +32,8 @@ from compile_remat.inductor.cpp_kernels.unit import Function, Kernel, Unit, func
 
 if TYPE_CHECKING:
     from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.codecache import CodeCacheFuture
 else:
     AsyncCompile = private_name("torch._inductor.async_compile", "AsyncCompile")
-    CodeCacheFuture = private_name("torch._inductor.codecache", "CodeCacheFuture")
 get_compile_threads = private_name("torch._inductor.async_compile", "get_compile_threads")
 CppCompileError = private_name("torch._inductor.exc", "CppCompileError")
 codecache = private_module("torch._inductor.codecache")
@@ -70,37 +67,6 @@ class Unbuilt:
         functions_of([self.kernel])[self.kernel](*args)
 
 
-class Postponed(CodeCacheFuture):
-    """Stands for a kernel that Inductor builds by itself, until it is built, at its first use at the latest.
-
-    Args:
-        start: Has it built; returns the kernel or its future.
-    """
-
-    def __init__(self, start: Callable[[], Any]) -> None:
-        self._start = start
-        self._started: Any = None
-
-    def started(self) -> Any:
-        """The kernel or its future, whose building has begun."""
-        if self._started is None:
-            self._started = self._start()
-        return self._started
-
-    def result(self, timeout: float | None = None) -> Any:
-        """The kernel."""
-        started = self.started()
-        return started.result() if isinstance(started, CodeCacheFuture) else started
-
-    def __call__(self, *args: Any) -> None:
-        """Call the kernel of C++."""
-        self.result()(*args)
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the kernel of Triton."""
-        return self.result().run(*args, **kwargs)
-
-
 class KernelsOfGraph(AsyncCompile):
     """What ``async_compile`` is in the code of one graph.
 
@@ -117,17 +83,11 @@ class KernelsOfGraph(AsyncCompile):
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
         """A kernel of C++: what calls it, or will be replaced by what calls it."""
         kernel = Kernel(tuple(argtypes), source_code)
-        return Unbuilt(kernel, self) if kernel.can_share else _later(super().cpp_pybinding, argtypes, source_code)
-
-    def triton(self, *args: Any, **kwargs: Any) -> Any:
-        """A kernel of Triton, or what stands for it."""
-        return _later(super().triton, *args, **kwargs)
+        return Unbuilt(kernel, self) if kernel.can_share else super().cpp_pybinding(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
         """The code is read: build its kernels, or leave that to `building_postponed`."""
-        ready = {name: value for name, value in scope.items() if not isinstance(value, Postponed)}
-        super().wait(ready)
-        scope.update(ready)
+        super().wait(scope)
         self.scope = scope
         postponed = _postponed.get()
         if postponed is None:
@@ -135,12 +95,6 @@ class KernelsOfGraph(AsyncCompile):
         else:
             graphs, self.options = postponed
             graphs.append(self)
-
-    def start(self) -> bool:
-        """Have the kernels built that Inductor builds by itself; whether there are any."""
-        started = {name: value.started() for name, value in self.scope.items() if isinstance(value, Postponed)}
-        self.scope.update(started)
-        return bool(started)
 
     def unbuilt(self) -> dict[str, Kernel]:
         """The kernels of the code that are not built, by name."""
@@ -171,7 +125,7 @@ def building_postponed(options: Mapping[str, Any]) -> Iterator[list[KernelsOfGra
 
 
 def build(graphs: Sequence[KernelsOfGraph]) -> None:
-    """Put functions in the place of `Unbuilt` kernels, and kernels in the place of `Postponed` ones.
+    """Put functions in the place of `Unbuilt` kernels.
 
     Args:
         graphs: Of one `building_postponed`.
@@ -180,24 +134,10 @@ def build(graphs: Sequence[KernelsOfGraph]) -> None:
         CppCompileError: The compiler refuses a kernel.
     """
     with _building, inductor_config.patch(dict(graphs[0].options) if graphs else {}):
-        begun = [graph for graph in graphs if graph.start()]
         unbuilt = [(graph.scope, graph.unbuilt()) for graph in graphs]
         functions = functions_of(kernel for _, kernels in unbuilt for kernel in kernels.values())
         for scope, kernels in unbuilt:
             scope.update({name: functions[kernel] for name, kernel in kernels.items()})
-        for graph in begun:
-            AsyncCompile.wait(graph, graph.scope)
-
-
-def is_postponed() -> bool:
-    """Whether what is compiled now is built later, if at all."""
-    return _postponed.get() is not None
-
-
-def _later(start: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `start` returns, or what stands for it while building is postponed."""
-    start = functools.partial(start, *args, **kwargs)
-    return Postponed(start) if is_postponed() else start()
 
 
 _postponed: ContextVar[tuple[list[KernelsOfGraph], Mapping[str, Any]] | None] = ContextVar(

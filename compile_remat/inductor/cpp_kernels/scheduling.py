@@ -1,4 +1,4 @@
-"""How Inductor calls its C++ kernels: one by one; and when its kernels are built: once the plan is kept.
+"""How Inductor calls its C++ kernels under a plan: one by one.
 
 Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
 """
@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch._inductor import config as inductor_config
-
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.cpp_kernels.building import build_together, is_postponed
+from compile_remat.inductor.cpp_kernels.building import build_together
 
 if TYPE_CHECKING:
     from torch._inductor.codegen.cpp import CppScheduling
-    from torch._inductor.codegen.triton import TritonScheduling
 else:
     CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
-    TritonScheduling = private_name("torch._inductor.codegen.triton", "TritonScheduling")
 ComputedBuffer = private_name("torch._inductor.ir", "ComputedBuffer")
 SchedulerNode = private_name("torch._inductor.scheduler", "SchedulerNode")
 V = private_name("torch._inductor.virtualized", "V")
@@ -66,29 +62,13 @@ def _sizes(node: Any) -> tuple[Any, ...] | None:
     return tuple(node.node.data.get_size()) if isinstance(node.node, ComputedBuffer) else None
 
 
-class UnsubmittedKernels(TritonScheduling):
-    """Inductor's Triton backend, which by itself hands each kernel to the compiling processes as soon as it has its code."""
-
-    def define_kernel(self, *args: Any, **kwargs: Any) -> Any:
-        """Write a kernel into the graph's code, as where nothing compiles beside this process."""
-        with inductor_config.patch(compile_threads=1):
-            return super().define_kernel(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-
 def replace_backends(scheduler: Any) -> None:
-    """Give a graph's scheduler our backends for the devices that Inductor makes C++ or Triton for; before any code is made.
+    """Give a graph's scheduler our backend for the devices that Inductor makes C++ for; before any code is made.
 
-    C++ kernels are called apart and built together, and while building is postponed, no Triton kernel is handed to a compiler.
-    A wrapper that itself is C++ builds its kernels.
+    C++ kernels are called apart and built together.  A wrapper that itself is C++ builds its kernels.
     """
     for device in {node.get_device() for node in scheduler.nodes} - {None}:
-        backend = scheduler.get_backend(device)
-        if type(backend) is CppScheduling:
+        if type(scheduler.get_backend(device)) is CppScheduling:
             scheduler.backends[device] = SeparateKernels(scheduler)  # type: ignore[no-untyped-call]
-        elif type(getattr(backend, "_triton_scheduling", None)) is TritonScheduling:
-            if is_postponed():
-                backend._triton_scheduling = UnsubmittedKernels(scheduler)
-        else:
-            continue
-        if not V.graph.cpp_wrapper:
-            build_together(V.graph.wrapper_code)
+            if not V.graph.cpp_wrapper:
+                build_together(V.graph.wrapper_code)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from compile_remat._torch.version import private_name
 from compile_remat.inductor.cpp_kernels.scheduling import SeparateKernels
 from compile_remat.inductor.light_code.cpp import CppScheduling, LightCpp
 from compile_remat.inductor.light_code.kernels import Kernels
 from compile_remat.inductor.light_code.triton import LightTriton, TritonScheduling
 
-V = private_name("torch._inductor.virtualized", "V")
 
-
-def use_light_backends(scheduler: Any) -> Kernels:
+def use_light_backends(scheduler: Any, kernels: Kernels) -> None:
     """Give a scheduler code generators that write no kernels, for the devices that Inductor makes C++ or Triton for.
 
     Any other code generator makes its kernels.
 
-    Returns:
-        The kernels, which are added as the scheduler makes its code.
+    Args:
+        kernels: Gets the kernels as the scheduler makes its code.
     """
-    kernels, before = Kernels(), scheduler.backends
+    before = scheduler.backends
     scheduler.backends = {}
     for device in {node.get_device() for node in scheduler.nodes} - {None}:
         backend = scheduler.get_backend(device)
@@ -32,4 +29,3 @@ def use_light_backends(scheduler: Any) -> Kernels:
             scheduler.backends[device] = LightTriton(scheduler, kernels)
         elif type(getattr(backend, "_triton_scheduling", None)) is TritonScheduling:
             backend._triton_scheduling = LightTriton(scheduler, kernels)
-    return kernels

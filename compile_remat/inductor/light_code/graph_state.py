@@ -18,34 +18,70 @@ metrics = private_module("torch._inductor.metrics")
 counters = private_name("torch._dynamo.utils", "counters")
 Subgraph = private_name("torch._inductor.ir", "Subgraph")
 
-_PLAIN = (int, list, set, dict)
-"""Types of the figures that Inductor's metrics keep."""
-
 
 @contextmanager
 def untouched(graph: Any) -> Iterator[None]:
     """Restore the graph, its scheduler, their nodes, torch's counters and Python's random state at exit.
 
-    Attributes get the values that they had; containers among them, a copy of their content.  Objects that nodes hold (loop
-    bodies, layouts, the FX graph) are not looked into.
+    Attributes get the values that they had; containers among them, their content.  Objects that nodes hold (loop bodies, layouts,
+    the FX graph) are not looked into.
 
     Args:
         graph: A ``GraphLowering`` with a finished scheduler.
     """
-    states = [(thing, _copies(vars(thing))) for thing in _things(graph)]
-    figures = _copies({name: value for name, value in vars(metrics).items() if isinstance(value, _PLAIN)})
-    counts = {name: counter.copy() for name, counter in counters.items()}
-    random_state = random.getstate()
+    states = [(thing, _State(vars(thing))) for thing in _things(graph)]
+    before = ProcessCounts()
     try:
         yield
     finally:
-        random.setstate(random_state)
-        counters.clear()
-        counters.update(counts)
-        vars(metrics).update(figures)
+        before.put_back()
         for thing, state in states:
             vars(thing).clear()
-            vars(thing).update(state)
+            state.put_into(vars(thing))
+
+
+class ProcessCounts:
+    """Torch's counters, Inductor's metrics and Python's random state, as they were when this was made."""
+
+    def __init__(self) -> None:
+        self._figures = _State({name: value for name, value in vars(metrics).items() if _is_figure(name, value)})
+        self._counts = {name: counter.copy() for name, counter in counters.items()}
+        self._random_state = random.getstate()
+
+    def put_back(self) -> None:
+        """As if nothing had been compiled since."""
+        random.setstate(self._random_state)
+        counters.clear()
+        counters.update(self._counts)
+        self._figures.put_into(vars(metrics))
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    return isinstance(value, int | list | set | dict) and not name.startswith("__")
+
+
+class _State:
+    """Values by their names, and what those among them that are containers held when this was made."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = {name: _fixed(value) for name, value in values.items()}
+        self.content = [(value, value.copy()) for value in self.values.values() if _is_container(value)]
+
+    def put_into(self, values: dict[str, Any]) -> None:
+        """Give names their values, and the containers among these their content."""
+        for value, content in self.content:
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(content)
+        values.update(self.values)
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, list | set | dict) or type(value).__name__ == "OrderedSet"
+
+
+def _fixed(value: Any) -> Any:
+    """A counter at the same number, as counting changes it; any other value itself."""
+    return _count_from(value) if isinstance(value, itertools.count) else value
 
 
 def _things(graph: Any) -> list[Any]:
@@ -67,18 +103,6 @@ def _subgraphs(values: Any) -> Iterator[Any]:
             yield value.graph
         elif isinstance(value, list | tuple):
             yield from _subgraphs(value)
-
-
-def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _copy(value) for name, value in values.items()}
-
-
-def _copy(value: Any) -> Any:
-    """A container with the same content, or a counter at the same number; any other value itself."""
-    if isinstance(value, itertools.count):
-        return _count_from(value)
-    is_container = isinstance(value, list | set | dict) or type(value).__name__ == "OrderedSet"
-    return value.copy() if is_container else value
 
 
 def _count_from(counter: itertools.count[int]) -> itertools.count[int]:

@@ -3,7 +3,8 @@
 All of that is decided by Inductor's own functions: ``decide_inplace_update`` and ``mark_run`` of a node, and
 ``Kernel.remove_kernel_local_buffers``.
 
-Private names of ``torch._inductor``, same in 2.11 to 2.15: ``codegen.common.Kernel`` and its attributes, ``dependencies.WeakDep``.
+Private names of ``torch._inductor``, same in 2.11 to 2.15: ``codegen.common.Kernel`` and its attributes,
+``loop_body.MemoryUsageType`` and ``LoopBody.memory_usage``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 else:
     Kernel = private_name("torch._inductor.codegen.common", "Kernel")
 V = private_name("torch._inductor.virtualized", "V")
-WeakDep = private_name("torch._inductor.dependencies", "WeakDep")
+MemoryUsageType = private_name("torch._inductor.loop_body", "MemoryUsageType")
+LOADS = (MemoryUsageType.LOAD, MemoryUsageType.LOAD_SEED, MemoryUsageType.BUCKETIZE)
+STORES = (MemoryUsageType.STORE, MemoryUsageType.STORE_REDUCTION)
 
 Kernels = dict[str, list[Any]]
 """Names of kernels, as the wrapper calls them, and the scheduler's nodes that each runs."""
@@ -42,7 +45,7 @@ class LightKernel(Kernel):
             for node in nodes:
                 node.decide_inplace_update()
                 node.mark_run()
-                self._note_accesses(node.read_writes)
+                self._note_accesses(node)
             self.remove_kernel_local_buffers()
         self.tell_graph()
 
@@ -57,7 +60,7 @@ class LightKernel(Kernel):
             for node in nodes:
                 node.decide_inplace_update()
             for node in nodes:
-                self._note_accesses(node.read_writes)
+                self._note_accesses(node)
             self.remove_kernel_local_buffers()
             for node in nodes:
                 node.mark_run()
@@ -67,21 +70,27 @@ class LightKernel(Kernel):
         V.graph.removed_buffers |= self.removed_buffers
         V.graph.inplaced_to_remove |= self.inplaced_to_remove
 
-    def _note_accesses(self, accesses: Any) -> None:
+    def _note_accesses(self, node: Any) -> None:
         """Arguments of the kernel, as ``CSEProxy.load`` and ``.store`` make them: a buffer that it wrote is not loaded.
 
         A buffer that is local to the C++ function is no argument.
         """
         local = getattr(V.local_buffer_context, "global_to_local", ())
-        for dep in accesses.reads:
-            if not isinstance(dep, WeakDep) and dep.name not in self.store_buffer_names and dep.name not in local:
-                self.args.input(dep.name)
-        for dep in accesses.writes:
-            if dep.name in local:
+        for name in accessed(node, LOADS):
+            if name not in self.store_buffer_names and name not in local:
+                self.args.input(name)
+        for name in accessed(node, STORES):
+            if name in local:
                 continue
-            self.store_buffer_names.add(dep.name)
-            if dep.name not in V.graph.removed_buffers:
-                self.args.output(dep.name)
+            self.store_buffer_names.add(name)
+            if name not in V.graph.removed_buffers:
+                self.args.output(name)
+
+
+def accessed(node: Any, usages: Iterable[Any]) -> list[str]:
+    """The buffers that the body of a node's loops loads or stores: its dependencies have others, which give it its place only."""
+    entries = node._body.memory_usage
+    return [entry.buffer_name for usage in usages for entry in entries[usage]]
 
 
 def call_kernel(kernels: Kernels, nodes: Iterable[Any], args: Any, method: str = "") -> None:

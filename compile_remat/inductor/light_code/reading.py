@@ -12,7 +12,7 @@ Private names of ``torch._inductor``, same in 2.11 to 2.15: ``Scheduler.codegen`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +22,11 @@ from sympy import sympify
 from compile_remat._torch.version import private_name
 from compile_remat.inductor.light_code.backends import use_light_backends
 from compile_remat.inductor.light_code.graph_state import untouched
+from compile_remat.inductor.light_code.kernels import Kernels
 
 LOG = logging.getLogger("compile_remat")
 V = private_name("torch._inductor.virtualized", "V")
+SubgraphLowering = private_name("torch._inductor.graph", "SubgraphLowering")
 IRNode = private_name("torch._inductor.ir", "IRNode")
 OrderedSet = private_name("torch.utils._ordered_set", "OrderedSet")
 
@@ -53,21 +55,25 @@ class Lowered:
 Told = Callable[[Lowered], None]
 """Is told of a graph that was lowered; raises where no code shall be made."""
 
-_is_reading: ContextVar[bool] = ContextVar("a lowered graph is being read", default=False)
+_kernels: ContextVar[Kernels | None] = ContextVar("the kernels of the graph that is being read", default=None)
 
 
 def watch(graph: Any, told: Told) -> None:
     """Tell `told` of a graph right before Inductor makes its code; called while its scheduler is being made.
 
-    Where the graph cannot be read, whatever the reason, that is logged and Inductor goes on.
+    Nobody is told of the graphs of control flow and of regions: Inductor lowers them with the graph that they are part of.  Where
+    the graph cannot be read, whatever the reason, that is logged and Inductor goes on.
     """
-    if _is_reading.get():
-        return
-    scheduler = graph.scheduler
+    scheduler, kernels = graph.scheduler, _kernels.get()
     codegen = scheduler.codegen
+    if kernels is None and isinstance(graph, SubgraphLowering):
+        return
 
     def codegen_watched() -> Any:
         del scheduler.codegen
+        if kernels is not None:
+            use_light_backends(scheduler, kernels)
+            return codegen()
         lowered = _read(graph)
         if lowered is not None:
             told(lowered)
@@ -77,7 +83,7 @@ def watch(graph: Any, told: Told) -> None:
 
 
 def _read(graph: Any) -> Lowered | None:
-    token = _is_reading.set(True)
+    token = _kernels.set(Kernels())
     try:
         with untouched(graph):
             return read(graph)
@@ -85,21 +91,23 @@ def _read(graph: Any) -> Lowered | None:
         LOG.info("the lowered graph cannot be read", exc_info=True)
         return None
     finally:
-        _is_reading.reset(token)
+        _kernels.reset(token)
 
 
 def read(graph: Any) -> Lowered:
     """The wrapper's code of a graph that is lowered; the graph is used up, unless it is kept `untouched`."""
-    scheduler = graph.scheduler
+    scheduler, kernels = graph.scheduler, _kernels.get()
+    assert kernels is not None
     graph.init_wrapper_code()
-    wrapper, kernels = graph.wrapper_code, use_light_backends(scheduler)
+    wrapper = graph.wrapper_code
+    use_light_backends(scheduler, kernels)
     wrapper.push_codegened_graph(graph)
     if not _has_symbols(graph):  # Inductor looks for them in each node, which takes as long as all else here
         scheduler.get_graph_partition_symbol_inputs = lambda *args: OrderedSet()
     scheduler.codegen()
     code = wrapper.generate(graph.is_inference)[0].value
     wrapper.pop_codegened_graph()
-    nodes_of = {name: _names(node.node for node in nodes) for name, nodes in kernels.items()}
+    nodes_of = {name: _names([node.node for node in nodes]) for name, nodes in kernels.items()}
     nodes_of |= {name: _names([buffer]) for name, buffer in graph.name_to_buffer.items()}
     return Lowered(code, nodes_of, tuple(map(_strides, graph.graph_outputs)))
 
@@ -117,7 +125,7 @@ def _is_symbolic(given: Any) -> bool:
     return any(sympify(each).free_symbols for each in (*layout.size, *layout.stride, layout.offset))
 
 
-def _names(made: Iterable[Any]) -> tuple[str, ...]:
+def _names(made: Sequence[Any]) -> tuple[str, ...]:
     """FX nodes that some operations of Inductor compute: those that it names as their origin first."""
     found: dict[str, None] = {}
     for each in made:

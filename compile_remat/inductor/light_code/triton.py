@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch._inductor import config
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.light_code.kernels import Kernels, LightKernel, call_kernel, name_kernel
+from compile_remat.inductor.light_code.kernels import (
+    LOADS,
+    STORES,
+    Kernels,
+    LightKernel,
+    accessed,
+    call_kernel,
+    name_kernel,
+)
 from compile_remat.inductor.light_code.loop_bodies import give_own_bodies, nodes_in
 
 if TYPE_CHECKING:
@@ -145,9 +153,9 @@ def read_back(features: Any) -> set[str] | None:
             gone |= waiting
             waiting.clear()
             continue
-        found |= {dep.name: gone[dep.name] for dep in node.read_writes.reads if dep.name in gone}
-        if is_inside and not node.is_reduction():
-            waiting |= dict.fromkeys((dep.name for dep in node.read_writes.writes), node)
+        found |= {name: gone[name] for name in accessed(node, LOADS) if name in gone}
+        if is_inside:
+            waiting |= dict.fromkeys(accessed(node, STORES[:1]), node)
     if not found or is_in_one_block(features):
         return set()
     return set(found) if all(is_fresh(name, node) for name, node in found.items()) else None

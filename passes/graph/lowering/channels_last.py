@@ -33,8 +33,7 @@ def mark_channels_last(graph: DraftGraph) -> None:
             )
     following = _behind_the_last_convolution(graph)
     for draft in graph.values:
-        is_written = draft.is_materialised if graph.saved is None else not graph.is_saved(draft.node)
-        if draft.kernel == POINTWISE and draft.node in following and not is_written:
+        if draft.kernel == POINTWISE and draft.node in following and not draft.is_materialised:
             draft.is_channels_last = False
 
 

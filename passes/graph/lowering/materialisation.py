@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
 
 import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
 from compile_remat._torch.operators import reduced_dims, tree_leaves
-from compile_remat.passes.graph.lowering.expressions import (
-    as_taken,
-    constant_op,
-    further_views,
-    has_many_reads,
-    is_variance,
-    is_written,
-    joined,
-    load_of,
-    op_name,
-    operands_of,
-    ops_in,
-    own_expression,
-    scaled_variance,
-    spared_ops,
-)
-from compile_remat.passes.graph.lowering.kernel_loops import (
-    ReadingKernel,
-    are_alike,
-    are_one,
-    goes_over_groups,
-    is_apart,
-    is_drawn_apart,
-    keeps_its_loops,
-    kernel_depths,
-    kernels_reading,
-)
-from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
+from compile_remat.passes.graph.lowering.expressions import is_written, joined, load_of, op_name, own_expression
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
@@ -52,18 +25,16 @@ UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
 """Reductions with one result, by name."""
 
 
-def num_unrolled(node: fx.Node, rules: InductorRules) -> int:
-    """Of how many elements each element is reduced inside of a fused expression; 0 where Inductor makes a reduction of it."""
+def is_unrolled(node: fx.Node, rules: InductorRules) -> bool:
+    """Whether a reduction goes over so few elements that Inductor makes a pointwise kernel of it."""
     if operator_name(node) not in UNROLLED:
-        return 0
+        return False
     value, dims = node.all_input_nodes[0].meta["val"], reduced_dims(node)
     sizes = [size for d, size in enumerate(value.shape) if not dims or d in dims]
     if not all(isinstance(size, int) for size in sizes):
-        return 0
+        return False
     num_reduced, num_results = math.prod(sizes), math.prod(shape(node))
-    if num_reduced == 1:
-        return 1
-    return num_reduced if num_reduced < rules.unrolled_below and (num_results > 1 or rules.unrolls_to_one) else 0
+    return num_reduced == 1 or (num_reduced < rules.unrolled_below and (num_results > 1 or rules.unrolls_to_one))
 
 
 def read_own(graph: DraftGraph) -> None:
@@ -83,24 +54,19 @@ def read_own(graph: DraftGraph) -> None:
         )
         readers = [graph.by_node[u] for u in users if u in graph.by_node]
         draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
-        draft.own_expression, draft.further_views = own_expression(draft, rules), further_views(draft)
+        draft.own_expression = own_expression(draft, rules)
 
 
 def count_reads(graph: DraftGraph) -> None:
-    """Follow Inductor's count of the buffers and operations of each fused expression (``GraphLowering.run_node``).
+    """Follow Inductor's count of the buffers that each fused expression loads (``GraphLowering.run_node``).
 
     Inductor sees forward and backward apart: there a value has only those readers that the backward may run.
     """
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
             _count_reads_of(draft, graph)
-        elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
-            draft.expression = draft.backward_expression = Expression(ops=frozenset({constant_op(draft.node)}))
-        else:
+        elif draft.kernel != CONSTANT:  # an index or a fill is written into the expression: nothing is read
             draft.expression = draft.backward_expression = load_of(draft)
-            if is_variance(draft.node):
-                draft.expression = scaled_variance(draft)
-                draft.backward_expression = load_of(draft) if graph.is_saved(draft.node) else draft.expression
 
 
 def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
@@ -109,25 +75,19 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
         draft.expression = draft.backward_expression = load_of(draft)
         return
     rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
-    operands = operands_of(draft)
-    backward = joined(draft, [as_taken(s, s.backward_expression, draft) for s in operands])
-    forward = backward if draft.in_backward else joined(draft, [as_taken(s, s.expression, draft) for s in operands])
+    backward = joined(draft, (source.backward_expression for source in draft.sources))
+    forward = backward if draft.in_backward else joined(draft, (source.expression for source in draft.sources))
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
-    is_kept = graph.saved is not None and KEPT in draft.node.meta and num_users == 1  # as `write_kept_values` asks
-    is_written_in_backward = is_always or is_kept or is_written(backward, is_reused, rules)
+    is_written_in_backward = is_always or is_written(backward, is_reused, rules)
     draft.is_materialised = draft.is_written_again = is_written_in_backward
     draft.is_written_if_reused = is_written_in_backward and not (
-        is_always or is_kept or is_read or is_written(backward, False, rules)
+        is_always or is_read or is_written(backward, False, rules)
     )
     if not draft.in_backward:
         draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
-    elif is_written_in_backward and not is_always and not has_many_reads(backward, is_reused, rules):
-        draft.excess_ops = ops_in(backward) - rules.max_ops
-        draft.spared_ops = spared_ops(draft)
     draft.expression = load_of(draft) if is_read or draft.is_materialised else forward
-    is_loaded = is_read or is_written_in_backward or graph.is_saved(draft.node)
-    draft.backward_expression = load_of(draft) if is_loaded else backward
+    draft.backward_expression = load_of(draft) if is_read or is_written_in_backward else backward
 
 
 def _is_place(part: Draft) -> bool:
@@ -197,59 +157,14 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
-def drop_inner_buffers(graph: DraftGraph) -> None:
-    """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`.
-
-    What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.  With
-    other readers it may be computed again right before those, and all of that by one kernel if it is pointwise and has as many
-    elements.  The plan decides that (`Value.is_inner`).  What only the forward's readers have written is no node of its own in the
-    backward.
-    """
-    depths = kernel_depths(graph)
-    reading = kernels_reading(depths, graph)
-    for draft, kernels in reading.items():
-        draft.is_drawn_apart = draft.is_drawn and is_drawn_apart(draft, kernels, graph)
-    if graph.saved is not None:
-        _mark_otherwise_again(graph, reading)
-    for draft, depth in depths.items():
-        if draft.concatenates or draft.becomes_addmm:
-            draft.is_materialised = True
-        elif draft.is_materialised:
-            kernels = reading[draft]
-            is_for_one = are_one(draft, kernels, graph) and all(k.in_backward for k in kernels)
-            is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
-            is_own = is_own and not any(is_apart(k, draft, graph) for k in kernels)
-            is_alike = are_alike(draft, kernels) and not draft.in_backward and draft.is_materialised_again is None
-            if (is_own or is_alike) and not graph.rules_of(draft.node).gives_others_loops:
-                if draft.in_backward and goes_over_groups(draft):
-                    is_own = draft.is_channels_last = False
-                elif keeps_its_loops(draft):
-                    is_own = is_alike = False
-            draft.is_materialised = not is_own
-            draft.is_inner = draft.is_written_again if is_own else is_alike
-
-
-def _mark_otherwise_again(graph: DraftGraph, reading: Mapping[Draft, Collection[ReadingKernel]]) -> None:
-    """Find the values that one of the two graphs of a plan writes to memory, and the other computes in their readers' kernels.
-
-    A sum of four products is one expression in the backward that has the first of them from the forward; what is computed of the
-    sum then reads five buffers.  In the forward, where the sum is of more and was written, it reads two.
-    """
-    for draft in graph.values:
-        if draft.kernel != POINTWISE or draft.concatenates or draft.becomes_addmm or draft.is_drawn:
-            continue
-        if draft.is_materialised == draft.is_written_again or draft.node not in graph.run_again:
-            continue
-        kernels = reading[draft]
-        draft.is_materialised_again = draft.is_written_again and not are_one(draft, kernels, graph)
-        draft.is_inner = draft.is_written_again and (are_one(draft, kernels, graph) or are_alike(draft, kernels))
-
-
 def mark_parts(graph: DraftGraph) -> None:
-    """A value is written into its place in the first concatenation that reads it, and has no other buffer (``ConcatKernel``)."""
+    """A concatenation is a buffer, and a value is written into its place in the first one that reads it (``ConcatKernel``)."""
     taken: set[Draft] = set()
     for whole in graph.values:
-        for node in whole.node.all_input_nodes if whole.concatenates else ():
+        if not whole.concatenates:
+            continue
+        whole.is_materialised = True
+        for node in whole.node.all_input_nodes:
             part = graph.by_node.get(node)
             if part is None or part.kernel != POINTWISE or part in taken:
                 continue

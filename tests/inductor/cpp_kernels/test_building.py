@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +14,6 @@ from torch._inductor.exc import CppCompileError
 
 from compile_remat.backend import remat
 from compile_remat.inductor.cpp_kernels import building
-from compile_remat.inductor.cpp_kernels.scheduling import TritonScheduling
 from compile_remat.inductor.cpp_kernels.unit import Kernel, unit_source
 from tests.inductor.cpp_kernels.counted import Built
 
@@ -115,38 +111,7 @@ def test_large_graphs_are_built_on_all_processors(monkeypatch: pytest.MonkeyPatc
     assert len(building._units([adding(float(k), long) for k in range(20)])) == 6
 
 
-def test_kernels_of_triton_are_compiled_once_their_plan_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def triton(self: object, name: str, source: str, device_str: str = "cuda") -> Any:
-        asked.append(name)
-        return SimpleNamespace(run=lambda: source)
-
-    monkeypatch.setattr(async_compile.AsyncCompile, "triton", triton)
-    makes = [f"{name} = async_compile.triton('{name}', 'code of {name}', device_str='cuda')" for name in ("a", "b")]
-    module = "\n".join([*building.HEADER, *makes, "async_compile.wait(globals())"])
-    refused: dict[str, Any] = {}
-    kept: dict[str, Any] = {}
-    with building.building_postponed({}) as graphs:
-        exec(module, refused)
-        graphs.clear()
-        exec(module, kept)
-        assert asked == []
-        building.build(graphs)
-    assert asked == ["a", "b"]
-    assert kept["a"].run() == "code of a" and isinstance(kept["b"], SimpleNamespace)
-    assert refused["b"].run() == "code of b"  # whoever calls it all the same
-    exec(module, {})
-    assert asked == ["a", "b", "b", "a", "b"]
-
-
 def test_what_inductor_calls_is_there() -> None:
-    """A canary: the code of a graph calls these methods of ``AsyncCompile``, as `KernelsOfGraph` replaces them.
-
-    Triton's backend submits a kernel in ``define_kernel`` or below it, where several processes compile.
-    """
-    names: Sequence[Any] = [getattr(async_compile.AsyncCompile, name) for name in ("cpp_pybinding", "triton", "wait")]
+    """A canary: the code of a graph calls these methods of ``AsyncCompile``, as `KernelsOfGraph` replaces them."""
+    names: Sequence[Any] = [getattr(async_compile.AsyncCompile, name) for name in ("cpp_pybinding", "wait")]
     assert all(callable(name) for name in names)
-    assert "use_process_pool" in inspect.getsource(sys.modules[TritonScheduling.__module__])
-    assert "get_compile_threads() <= 1" in inspect.getsource(async_compile.AsyncCompile.use_process_pool)
-    assert callable(TritonScheduling.define_kernel)

@@ -27,11 +27,11 @@ assumptions = st.builds(Assumptions, flags, flags, sizes, sizes)
 SMALL = Problem(
     values=(
         Value("mm", 8, EXTERN, (), 5),
-        Value("relu", 8, POINTWISE, (0,), 2, realised=True, is_inner=True, position=1),
+        Value("relu", 8, POINTWISE, (0,), 2, realised=True, position=1),
         Value("sin", 8, POINTWISE, (1,), 2, is_drawn=True, position=2),
     ),
     steps=(
-        Step("mul", 8, POINTWISE, (2,), (), 2, is_inner=True, excess_ops=3),
+        Step("mul", 8, POINTWISE, (2,), (), 2),
         Step("mm_1", 8, EXTERN, (0,), (0,), 5, is_output=True),
         Step("output", 0, CONSTANT, (), (1,)),
     ),
@@ -102,7 +102,7 @@ def test_only_the_named_nodes_change_and_only_in_what_is_assumed(problem: Proble
         inner = before.kernel == POINTWISE
         allowed: set[str] = set()
         allowed |= {"realised", "realised_again"} if inner and before.name in stored else set()
-        allowed |= {"realised_again", "is_inner", "is_drawn"} if inner and before.name in again else set()
+        allowed |= {"realised_again", "is_drawn"} if inner and before.name in again else set()
         allowed |= {"observed_forward_bytes"} if before.name in dict(assumed.forward_bytes) else set()
         allowed |= {"observed_bytes"} if before.name in dict(assumed.backward_bytes) else set()
         assert changed.keys() <= allowed
@@ -114,7 +114,7 @@ def test_only_the_named_nodes_change_and_only_in_what_is_assumed(problem: Proble
             assert after.is_realised_again == again.get(before.name, before.is_realised_again)
     for step, after_step in zip(problem.steps, found.steps, strict=True):
         inner = step.kernel == POINTWISE
-        allowed = {"realised", "is_inner", "excess_ops"} if inner and step.name in again else set()
+        allowed = {"realised"} if inner and step.name in again else set()
         allowed |= {"observed_bytes"} if step.name in dict(assumed.backward_bytes) else set()
         assert _changed(step, after_step).keys() <= allowed
         assert after_step.observed_bytes == dict(assumed.backward_bytes).get(step.name, 0)
@@ -136,9 +136,9 @@ def test_what_was_observed_replaces_the_reasons_of_the_crude_rules() -> None:
     mm, relu, sin = found.values
     mul, mm_1, _ = found.steps
     assert mm == replace(SMALL.values[0], observed_forward_bytes=7)  # a kernel of its own always writes its buffer
-    assert (relu.realised, relu.is_realised_again, relu.is_inner) == (False, True, False)
+    assert (relu.realised, relu.is_realised_again) == (False, True)
     assert (sin.realised, sin.is_realised_again, sin.is_drawn, sin.observed_bytes) == (False, True, False, 5)
-    assert (mul.realised, mul.is_inner, mul.excess_ops) == (True, False, 0)
+    assert mul.realised
     assert mm_1 == replace(SMALL.steps[1], observed_bytes=9)
 
 
@@ -190,3 +190,4 @@ def test_what_some_kernel_computes() -> None:
     kernels = (KernelFacts(("a", "b"), 3), KernelFacts((), 9), KernelFacts(("b", "c"), 4))
     assert GraphFacts(kernels, {"c": 4}).computed == {"a", "b", "c"}
     assert GraphFacts((), {}).computed == frozenset()
+    assert (GraphFacts(kernels, {}).peak_bytes, GraphFacts((), {}).peak_bytes) == (9, 0)
