@@ -86,7 +86,15 @@ def test_bytes_beside_the_graph_are_in_use_all_the_time() -> None:
 
 def test_without_nodes_there_are_no_facts_of_them() -> None:
     """Code that was emitted: the names of its kernels lead to no node."""
-    assert facts_of(lowered(LINES, {})) == GraphFacts((), {})
+    found = facts_of(lowered(LINES, {}))
+    assert (found.kernels, found.stored) == ((), {})
+
+
+def test_the_buffers_at_the_peak_come_to_it() -> None:
+    """Among them is the one whose making is the peak; each is called by its node."""
+    found = facts_of(lowered(LINES, NODES))
+    assert {(b.node, b.nbytes, b.is_workspace) for b in found.at_peak} == {("mm", KIB, False), ("cos", KIB, False)}
+    assert sum(b.nbytes for b in found.at_peak) == found.peak_bytes
 
 
 # -- of a region ------------------------------------------------------------------------------------------------------

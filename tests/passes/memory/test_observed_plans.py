@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat.passes.memory.candidate_plan import Candidate, may_run_again
-from compile_remat.passes.memory.observed_plans import NOTEWORTHY, assumptions_after
+from compile_remat.passes.memory.observed_plans import NOTEWORTHY, assumptions_after, largest_at_peak
 from compile_remat.passes.memory.plan_timeline import candidate_of, peak_bytes_of
 from compile_remat.passes.problem.facts import (
     NOTHING_ASSUMED,
     Assumptions,
+    BufferFacts,
     GraphFacts,
     KernelFacts,
     RegionFacts,
 )
 from compile_remat.passes.problem.plan import Plan, Status
-from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Problem, Step, Value
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Origin, Problem, Step, Value
 from tests.oracles.random_problems import problems
 
 
@@ -270,3 +271,39 @@ def test_a_value_that_is_computed_three_times_is_observed_under_its_own_name() -
     assumed = assumptions_after(LAYERS, chosen.plan, seen, NOTHING_ASSUMED)
     assert dict(assumed.backward_bytes).keys() == {"sin"}
     assert peak_bytes_of(LAYERS.with_facts(assumed), chosen.saved, chosen.again) >= peak_bytes
+
+
+# -- at the peak ------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_buffers_at_the_observed_peak_have_their_roles() -> None:
+    """Those of the graph that has the peak: in the backward, the user's outputs lie beside it."""
+    origin = Origin((10, 25), "float32", "layer", "model.py:3")
+    problem = replace(LAYERS, values=(replace(LAYERS.values[0], origin=origin), *LAYERS.values[1:]))
+    backward = GraphFacts(
+        (KernelFacts(("mm_2",), 9000),),
+        {},
+        (
+            BufferFacts("mm", 1001),
+            BufferFacts("sin", 1002),
+            BufferFacts("mul", 1003),
+            BufferFacts("mm_2", 1004),
+            BufferFacts("buf9_copy", 1005),
+            BufferFacts("mm_2", 1006, is_workspace=True),
+        ),
+    )
+    facts = RegionFacts(GraphFacts((KernelFacts(("mm",), 8999),), {}, (BufferFacts("mm", 7),)), backward, 9000)
+    found = largest_at_peak(problem, SAVING_MM, facts, keep=6)
+    assert [(b.name, b.nbytes, b.role) for b in found] == [
+        ("mm_2", 1006, "workspace"),
+        ("buf9_copy", 1005, "temporary"),
+        ("mm_2", 1004, "gradient"),
+        ("mul", 1003, "temporary"),
+        ("sin", 1002, "recomputed"),
+        ("mm", 1001, "saved"),
+    ]
+    assert (found[-1].shape, found[-1].dtype, found[-1].source_line) == ((10, 25), "float32", "model.py:3")
+    every = largest_at_peak(problem, SAVING_MM, facts, keep=9)
+    assert [(b.name, b.nbytes, b.role) for b in every if b.role == "output"] == [("mm_1", 1000, "output")]
+    higher = replace(facts, forward=replace(facts.forward, kernels=(KernelFacts(("mm",), 9001),)))
+    assert [(b.name, b.nbytes) for b in largest_at_peak(problem, SAVING_MM, higher)] == [("mm", 7)]
