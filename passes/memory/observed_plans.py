@@ -14,6 +14,7 @@ from compile_remat._util.live_buffer import LiveBuffer
 from compile_remat.passes.memory.candidate_plan import Candidate
 from compile_remat.passes.memory.plan_spans import GRADIENT, OUTPUT, RECOMPUTED, SAVED, TEMPORARY
 from compile_remat.passes.memory.plan_timeline import candidate_of
+from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.facts import (
     NOTHING_ASSUMED,
     Assumptions,
@@ -51,7 +52,7 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
     small_bytes = int(NOTEWORTHY * facts.peak_bytes)
     forward = _excess(facts.forward.kernels, _forward_levels(found), small_bytes)
-    backward = _excess(facts.backward.kernels, _backward_levels(found), small_bytes)
+    backward = _of_originals(found, _excess(facts.backward.kernels, _backward_levels(found), small_bytes))
     return Assumptions(
         stored=stored.stored,
         stored_again=stored.stored_again,
@@ -85,7 +86,10 @@ def _forward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
 
 
 def _backward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
-    """Pointwise values that are computed again, and steps, and whether the backward writes them, where that was not assumed."""
+    """Pointwise values that are computed again, and steps, and whether the backward writes them, where that was not assumed.
+
+    A value that is computed twice there is written if either is.
+    """
     simulator, batch, computed = found.simulator, found.batch, facts.computed
     recomputed, buffers = batch.recomputed[:, 0], batch.buffers[:, 0]
     nodes: list[tuple[Value | Step, bool]] = [
@@ -96,11 +100,13 @@ def _backward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
         for step, is_stored in zip(simulator.problem.steps, simulator.lifetimes.step_stored, strict=True)
         if not step.is_output
     ]
-    return {
-        node.name: node.name in facts.stored
-        for node, is_stored in nodes
-        if _may_be_inside(node) and node.name in computed and is_stored != (node.name in facts.stored)
-    }
+    stored, differing = dict[str, bool](), set[str]()
+    for node, is_assumed in nodes:
+        if _may_be_inside(node) and node.name in computed:
+            name, is_stored = original(node.name, found.again), node.name in facts.stored
+            stored[name] = is_stored or stored.get(name, False)
+            differing |= {name} if is_stored != is_assumed else set()
+    return {name: stored[name] for name in stored if name in differing}
 
 
 def _may_be_inside(node: Value | Step) -> bool:
@@ -122,6 +128,15 @@ def _backward_levels(found: Candidate) -> dict[str, int]:
     again = np.flatnonzero(batch.recomputed[:, 0]).tolist()
     levels = {problem.values[v].name: int(live[batch.slots[v, 0]]) for v in again}
     return levels | {step.name: int(live[batch.step_slots[0, b]]) for b, step in enumerate(problem.steps)}
+
+
+def _of_originals(found: Candidate, nbytes: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by the names that the problem has: a value that is computed twice in the backward has the larger of both."""
+    known: dict[str, int] = {}
+    for name, each in nbytes.items():
+        name = original(name, found.again)
+        known[name] = max(known.get(name, 0), each)
+    return known
 
 
 def _excess(kernels: Sequence[KernelFacts], levels: Mapping[str, int], small_bytes: int) -> dict[str, int]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from compile_remat._util import json_values
 
 
 @dataclass(frozen=True)
@@ -104,14 +107,28 @@ class Assumptions:
         Raises:
             ValueError: It is another text.
         """
-        parts = json.loads(text)
+        parts = json_values.parse(text)
         if not isinstance(parts, list) or len(parts) != len(_PARTS):
             raise ValueError("no assumptions of this version")
-        read = [tuple((str(name), value) for name, value in part) for part in parts]
-        return Assumptions(**dict(zip(_PARTS, read, strict=True)))
+        return Assumptions(
+            **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)}
+        )
 
 
-_PARTS = ("stored", "stored_again", "forward_bytes", "backward_bytes")
+_PARTS: dict[str, type] = {"stored": bool, "stored_again": bool, "forward_bytes": int, "backward_bytes": int}
+
+
+def _read(part: Any, kind: type) -> tuple[tuple[str, Any], ...]:
+    """One part, whose values are of a type.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    pairs = part if isinstance(part, list) else [None]
+    if not all(isinstance(pair, list) and list(map(type, pair)) == [str, kind] for pair in pairs):
+        raise ValueError("no assumptions of this version")
+    return tuple((name, value) for name, value in pairs)
+
 
 NOTHING_ASSUMED = Assumptions()
 """Crude rules alone."""

@@ -15,6 +15,7 @@ from torch import fx
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.passes import Assumptions, Planner, pictured
+from compile_remat.passes.problem.facts import NOTHING_ASSUMED
 from compile_remat.report import Report
 from tests.oracles.random_problems import chain
 
@@ -158,8 +159,13 @@ def test_a_damaged_file_is_a_warning(text: str, tmp_path: Path, caplog: pytest.L
         {"pictures": []},
         {"written": [{}]},
         {"written": 3},
-        {"tightened_bytes": "x"},
-        {"tightened_bytes": 1e30},
+        {"next_bytes": "x"},
+        {"next_bytes": 1e30},
+        {"next_assumed": None},
+        {"next_assumed": "x"},
+        {"next_assumed": "[[],[],[]]"},
+        {"next_assumed": '[[["mul",1]],[],[],[]]'},
+        {"next_assumed": DEEP},
         {"unknown": 1},
     ],
 )
@@ -167,10 +173,26 @@ def test_a_field_that_is_off_is_a_warning(
     change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.json"
-    report_cache.store(path, Kept((REPORT,), 7, (0,)))
+    report_cache.store(path, Kept((REPORT,), 7, NOTHING_ASSUMED.to_text(), (0,)))
+    assert report_cache.recall(path).next_bytes == 7 and not caplog.records
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     assert report_cache.recall(path) == Kept()
     assert len(caplog.records) == 1 and "cannot be read" in caplog.text
+
+
+def test_without_another_plan_nothing_is_assumed_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file of a plan that was taken itself says nothing of another, and that is no damage."""
+    report_cache.store(tmp_path / "a.json", Kept((REPORT,)))
+    kept = report_cache.recall(tmp_path / "a.json")
+    assert (kept.next_bytes, kept.next_assumed) == (None, "") and not caplog.records
+
+
+def test_a_plan_for_the_budget_itself_is_told_from_none(tmp_path: Path) -> None:
+    """0 bytes: the plan that was taken was made for the budget, on what was observed of the first one."""
+    assumed = Assumptions(backward_bytes=(("mul", 5),))
+    report_cache.store(tmp_path / "a.json", Kept((), 0, assumed.to_text()))
+    kept = report_cache.recall(tmp_path / "a.json")
+    assert kept.next_bytes == 0 and Assumptions.from_text(kept.next_assumed) == assumed
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

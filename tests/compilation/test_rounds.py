@@ -1,79 +1,354 @@
-"""What the rounds of one compilation cost: what is lowered, and what is built."""
+"""Which plan of a graph is taken, and which one is tried next."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch._inductor import config as inductor_config
-from torch._inductor.graph import GraphLowering
 
-from compile_remat.backend import remat
-from compile_remat.compilation import driver
-from compile_remat.inductor.cpp_kernels import building
-from compile_remat.inductor.cpp_kernels.unit import Kernel
+from compile_remat._util.live_buffer import LiveBuffer
+from compile_remat.budget import MemoryBudget
+from compile_remat.compilation import rounds as module
+from compile_remat.compilation.readings import PlanRefused
+from compile_remat.compilation.region_run import RegionRun
+from compile_remat.compilation.rounds import FACTUAL, LOWERED_FOR_LOWEST, TIGHTENED, Rounds
+from compile_remat.cost_models import load_device
+from compile_remat.errors import BudgetError, SharedBudgetError, TagConflictError
+from compile_remat.passes import GraphFacts, KernelFacts, Plan, PlanPictures, Status
+from compile_remat.passes.problem.facts import NOTHING_ASSUMED
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Problem, Step, Value
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.request import LOWEST, Fit, FitBelow, Replay, Request, SharedOption
+from compile_remat.planning.settings import Settings
+from compile_remat.report import Report
+
+MIB = 1 << 20
+BYTES, MIN = MemoryBudget("bytes", 1000 * MIB), MemoryBudget("min")
+GRAPH = Problem(
+    values=(
+        Value("mm", 100 * MIB, EXTERN, (), 9),
+        Value("sin", 100 * MIB, POINTWISE, (0,), 2, position=1),
+        Value("mm_1", 100 * MIB, EXTERN, (1,), 9, position=2),
+    ),
+    steps=(
+        Step("mul", 100 * MIB, POINTWISE, (1,), (), 2),
+        Step("mm_2", 100 * MIB, EXTERN, (0,), (0,), 9, is_output=True),
+        Step("output", 0, CONSTANT, (), (1,)),
+    ),
+)
+"""The figures of its plans are the tests' own; what is assumed of its nodes is worked out."""
 
 
-class Compiler:
-    """Counts graphs that are lowered and kernels that are handed to the C++ compiler, which gets none.
+def rounds_for(
+    budget: MemoryBudget, request: Request | None = None, *, is_settled: bool = False, **settings: Any
+) -> Rounds:
+    partitioner = RematPartitioner(Settings(budget, load_device("cpu"), **settings), request or Fit(), guarded=True)
+    return Rounds(partitioner, is_settled=is_settled)
 
-    Attributes:
-        lowered: Graphs so far.
-        built: Kernels so far.
-        seen: What was built by the end of each round.
-        vector_bits: Inductor's option for the length of vectors, as the kernels are built.
+
+def planned(rounds: Rounds, peak_mib: int, floor_mib: int | None = None, status: Status = Status.FEASIBLE) -> Report:
+    """The report of the next plan, before it is lowered."""
+    budget = rounds.partitioner.settings.budget
+    budget_bytes = (
+        int(budget.value or 0) if budget.kind == "bytes" else 1000 * MIB if budget.kind == "fraction" else None
+    )
+    largest = (LiveBuffer("mm", 100 * MIB, (), "float32", "", "", "saved"),)
+    plan = Plan("key", status, budget_bytes, ("mm",), (), peak_mib * MIB, 0, 0, 0, 0, 0, 0, largest)
+    plan = replace(plan, pictures=PlanPictures(GRAPH.with_facts(rounds.partitioner.assumed)))
+    floor_bytes = None if floor_mib is None else floor_mib * MIB
+    return Report("key", budget.written, budget_bytes, plan, floor_bytes)
+
+
+FORWARD, BACKWARD = ("mm", "sin", "mm_1"), ("mul", "mm_2")
+
+
+def run_of(peak_mib: int, at: str = "mm_2", *, is_read: bool = True, **stored: bool) -> RegionRun:
+    """What was seen of a plan.
+
+    Args:
+        at: The node whose kernel needs all these bytes; with none, the facts say nothing of them.
+        is_read: Whether there are facts of its graphs.
+        stored: For nodes of the backward, whether they are written.
     """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
-        self.lowered, self.built, self.seen = 0, 0, list[int]()
-        self.vector_bits = set[int | None]()
-        run = GraphLowering.run
-
-        def lower(graph: GraphLowering, *inputs: Any) -> Any:
-            self.lowered += 1
-            return run(graph, *inputs)
-
-        def build(keys: dict[Kernel, str]) -> None:
-            self.built += len(keys)
-            self.vector_bits.add(inductor_config.cpp.simdlen)
-            building._functions.update(dict.fromkeys(keys.values(), lambda *arguments: None))
-
-        def refuse(reports: Sequence[Any], settings: Any, request: Any) -> int | None:
-            self.seen.append(self.built)
-            return None if len(self.seen) > refused else int(0.9 * reports[0].plan.peak_bytes)
-
-        monkeypatch.setattr(GraphLowering, "run", lower)
-        monkeypatch.setattr(building, "_build_missing", build)
-        monkeypatch.setattr(building, "_functions", {})
-        monkeypatch.setattr(building, "_function_in_cache", lambda key: None)
-        monkeypatch.setattr(driver, "bytes_to_plan_for", refuse)
+    live_bytes = {at: peak_mib * MIB}
+    forward = GraphFacts(tuple(KernelFacts((name,), live_bytes.get(name, 1)) for name in FORWARD), {"sin": 1})
+    written = {name for name, is_stored in ({"sin": False, "mul": True} | stored).items() if is_stored}
+    kernels = tuple(KernelFacts((name,), live_bytes.get(name, 1)) for name in ("sin", *BACKWARD))
+    backward = GraphFacts(kernels, dict.fromkeys(written, 1))
+    return RegionRun(peak_mib * MIB, (), forward=forward if is_read else None, backward=backward if is_read else None)
 
 
-@pytest.mark.parametrize("refused", [0, 1, 2])
-def test_a_refused_round_builds_nothing_and_an_accepted_one_is_lowered_once(
-    own_caches: Path, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
-    compiler = Compiler(monkeypatch, refused)
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(4)])
-    step = torch.compile(model, backend=remat, options={"memory_budget": 0.8})
-    for _ in range(2):
-        step(torch.randn(256, 32)).sum().backward()
-    assert compiler.seen == [0] * min(refused + 1, driver.TIGHTENINGS)
-    assert compiler.lowered == 2 * (refused + 1)
-    assert compiler.built > 4
+def is_taken(rounds: Rounds, report: Report, run: RegionRun) -> bool:
+    """Whether one plan is: the planner has made it, and Inductor lowers its graphs."""
+    try:
+        rounds.judge([report], run)
+        rounds.judge_code([replace(report, scheduled_peak_bytes=run.peak_bytes)])
+    except PlanRefused:
+        return False
+    return True
 
 
-def test_kernels_are_built_under_the_options_that_their_code_is_made_for(
-    own_caches: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Code with vectors of 256 bits, built for 512, writes behind the end of its buffers."""
-    compiler = Compiler(monkeypatch, refused=1)
-    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU())
-    options = {"memory_budget": 0.8, "cpp.simdlen": 256}
-    torch.compile(model, backend=remat, options=options)(torch.randn(256, 32)).sum().backward()
-    assert compiler.seen == [0, 0] and compiler.built
-    assert compiler.vector_bits == {256}
+@pytest.fixture
+def promise(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the peak, in MiB, of the lowest plan that the planner knows of with all that was seen."""
+
+    def set_to(peak_mib: int) -> None:
+        lowest = SimpleNamespace(peak_bytes=peak_mib * MIB)
+        monkeypatch.setattr(module, "Planner", lambda *_: SimpleNamespace(lowest=lambda: lowest))
+
+    set_to(1)
+    return set_to
+
+
+# -- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_keeps_its_bytes_is_taken_at_once() -> None:
+    rounds = rounds_for(BYTES)
+    first, report = rounds.partitioner, planned(rounds, 990, 300)
+    assert is_taken(rounds, report, run_of(1000))  # more than it was planned for, and inside
+    assert rounds.partitioner == first
+    concluded = rounds.concluded(report)
+    assert (concluded.observed_peak_bytes, concluded.rounds) == (1000 * MIB, 1)
+    assert concluded.predicted_peak_bytes == 1000 * MIB
+    assert concluded.floor_bytes == 300 * MIB
+
+
+def test_one_that_is_too_large_is_planned_again_on_facts_then_for_fewer_bytes_then_taken() -> None:
+    rounds, requests, assumed = rounds_for(BYTES), list[Request](), []
+    for number in range(FACTUAL + TIGHTENED):
+        requests.append(rounds.partitioner.request)
+        assumed.append(rounds.partitioner.assumed)
+        taken = is_taken(rounds, planned(rounds, 990 - number, 300), run_of(1150 + number))
+        assert taken == (number == FACTUAL + TIGHTENED - 1)
+    assert requests[:FACTUAL] == [Fit()] * FACTUAL
+    # Each time less than the last plan by what its code was too large by.
+    assert requests[FACTUAL:] == [FitBelow((988 - 152) * MIB), FitBelow((836 - 153) * MIB)]
+    assert assumed[0] == NOTHING_ASSUMED and len(set(assumed)) == len(assumed), "each plan knows more than the last"
+    concluded = rounds.concluded(planned(rounds, 986))
+    assert (concluded.observed_peak_bytes, concluded.rounds) == (1154 * MIB, FACTUAL + TIGHTENED)
+
+
+def test_the_second_plan_is_taken_where_it_fits() -> None:
+    rounds = rounds_for(BYTES)
+    assert not is_taken(rounds, planned(rounds, 1000, 300), run_of(1200))
+    second = rounds.partitioner
+    assert second.request == Fit() and dict(second.assumed.backward_bytes).keys() == {"mm_2"}
+    report = planned(rounds, 999, 300)
+    assert is_taken(rounds, report, run_of(999))
+    assert rounds.partitioner == second and rounds.concluded(report).rounds == 2
+
+
+@pytest.mark.parametrize("run", [run_of(1200, is_read=False), run_of(1200, at="")], ids=["unread", "no news"])
+def test_where_the_graphs_say_nothing_new_the_next_plan_is_for_fewer_bytes(run: RegionRun) -> None:
+    """As without observation: what is emitted is measured against the budget."""
+    rounds = rounds_for(BYTES)
+    assert not is_taken(rounds, planned(rounds, 990, 300), run)
+    assert rounds.partitioner.request == FitBelow(790 * MIB)
+
+
+def test_code_whose_graphs_were_not_read_is_judged_alone() -> None:
+    """They come from a cache: the loop on emitted code, as often as it may be."""
+    rounds, requests = rounds_for(BYTES), list[Request]()
+    for _ in range(TIGHTENED + 1):
+        requests.append(rounds.partitioner.request)
+        report = replace(planned(rounds, 990, 300), scheduled_peak_bytes=1100 * MIB)
+        if len(requests) <= TIGHTENED:
+            with pytest.raises(PlanRefused):
+                rounds.judge_code([report])
+        else:
+            rounds.judge_code([report])
+    assert requests == [Fit(), FitBelow(890 * MIB), FitBelow(790 * MIB)]
+    assert rounds.concluded(report) == report, "nothing was observed"
+
+
+@pytest.mark.parametrize("status", [Status.REPLAYED, Status.FALLBACK])
+@pytest.mark.parametrize("budget", [BYTES, MIN])
+def test_a_pinned_plan_and_a_fallback_are_taken(budget: MemoryBudget, status: Status) -> None:
+    rounds = rounds_for(budget)
+    first, report = rounds.partitioner, planned(rounds, 990, 300, status)
+    assert is_taken(rounds, report, run_of(1500))
+    assert rounds.partitioner == first and rounds.concluded(report).observed_peak_bytes == 1500 * MIB
+
+
+@pytest.mark.parametrize("budget", [BYTES, MIN])
+def test_what_an_earlier_process_found_is_taken(budget: MemoryBudget) -> None:
+    rounds = rounds_for(budget, is_settled=True)
+    first = rounds.partitioner
+    assert is_taken(rounds, planned(rounds, 990, 300), run_of(1500))
+    assert is_taken(rounds, planned(rounds, 2000, 300), run_of(2500))
+    assert rounds.partitioner == first
+
+
+def test_graphs_of_several_plans_are_taken() -> None:
+    """Nested regions: the budget of one plan is not what both come to."""
+    rounds = rounds_for(BYTES)
+    report = planned(rounds, 990, 300)
+    rounds.judge([report, report], run_of(1500))
+    rounds.judge_code([report, report])
+    assert not rounds.seen and rounds.concluded(report) == report
+
+
+def test_a_plan_for_a_shared_budget_is_planned_for_fewer_bytes() -> None:
+    rounds = rounds_for(BYTES, SharedOption(calls=2))
+    assert not is_taken(rounds, planned(rounds, 990, 300), run_of(1100))
+    assert rounds.partitioner.request == FitBelow(890 * MIB)
+    lowest = rounds_for(BYTES, SharedOption(calls=2))
+    assert is_taken(lowest, planned(lowest, 300, 300), run_of(1100)), "its peers decide whether that is too much"
+
+
+# -- the lowest -------------------------------------------------------------------------------------------------------
+
+Promise = Callable[[int], None]
+
+
+@pytest.mark.parametrize("at", ["", "mm_2"], ids=["no news", "news"])
+def test_a_lowest_plan_that_is_as_low_as_planned_is_taken(at: str, promise: Promise) -> None:
+    """Within half a percent; what it takes more says nothing of other plans."""
+    rounds = rounds_for(MIN)
+    first, report = rounds.partitioner, planned(rounds, 500, 500)
+    assert is_taken(rounds, report, run_of(502, at))
+    assert rounds.partitioner == first, "what another plan would assume is not in the key of this one"
+    concluded = rounds.concluded(report)
+    assert (concluded.observed_peak_bytes, concluded.floor_bytes, concluded.rounds) == (502 * MIB, 502 * MIB, 1)
+
+
+def test_one_that_is_higher_is_planned_again_where_a_lower_one_is_in_sight(promise: Promise) -> None:
+    rounds = rounds_for(MIN)
+    promise(550)
+    assert not is_taken(rounds, planned(rounds, 500, 500), run_of(600))
+    second = rounds.partitioner
+    assert second.request == Fit() and dict(second.assumed.backward_bytes).keys() == {"mm_2"}
+    report = planned(rounds, 550, 550)
+    assert is_taken(rounds, report, run_of(551))
+    assert rounds.partitioner == second and rounds.concluded(report).floor_bytes == 551 * MIB
+
+
+@pytest.mark.parametrize(("promised", "is_enough"), [(596, True), (598, False), (700, False)])
+def test_one_that_is_higher_is_taken_where_none_is(promised: int, is_enough: bool, promise: Promise) -> None:
+    """A plan that promises no more than half a percent is not lowered."""
+    rounds = rounds_for(MIN)
+    first, report = rounds.partitioner, planned(rounds, 500, 500)
+    promise(promised)
+    assert is_taken(rounds, report, run_of(600)) == (not is_enough)
+    assert (rounds.partitioner == first) == (not is_enough)
+
+
+def test_a_value_that_needs_no_memory_may_make_a_lower_plan(promise: Promise) -> None:
+    """`mul` was taken to be written: a plan that relies on its registers was not looked at."""
+    rounds = rounds_for(MIN)
+    promise(400)
+    assert not is_taken(rounds, planned(rounds, 500, 500), run_of(500, at="", mul=False))
+    assert dict(rounds.partitioner.assumed.stored_again) == {"mul": False}
+    assert is_taken(rounds, planned(rounds, 400, 400), run_of(400, at="", mul=False))
+
+
+def test_the_lowest_plan_that_was_seen_is_gone_back_to(promise: Promise) -> None:
+    rounds = rounds_for(MIN)
+    tried = []
+    for planned_mib, observed, at in ((400, 600, "mm_2"), (410, 550, "mul"), (420, 580, "")):
+        tried.append(rounds.partitioner)
+        assert not is_taken(rounds, planned(rounds, planned_mib, planned_mib), run_of(observed, at))
+    assert rounds.partitioner == tried[1] and rounds.is_settled
+    report = planned(rounds, 410, 410)
+    assert is_taken(rounds, report, run_of(550, "mul"))
+    concluded = rounds.concluded(report)
+    assert (concluded.observed_peak_bytes, concluded.floor_bytes) == (550 * MIB, 550 * MIB)
+
+
+def test_no_more_than_six_are_lowered_for_the_lowest(promise: Promise) -> None:
+    rounds = rounds_for(MIN)
+    tried = []
+    for number, at in enumerate((*FORWARD, *BACKWARD, "mm_2")):
+        tried.append(rounds.partitioner)
+        assert not rounds.is_settled
+        assert not is_taken(rounds, planned(rounds, 300, 300), run_of(900 + 10 * abs(number - 2) + number, at))
+    assert LOWERED_FOR_LOWEST == 6 and rounds.is_settled and rounds.partitioner == tried[2]
+
+
+# -- where none fits --------------------------------------------------------------------------------------------------
+
+
+def no_plan_fits() -> BudgetError:
+    error = BudgetError(1000 * MIB, 1100 * MIB, (), "1000MiB", "the logits are returned", 900 * MIB)
+    error.graph_key = "0123456789abcdef"
+    return error
+
+
+def test_where_the_planner_knows_of_no_plan_that_fits_its_lowest_is_looked_at() -> None:
+    rounds = rounds_for(BYTES)
+    rounds.failed(no_plan_fits())
+    assert rounds.partitioner.request == LOWEST
+    report = planned(rounds, 1100, 1100)
+    assert is_taken(rounds, report, run_of(950)), "it fits, whatever was expected"
+    concluded = rounds.concluded(report)
+    assert (concluded.floor_bytes, concluded.predicted_peak_bytes) == (950 * MIB, 950 * MIB)
+
+
+def test_the_floor_of_the_error_was_observed_and_the_rest_of_it_is_the_planners() -> None:
+    rounds = rounds_for(BYTES)
+    rounds.failed(no_plan_fits())
+    report = planned(rounds, 1100, 1100)
+    with pytest.raises(BudgetError) as caught:
+        is_taken(rounds, report, run_of(1103, at=""))
+    error, before = caught.value, no_plan_fits()
+    assert error.floor_bytes == 1103 * MIB
+    assert error.largest == rounds.seen[0].report.plan.largest  # type: ignore[union-attr]
+    kept = ("budget_bytes", "written", "hint", "constant_floor_bytes", "graph_key")
+    assert [getattr(error, name) for name in kept] == [getattr(before, name) for name in kept]
+    assert 'set memory_budget to "1103MiB" or more' in str(error)
+    with pytest.raises(BudgetError) as again:
+        rounds.failed(error)
+    assert again.value is error, "nothing is left to try"
+
+
+def test_the_floor_is_the_lowest_that_was_seen(promise: Promise) -> None:
+    rounds = rounds_for(BYTES)
+    rounds.failed(no_plan_fits())
+    assert not is_taken(rounds, planned(rounds, 1010, 1010), run_of(1200))
+    assert not is_taken(rounds, planned(rounds, 1020, 1020), run_of(1150, "mul"))
+    with pytest.raises(BudgetError) as caught:
+        is_taken(rounds, planned(rounds, 1030, 1030), run_of(1300, at=""))
+    assert caught.value.floor_bytes == 1150 * MIB
+
+
+def test_a_planned_floor_that_fits_and_whose_code_does_not_is_an_error_of_the_code(promise: Promise) -> None:
+    """No error came of the planner: this one has no more than what was seen."""
+    rounds = rounds_for(BYTES)
+    assert not is_taken(rounds, planned(rounds, 990, 990), run_of(1200))
+    assert rounds.partitioner.request == Fit()
+    with pytest.raises(BudgetError) as caught:
+        is_taken(rounds, planned(rounds, 995, 995), run_of(1100, at=""))
+    assert (caught.value.floor_bytes, caught.value.hint) == (1100 * MIB, "")
+
+
+@pytest.mark.parametrize(
+    ("budget", "settings"),
+    [(MemoryBudget("fraction", 0.5), {}), (BYTES, {"from_auto": True}), (BYTES, {"is_given": False})],
+    ids=["a fraction", "auto", "torch's ratio"],
+)
+def test_a_budget_that_may_be_missed_takes_the_lowest(budget: MemoryBudget, settings: dict[str, Any]) -> None:
+    rounds = rounds_for(budget, **settings)
+    report = planned(rounds, 990, 990)
+    assert is_taken(rounds, report, run_of(1200, at=""))
+    assert rounds.concluded(report).observed_peak_bytes == 1200 * MIB
+
+
+@pytest.mark.parametrize(
+    ("request_of_round", "error"),
+    [
+        (Fit(), TagConflictError(1000, 1100)),
+        (Fit(), SharedBudgetError(1000, 1100)),
+        (FitBelow(900), BudgetError(1000, 1100)),
+        (SharedOption(), BudgetError(1000, 1100)),
+        (Replay(("mm",)), BudgetError(1000, 1100)),
+    ],
+)
+def test_other_errors_are_raised_as_they_are(request_of_round: Request, error: BudgetError) -> None:
+    rounds = rounds_for(BYTES, request_of_round)
+    with pytest.raises(type(error)) as caught:
+        rounds.failed(error)
+    assert caught.value is error and rounds.partitioner.request == request_of_round

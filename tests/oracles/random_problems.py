@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from compile_remat.passes.problem.facts import Assumptions
 from compile_remat.passes.problem.problem import (
     CONSTANT,
     EXTERN,
@@ -54,6 +56,29 @@ def seeded_problem(seed: int, shape: Shape = Shape()) -> Problem:
 
 problems = st.builds(random_problem, st.randoms(use_true_random=False), st.just(Shape(with_memory_of_kernels=True)))
 """Random problems that hypothesis can shrink."""
+
+
+def _with_random_facts(problem: Problem, rng: random.Random) -> Problem:
+    """The problem with some nodes' buffers and bytes observed."""
+    values = [v.name for v in problem.values if v.in_forward]
+    nodes = [v.name for v in problem.values] + [s.name for s in problem.steps[:-1]]
+
+    def some(names: list[str], draw: Callable[[], Any]) -> tuple[tuple[str, Any], ...]:
+        return tuple((name, draw()) for name in sorted(names) if rng.random() < 0.3)
+
+    def is_stored() -> bool:
+        return rng.random() < 0.5
+
+    def nbytes() -> int:
+        return rng.choice([1, 2, 5])
+
+    return problem.with_facts(
+        Assumptions(some(values, is_stored), some(nodes, is_stored), some(values, nbytes), some(nodes, nbytes))
+    )
+
+
+observed_problems = st.builds(_with_random_facts, problems, st.randoms(use_true_random=False))
+"""Random problems with facts of plans that were observed."""
 
 
 def chain(length: int, nbytes: int = 1, time_ns: int = 1) -> Problem:

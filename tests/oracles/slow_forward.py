@@ -222,7 +222,10 @@ class _Forward:
     def live_bytes(self, place: int, kept: set[int]) -> int:
         """Bytes that live while node `place` runs (or at the end), if `kept` are saved."""
         runs = place < self.size and self.values[place].in_forward
-        live = self.values[place].transient_bytes + self.values[place].workspace_bytes if runs else 0
+        live = 0
+        if runs:
+            own = self.values[place]
+            live = own.transient_bytes + own.workspace_bytes + own.observed_forward_bytes
         if runs and self._is_copied(place):
             is_told = set(self.values[place].ordered_by) & self.saved  # made in its reader's order
             freed = sum(self.values[v].nbytes for v in self.buffers if self._ends_at(v, place, kept))

@@ -134,7 +134,7 @@ class _Walk:
         node = self._node(event)
         if not node.nbytes:
             return False
-        if node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised:
+        if node.kernel in (EXTERN, REDUCTION, ITEM) or _is_realised(node):
             return True
         if event.is_step and node.is_output:
             return True
@@ -202,7 +202,8 @@ class _Walk:
                 alive[event] = _Buffer(values[v].nbytes, self._last_read(event), True)
         for slot, event in enumerate(self.events):
             self._overwrite(event, slot, alive)
-            transient = self._node(event).transient_bytes + self._node(event).workspace_bytes
+            node = self._node(event)
+            transient = node.transient_bytes + node.workspace_bytes + node.observed_bytes
             transient += (
                 self._copies(slot) + self._copies_beside(slot) - self._spared_copy(event) + self._incoming(slot)
             )
@@ -308,3 +309,8 @@ class _Walk:
             if buffer and buffer.may_be_overwritten and buffer.last_slot == slot and fits:
                 del alive[source]
                 return
+
+
+def _is_realised(node: Value | Step) -> bool:
+    """Whether a node of the backward has a buffer although it is pointwise."""
+    return node.is_realised_again if isinstance(node, Value) else node.realised

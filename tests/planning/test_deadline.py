@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch._dynamo.utils import counters
 import compile_remat
 from compile_remat import api
 from compile_remat.backend import remat
+from compile_remat.compilation.readings import PlanRefused
+from compile_remat.compilation.rounds import Rounds
 from compile_remat.errors import BudgetError, PlannerWarning
 from compile_remat.passes import Planner
 from compile_remat.planning import deadline
 from compile_remat.planning.deadline import Deadline, deadline_of, noting_early_end, with_search_message
-from compile_remat.planning.request import ChosenPlan, Request, Resume, target_bytes_of
+from compile_remat.planning.request import ChosenPlan, FitBelow, Request, Resume, target_bytes_of
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.ranks.board import num_ranks
@@ -285,11 +288,14 @@ def test_code_that_needs_more_than_the_budget_is_planned_again(
     """The plan for less is stopped as well, and of neither anything is kept."""
     asked: list[int | None] = []
 
-    def tightened(reports: Any, settings: object, request: Request) -> int | None:
-        asked.append(target_bytes_of(request))
-        return int(0.95 * reports[0].budget_bytes) if len(asked) == 1 else None
+    def judge(rounds: Rounds, reports: Any, run: object) -> None:
+        asked.append(target_bytes_of(rounds.partitioner.request))
+        if len(asked) == 1:
+            request = FitBelow(int(0.95 * reports[0].budget_bytes))
+            rounds.partitioner = replace(rounds.partitioner, request=request)
+            raise PlanRefused
 
-    monkeypatch.setattr("compile_remat.compilation.driver.bytes_to_plan_for", tightened)
+    monkeypatch.setattr(Rounds, "judge", judge)
     model = mlp()
     expected, _ = step(model)
     actual, said = step(model, options={"memory_budget": 0.9})

@@ -6,6 +6,7 @@ Inductor is told that compiling processes are there, to which it would hand kern
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.common.fake_cuda import install
@@ -16,24 +17,29 @@ def main() -> dict[str, Any]:
     from torch._inductor.async_compile import AsyncCompile
 
     from benchmarks.common.fake_cuda import step
-    from compile_remat.compilation import driver
+    from compile_remat.compilation.readings import PlanRefused
+    from compile_remat.compilation.rounds import Rounds
+    from compile_remat.planning.request import FitBelow
     from tests.cuda_codegen import toys
 
     asked: list[str] = []
     rounds: list[int] = []
-    triton, decide = AsyncCompile.triton, driver.bytes_to_plan_for
+    triton, judge = AsyncCompile.triton, Rounds.judge
 
     def count(self: AsyncCompile, kernel_name: str, source_code: str, *args: Any, **kwargs: Any) -> Any:
         asked.append(source_code)
         return triton(self, kernel_name, source_code, *args, **kwargs)
 
-    def refuse_once(reports: Any, settings: Any, request: Any) -> int | None:
+    def refuse_once(self: Rounds, reports: Any, run: Any) -> None:
         rounds.append(len(asked))
-        return int(0.9 * reports[0].plan.peak_bytes) if len(rounds) == 1 else decide(reports, settings, request)
+        if len(rounds) == 1:
+            self.partitioner = replace(self.partitioner, request=FitBelow(int(0.9 * reports[0].plan.peak_bytes)))
+            raise PlanRefused
+        judge(self, reports, run)
 
     AsyncCompile.triton = count  # type: ignore[method-assign]
     AsyncCompile.use_process_pool = classmethod(lambda cls: threads() > 1)  # type: ignore[assignment]
-    driver.bytes_to_plan_for = refuse_once
+    Rounds.judge = refuse_once  # type: ignore[method-assign]
     emitted = step.compile_step(lambda: toys.make(None), step.ours("0.8"))
     last = "\n".join(e.source_code for e in emitted[-2:])
     return {"rounds": rounds, "asked": len(asked), "in the code": last.count("async_compile.triton(")}

@@ -11,7 +11,7 @@ from compile_remat.passes.memory.plan_timeline import timeline_of
 from compile_remat.passes.memory.simulator import Batch, Simulator
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, Problem, Step, Value
 from tests.oracles.exact_plans import all_plans
-from tests.oracles.random_problems import chain, problems, seeded_problem
+from tests.oracles.random_problems import chain, observed_problems, problems, seeded_problem
 from tests.oracles.slow_walk import slow_run
 
 
@@ -39,7 +39,7 @@ def report(problem: Problem, saved: list[int]) -> str:
     return "\n".join([*rows, f"forward {int(batch.forward_peak[0])}, time {int(batch.time_ns[0])}"])
 
 
-@given(problems, st.integers(0, 2**16 - 1))
+@given(problems | observed_problems, st.integers(0, 2**16 - 1))
 def test_equals_the_slow_walk(problem: Problem, bits: int) -> None:
     saved = [v for v, value in enumerate(problem.values) if bits >> v & 1 and value.is_saveable]
     batch = Simulator(problem).run(mask_of(problem, saved))

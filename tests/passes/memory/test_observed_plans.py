@@ -1,0 +1,309 @@
+"""What is assumed after a plan was observed: never less than what was seen, and never less than before."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_remat.passes.memory.candidate_plan import Candidate, may_run_again
+from compile_remat.passes.memory.observed_plans import NOTEWORTHY, assumptions_after, largest_at_peak
+from compile_remat.passes.memory.plan_timeline import candidate_of, peak_bytes_of
+from compile_remat.passes.problem.facts import (
+    NOTHING_ASSUMED,
+    Assumptions,
+    BufferFacts,
+    GraphFacts,
+    KernelFacts,
+    RegionFacts,
+)
+from compile_remat.passes.problem.plan import Plan, Status
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Origin, Problem, Step, Value
+from tests.oracles.random_problems import problems
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A plan of a problem, by names."""
+
+    saved: tuple[str, ...]
+    again: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        return Plan("", Status.FEASIBLE, None, self.saved, (), 0, 0, 0, 0, 0, 0, 0, again=self.again)
+
+
+def any_plan(rng: random.Random, problem: Problem) -> Chosen:
+    saved = tuple(v.name for v in problem.values if v.is_saveable and rng.random() < 0.4)
+    again = tuple(v.name for v in problem.values if may_run_again(v) and rng.random() < 0.2)
+    return Chosen(saved, again)
+
+
+def any_graph(rng: random.Random, names: list[str], most_bytes: int) -> GraphFacts:
+    """Kernels and buffers of some of the nodes, of none, and of nodes that the problem does not have."""
+    known = [*names, "a_copy", "another_copy"]
+    kernels = [
+        KernelFacts(tuple(rng.sample(known, rng.randint(0, min(3, len(known))))), rng.randint(1, most_bytes))
+        for _ in range(rng.randint(1, 6))
+    ]
+    stored = {name: rng.randint(1, 8) for name in known if rng.random() < 0.4}
+    return GraphFacts(tuple(kernels), stored)
+
+
+def any_facts(rng: random.Random, found: Candidate, *, may_be_large: bool = True) -> RegionFacts:
+    """Facts that no code generator may give of this plan: what is assumed has to hold for any."""
+    values, steps = found.simulator.problem.values, found.simulator.problem.steps
+    most_bytes = rng.choice([1, 2, 3]) * found.peak_bytes + 5 if may_be_large else 5
+    forward = any_graph(rng, [v.name for v in values if v.in_forward], most_bytes)
+    backward = any_graph(rng, [v.name for v in values] + [s.name for s in steps], most_bytes)
+    return RegionFacts(forward, backward, most_of([*forward.kernels, *backward.kernels]))
+
+
+def most_of(kernels: Iterable[KernelFacts]) -> int:
+    return max(kernel.live_bytes for kernel in kernels)
+
+
+def facts_as_simulated(found: Candidate) -> RegionFacts:
+    """The facts of a code generator that does what the simulator expects."""
+    simulator, batch = found.simulator, found.batch
+    values, steps = simulator.problem.values, simulator.problem.steps
+    used, again = batch.used[:, 0], batch.recomputed[:, 0]
+    live = simulator.forward.live(simulator.forward.lifetimes(batch.used, batch.recomputed))[0]
+    first = [KernelFacts((v.name,), int(live[k])) for k, v in enumerate(values) if v.in_forward]
+    is_written = simulator.lifetimes.forward_stored
+    stored = {v.name: v.nbytes for k, v in enumerate(values) if v.in_forward and (is_written[k] or used[k])}
+    names = {int(batch.slots[v, 0]): values[v].name for v in np.flatnonzero(again)}
+    names |= {int(slot): steps[b].name for b, slot in enumerate(batch.step_slots[0])}
+    second = [KernelFacts((names[slot],), int(batch.live[0, slot])) for slot in sorted(names)]
+    stored_again = {values[v].name: values[v].nbytes for v in np.flatnonzero(batch.buffers[:, 0])}
+    stored_again |= {
+        s.name: s.nbytes for s, is_stored in zip(steps, simulator.lifetimes.step_stored, strict=True) if is_stored
+    }
+    forward, backward = GraphFacts(tuple(first), stored), GraphFacts(tuple(second), stored_again)
+    return RegionFacts(forward, backward, found.peak_bytes)
+
+
+rngs = st.randoms(use_true_random=False)
+
+
+@given(problems, rngs)
+def test_the_plan_needs_at_least_what_was_observed_of_it(problem: Problem, rng: random.Random) -> None:
+    """Else the search takes the same plan again.  Over rounds, as a compilation has them: each on what all before have shown."""
+    assumed = NOTHING_ASSUMED
+    for _ in range(4):
+        chosen, known = any_plan(rng, problem), problem.with_facts(assumed)
+        facts = any_facts(rng, candidate_of(known, chosen.saved, chosen.again))
+        assumed = assumptions_after(known, chosen.plan, facts, assumed)
+        peak_bytes = peak_bytes_of(problem.with_facts(assumed), chosen.saved, chosen.again)
+        if any(v.in_forward for v in problem.values):
+            assert peak_bytes >= facts.peak_bytes * (1 - NOTEWORTHY)
+        else:  # a forward without nodes has no place for what it takes
+            assert peak_bytes >= most_of(facts.backward.kernels) * (1 - NOTEWORTHY)
+
+
+@given(problems, rngs)
+def test_what_is_assumed_only_rises(problem: Problem, rng: random.Random) -> None:
+    assumed = NOTHING_ASSUMED
+    for _ in range(4):
+        chosen, known = any_plan(rng, problem), problem.with_facts(assumed)
+        found = candidate_of(known, chosen.saved, chosen.again)
+        facts = any_facts(rng, found, may_be_large=rng.random() < 0.7)
+        after = assumptions_after(known, chosen.plan, facts, assumed)
+        for name in ("stored", "stored_again"):
+            before, now = dict(getattr(assumed, name)), dict(getattr(after, name))
+            assert before.keys() <= now.keys()
+            changed = {node: is_stored for node, is_stored in now.items() if before.get(node) != is_stored}
+            assert assumed == NOTHING_ASSUMED or all(changed.values()), "a buffer that was seen is not taken away"
+        for name in ("forward_bytes", "backward_bytes"):
+            before, now = dict(getattr(assumed, name)), dict(getattr(after, name))
+            assert all(now[node] >= nbytes for node, nbytes in before.items())
+            assert all(nbytes > 0 for nbytes in now.values())
+        for part in (after.stored, after.stored_again, after.forward_bytes, after.backward_bytes):
+            assert list(part) == sorted(dict(part).items())  # equal ones are one key in torch's caches
+        assert Assumptions.from_text(after.to_text()) == after
+        assumed = after
+
+
+@given(problems, rngs)
+def test_facts_as_simulated_give_nothing_to_assume(problem: Problem, rng: random.Random) -> None:
+    chosen = any_plan(rng, problem)
+    found = candidate_of(problem, chosen.saved, chosen.again)
+    assert assumptions_after(problem, chosen.plan, facts_as_simulated(found), NOTHING_ASSUMED) == NOTHING_ASSUMED
+
+
+@given(problems, rngs)
+def test_what_was_assumed_once_is_not_assumed_twice(problem: Problem, rng: random.Random) -> None:
+    """The same plan, observed again: a round that brings nothing new ends the search."""
+    chosen = any_plan(rng, problem)
+    facts = any_facts(rng, candidate_of(problem, chosen.saved, chosen.again))
+    assumed = assumptions_after(problem, chosen.plan, facts, NOTHING_ASSUMED)
+    known = problem.with_facts(assumed)
+    found = candidate_of(known, chosen.saved, chosen.again)
+    assert assumptions_after(known, chosen.plan, facts_as_simulated(found), assumed) == assumed
+    after = assumptions_after(known, chosen.plan, facts, assumed)
+    if (after.stored, after.stored_again) == (assumed.stored, assumed.stored_again):
+        assert after == assumed
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+LAYERS = Problem(
+    values=(
+        Value("mm", 1000, EXTERN, (), 9),
+        Value("sin", 1000, POINTWISE, (0,), 2, position=1),
+        Value("cos", 1000, POINTWISE, (1,), 2, position=2),
+        Value("mm_1", 1000, EXTERN, (2,), 9, position=3, is_output=True),
+    ),
+    steps=(
+        Step("mul", 1000, POINTWISE, (2,), (), 2),
+        Step("mul_1", 1000, POINTWISE, (1,), (0,), 2),
+        Step("mm_2", 1000, EXTERN, (0,), (1,), 9, is_output=True),
+        Step("output", 0, CONSTANT, (), (2,)),
+    ),
+)
+"""``mm -> sin -> cos -> mm_1``, of which the plan saves ``mm``."""
+
+SAVING_MM = Chosen(("mm",)).plan
+
+
+def simulated() -> RegionFacts:
+    return facts_as_simulated(candidate_of(LAYERS, SAVING_MM.saved, ()))
+
+
+def replaced(graph: GraphFacts, *, live: dict[str, int] | None = None, **stored: bool) -> GraphFacts:
+    """The graph with other bytes at some kernels, and some nodes that are written or are not."""
+    kernels = [KernelFacts(k.nodes, (live or {}).get(k.nodes[0], k.live_bytes)) for k in graph.kernels]
+    kept = {name: nbytes for name, nbytes in graph.stored.items() if stored.get(name, True)}
+    return GraphFacts(tuple(kernels), kept | {name: 1000 for name, is_stored in stored.items() if is_stored})
+
+
+def test_buffers_of_the_forward_and_of_the_backward_are_assumed_each_for_itself() -> None:
+    facts = simulated()
+    assert "cos" in facts.forward.stored and "sin" not in facts.forward.stored
+    forward = replaced(facts.forward, sin=True, cos=False)
+    seen = RegionFacts(forward, facts.backward, facts.peak_bytes)
+    first = assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED)
+    assert first == Assumptions(stored=(("cos", False), ("sin", True)))
+    backward = replaced(facts.backward, sin=True, mul=True)
+    seen = RegionFacts(facts.forward, backward, facts.peak_bytes)
+    assert assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED).stored == ()
+    assert assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED).stored_again == (("mul", True), ("sin", True))
+
+
+def test_a_buffer_is_taken_away_by_the_first_plan_alone() -> None:
+    """What one plan's graphs write, another plan's may write as well, though this one's do not."""
+    facts = simulated()
+    seen = RegionFacts(replaced(facts.forward, cos=False), facts.backward, facts.peak_bytes)
+    before = Assumptions(backward_bytes=(("mul", 1),))
+    assert assumptions_after(LAYERS.with_facts(before), SAVING_MM, seen, before) == before
+
+
+def test_nodes_that_are_computed_by_no_kernel_say_nothing() -> None:
+    """A node that a pass of Inductor has replaced is in no kernel: whether it is written is not known."""
+    facts = simulated()
+    kernels = tuple(KernelFacts(("other",), k.live_bytes) for k in facts.forward.kernels)
+    seen = RegionFacts(GraphFacts(kernels, {"other": 1000}), facts.backward, facts.peak_bytes)
+    found = assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED)
+    assert (found.stored, found.stored_again) == ((), ())
+
+
+def test_bytes_above_the_simulated_ones_stand_at_the_kernel() -> None:
+    facts = simulated()
+    levels = {k.nodes[0]: k.live_bytes for k in facts.backward.kernels}
+    backward = replaced(facts.backward, live={"mm_2": levels["mm_2"] + 500, "mul_1": levels["mul_1"] - 500})
+    seen = RegionFacts(facts.forward, backward, facts.peak_bytes + 500)
+    found = assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED)
+    assert found == Assumptions(backward_bytes=(("mm_2", 500),))
+    again = assumptions_after(LAYERS.with_facts(found), SAVING_MM, seen, found)
+    assert again == found
+    more = replaced(facts.backward, live={"mm_2": levels["mm_2"] + 800})
+    seen = RegionFacts(facts.forward, more, facts.peak_bytes + 800)
+    assert assumptions_after(LAYERS.with_facts(found), SAVING_MM, seen, found).backward_bytes == (("mm_2", 800),)
+
+
+def test_a_kernel_of_many_nodes_is_held_against_the_highest_of_them() -> None:
+    facts = simulated()
+    levels = {k.nodes[0]: k.live_bytes for k in facts.forward.kernels}
+    joined = KernelFacts(("mm", "sin", "cos"), max(levels["mm"], levels["sin"], levels["cos"]) + 300)
+    seen = RegionFacts(GraphFacts((joined,), facts.forward.stored), facts.backward, facts.peak_bytes + 300)
+    found = assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED)
+    assert [nbytes for _, nbytes in found.forward_bytes] == [300]
+    (name,) = dict(found.forward_bytes)
+    assert levels[name] == max(levels[each] for each in joined.nodes)
+
+
+def test_a_kernel_of_unknown_nodes_belongs_to_the_one_before_it() -> None:
+    """A copy that the code generator made: its bytes are the plan's all the same."""
+    facts = simulated()
+    levels = {k.nodes[0]: k.live_bytes for k in facts.forward.kernels}
+    copy = KernelFacts(("buf7_copy",), levels["sin"] + 2000)
+    kernels = [k for kernel in facts.forward.kernels for k in ([kernel, copy] if "sin" in kernel.nodes else [kernel])]
+    seen = RegionFacts(GraphFacts(tuple(kernels), facts.forward.stored), facts.backward, levels["sin"] + 2000)
+    found = assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED)
+    assert found == Assumptions(forward_bytes=(("sin", 2000),))
+    first = RegionFacts(GraphFacts((copy, *facts.forward.kernels), facts.forward.stored), facts.backward, 9999)
+    assert dict(assumptions_after(LAYERS, SAVING_MM, first, NOTHING_ASSUMED).forward_bytes).keys() == {"mm"}
+
+
+def test_small_bytes_are_not_worth_an_assumption() -> None:
+    facts = simulated()
+    levels = {k.nodes[0]: k.live_bytes for k in facts.backward.kernels}
+    for extra_bytes, expected in ((100, ()), (101, (("mm_2", 101),))):
+        backward = replaced(facts.backward, live={"mm_2": levels["mm_2"] + extra_bytes})
+        seen = RegionFacts(facts.forward, backward, 1_000_000)
+        assert assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED).backward_bytes == expected
+
+
+def test_a_value_that_is_computed_three_times_is_observed_under_its_own_name() -> None:
+    """The graph's second copy has a name that the problem does not have; what is seen of it holds for the value."""
+    chosen = Chosen(("mm",), ("sin",))
+    found = candidate_of(LAYERS, chosen.saved, chosen.again)
+    facts = facts_as_simulated(found)
+    (copy,) = [k for k in facts.backward.kernels if k.nodes == ("sin__again",)]
+    kernels = tuple(k if k is not copy else KernelFacts(k.nodes, k.live_bytes + 4000) for k in facts.backward.kernels)
+    peak_bytes = most_of(kernels)
+    seen = RegionFacts(facts.forward, GraphFacts(kernels, facts.backward.stored), peak_bytes)
+    assumed = assumptions_after(LAYERS, chosen.plan, seen, NOTHING_ASSUMED)
+    assert dict(assumed.backward_bytes).keys() == {"sin"}
+    assert peak_bytes_of(LAYERS.with_facts(assumed), chosen.saved, chosen.again) >= peak_bytes
+
+
+# -- at the peak ------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_buffers_at_the_observed_peak_have_their_roles() -> None:
+    """Those of the graph that has the peak: in the backward, the user's outputs lie beside it."""
+    origin = Origin((10, 25), "float32", "layer", "model.py:3")
+    problem = replace(LAYERS, values=(replace(LAYERS.values[0], origin=origin), *LAYERS.values[1:]))
+    backward = GraphFacts(
+        (KernelFacts(("mm_2",), 9000),),
+        {},
+        (
+            BufferFacts("mm", 1001),
+            BufferFacts("sin", 1002),
+            BufferFacts("mul", 1003),
+            BufferFacts("mm_2", 1004),
+            BufferFacts("buf9_copy", 1005),
+            BufferFacts("mm_2", 1006, is_workspace=True),
+        ),
+    )
+    facts = RegionFacts(GraphFacts((KernelFacts(("mm",), 8999),), {}, (BufferFacts("mm", 7),)), backward, 9000)
+    found = largest_at_peak(problem, SAVING_MM, facts, keep=6)
+    assert [(b.name, b.nbytes, b.role) for b in found] == [
+        ("mm_2", 1006, "workspace"),
+        ("buf9_copy", 1005, "temporary"),
+        ("mm_2", 1004, "gradient"),
+        ("mul", 1003, "temporary"),
+        ("sin", 1002, "recomputed"),
+        ("mm", 1001, "saved"),
+    ]
+    assert (found[-1].shape, found[-1].dtype, found[-1].source_line) == ((10, 25), "float32", "model.py:3")
+    every = largest_at_peak(problem, SAVING_MM, facts, keep=9)
+    assert [(b.name, b.nbytes, b.role) for b in every if b.role == "output"] == [("mm_1", 1000, "output")]
+    higher = replace(facts, forward=replace(facts.forward, kernels=(KernelFacts(("mm",), 9001),)))
+    assert [(b.name, b.nbytes) for b in largest_at_peak(problem, SAVING_MM, higher)] == [("mm", 7)]

@@ -1,0 +1,193 @@
+"""What is assumed of a graph's nodes: as text, in a problem, and the key that it must not change."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions, GraphFacts, KernelFacts
+from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Problem, Step, Value
+from tests.oracles.random_problems import Shape, problems, seeded_problem
+
+NAMES = ["v0", "v1", "v2", "v5", "s0", "s1", "s3", "no_such_node"]
+
+
+def _sorted_items(found: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(found.items()))
+
+
+flags = st.dictionaries(st.sampled_from(NAMES), st.booleans(), max_size=4).map(_sorted_items)
+sizes = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 1 << 40), max_size=4).map(_sorted_items)
+assumptions = st.builds(Assumptions, flags, flags, sizes, sizes)
+
+SMALL = Problem(
+    values=(
+        Value("mm", 8, EXTERN, (), 5),
+        Value("relu", 8, POINTWISE, (0,), 2, realised=True, position=1),
+        Value("sin", 8, POINTWISE, (1,), 2, is_drawn=True, position=2),
+    ),
+    steps=(
+        Step("mul", 8, POINTWISE, (2,), (), 2),
+        Step("mm_1", 8, EXTERN, (0,), (0,), 5, is_output=True),
+        Step("output", 0, CONSTANT, (), (1,)),
+    ),
+)
+
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
+
+@given(assumptions)
+def test_text_gives_the_same_assumptions(assumed: Assumptions) -> None:
+    text = assumed.to_text()
+    assert text.isascii() and "\n" not in text
+    assert Assumptions.from_text(text) == assumed
+    assert hash(Assumptions.from_text(text)) == hash(assumed)  # a partitioner's identity
+
+
+def test_each_part_comes_back_at_its_place() -> None:
+    assumed = Assumptions((("a", True),), (("b", False),), (("c", 3),), (("d", 4),))
+    assert Assumptions.from_text(assumed.to_text()) == assumed
+    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]]]'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "[[],[],[]]",
+        "[[],[],[],[],[]]",
+        "[[],[],",
+        "[1,2,3,4]",
+        '[[["a"]],[],[],[]]',
+        '[[["a",1]],[],[],[]]',
+        '[[["a","true"]],[],[],[]]',
+        '[[],[],[["a",true]],[]]',
+        '[[],[],[["a",1.5]],[]]',
+        "[[],[],[],[[3,1]]]",
+        "[" * 100_000 + "]" * 100_000,
+    ],
+)
+def test_another_text_is_refused(text: str) -> None:
+    """`report_cache.recall` takes a file that holds one for damaged."""
+    with pytest.raises(ValueError):
+        Assumptions.from_text(text)
+
+
+# -- in a problem -----------------------------------------------------------------------------------------------------
+
+
+@given(problems)
+def test_nothing_assumed_leaves_the_problem_as_it_is(problem: Problem) -> None:
+    assert problem.with_facts(NOTHING_ASSUMED) is problem
+
+
+def _changed(before: Value | Step, after: Value | Step) -> dict[str, Any]:
+    names = [each.name for each in fields(before)]
+    return {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+
+
+@given(problems, assumptions)
+def test_only_the_named_nodes_change_and_only_in_what_is_assumed(problem: Problem, assumed: Assumptions) -> None:
+    found = problem.with_facts(assumed)
+    stored, again = dict(assumed.stored), dict(assumed.stored_again)
+    for before, after in zip(problem.values, found.values, strict=True):
+        changed = _changed(before, after)
+        inner = before.kernel == POINTWISE
+        allowed: set[str] = set()
+        allowed |= {"realised", "realised_again"} if inner and before.name in stored else set()
+        allowed |= {"realised_again", "is_drawn"} if inner and before.name in again else set()
+        allowed |= {"observed_forward_bytes"} if before.name in dict(assumed.forward_bytes) else set()
+        allowed |= {"observed_bytes"} if before.name in dict(assumed.backward_bytes) else set()
+        assert changed.keys() <= allowed
+        assert after.observed_forward_bytes == dict(assumed.forward_bytes).get(before.name, 0)
+        assert after.observed_bytes == dict(assumed.backward_bytes).get(before.name, 0)
+        if inner and before.name in stored:
+            assert after.realised == stored[before.name]
+        if inner:  # of the backward, what is assumed of the forward says nothing
+            assert after.is_realised_again == again.get(before.name, before.is_realised_again)
+    for step, after_step in zip(problem.steps, found.steps, strict=True):
+        inner = step.kernel == POINTWISE
+        allowed = {"realised"} if inner and step.name in again else set()
+        allowed |= {"observed_bytes"} if step.name in dict(assumed.backward_bytes) else set()
+        assert _changed(step, after_step).keys() <= allowed
+        assert after_step.observed_bytes == dict(assumed.backward_bytes).get(step.name, 0)
+        if inner and step.name in again:
+            assert after_step.realised == again[step.name]
+    same = {"step_time_ns", "reference", "estimated"}
+    assert all(getattr(found, name) == getattr(problem, name) for name in same)
+
+
+def test_what_was_observed_replaces_the_reasons_of_the_crude_rules() -> None:
+    """A node that is seen in memory, or seen in registers, is so whatever made the rules expect the other."""
+    assumed = Assumptions(
+        stored=(("mm", False), ("relu", False)),
+        stored_again=(("mul", True), ("relu", True), ("sin", True)),
+        forward_bytes=(("mm", 7),),
+        backward_bytes=(("mm_1", 9), ("sin", 5)),
+    )
+    found = SMALL.with_facts(assumed)
+    mm, relu, sin = found.values
+    mul, mm_1, _ = found.steps
+    assert mm == replace(SMALL.values[0], observed_forward_bytes=7)  # a kernel of its own always writes its buffer
+    assert (relu.realised, relu.is_realised_again) == (False, True)
+    assert (sin.realised, sin.is_realised_again, sin.is_drawn, sin.observed_bytes) == (False, True, False, 5)
+    assert mul.realised
+    assert mm_1 == replace(SMALL.steps[1], observed_bytes=9)
+
+
+def test_the_forwards_buffers_say_nothing_of_the_backwards() -> None:
+    for realised_again in (None, False, True):
+        value = replace(SMALL.values[1], realised_again=realised_again)
+        problem = replace(SMALL, values=(SMALL.values[0], value, SMALL.values[2]))
+        for is_stored in (False, True):
+            after = problem.with_facts(Assumptions(stored=(("relu", is_stored),))).values[1]
+            assert after.realised == is_stored
+            assert after.is_realised_again == value.is_realised_again
+
+
+# -- the key ----------------------------------------------------------------------------------------------------------
+
+
+@given(problems, assumptions, assumptions)
+def test_the_key_is_that_of_the_graph_whatever_was_observed(
+    problem: Problem, assumed: Assumptions, more: Assumptions
+) -> None:
+    """It names pinned plans: with facts in it, none would be found again."""
+    key = problem.key()
+    once = problem.with_facts(assumed)
+    twice = once.with_facts(more)
+    assert once.key() == twice.key() == key
+    for each in (problem, once, twice):
+        read = Problem.from_json(each.to_json())
+        assert read == each
+        assert read.key() == key
+
+
+def test_graphs_that_differ_have_keys_that_differ_under_the_same_facts() -> None:
+    assumed = Assumptions(stored=(("v0", True),), backward_bytes=(("s0", 4),))
+    keys = {seeded_problem(seed, Shape()).with_facts(assumed).key() for seed in range(20)}
+    assert len(keys) == len({seeded_problem(seed, Shape()).key() for seed in range(20)}) > 10
+
+
+def test_a_problem_that_nobody_observed_has_no_key_of_before() -> None:
+    assert "key_before_facts" not in SMALL.to_json()
+    assert SMALL.key_before_facts == ""
+    assumed = Assumptions(forward_bytes=(("mm", 1),))
+    assert SMALL.with_facts(assumed).key_before_facts == SMALL.key()
+
+
+# -- of a graph -------------------------------------------------------------------------------------------------------
+
+
+def test_what_some_kernel_computes() -> None:
+    kernels = (KernelFacts(("a", "b"), 3), KernelFacts((), 9), KernelFacts(("b", "c"), 4))
+    assert GraphFacts(kernels, {"c": 4}).computed == {"a", "b", "c"}
+    assert GraphFacts((), {}).computed == frozenset()
+    assert (GraphFacts(kernels, {}).peak_bytes, GraphFacts((), {}).peak_bytes) == (9, 0)
