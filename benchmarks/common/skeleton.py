@@ -13,7 +13,9 @@ def skeleton(source_code: str) -> list[str]:
     """
     module = ast.parse(source_code)
     kernels = {name for statement in module.body for name in _kernel_of(statement)}
-    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name not in ("__init__",)]
+    functions = [
+        node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name not in ("__init__",)
+    ]
     return [line for function in functions for line in (function.name, *_lines(function.body, kernels))]
 
 

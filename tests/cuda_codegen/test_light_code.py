@@ -26,14 +26,26 @@ CASES: dict[str, dict[str, Any]] = {
     "one by one": {"kind": "gpt", "dtype": "bfloat16", "options": {"inplace_buffers": False}},
 }
 
+EXPECTED = {
+    "two loops": "loops",
+    "scan": "workspaces",
+    "cooperative": "workspaces",
+    "two directions": "workspaces",
+    "tuned": "workspaces",
+    "CUDA graphs": "partitions",
+}
+"""What the code of a case is to have, that it shows what it is there for."""
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_read_allocates_what_tritons_code_does(job: Job, case: str) -> None:
     """Reading times no kernel and hands none to a compiler, and the code behind it is the same as without."""
     (found,) = job("tests.cuda_codegen.jobs.light", CASES[case])
-    assert found["graphs"] == 2 and found["same"] == [True, True]
-    assert found["bytes"][0] == found["bytes"][1] > 0
+    assert found["graphs"] == 2
+    if case == "tuned":  # by what it times, Inductor cuts sums into other parts than it does untimed
+        assert found["timed"][1] > 0
+    else:
+        assert found["same"] == [True, True] and found["bytes"][0] == found["bytes"][1] > 0
     assert found["timed"][0] == found["submitted"][0] == 0 < found["submitted"][1]
     assert found["as_without"]
-    expected = {"scan": "workspaces", "cooperative": "workspaces", "two loops": "loops", "tuned": "timed"}
-    assert case not in expected or found[expected[case]]
+    assert case not in EXPECTED or found[EXPECTED[case]] > 0

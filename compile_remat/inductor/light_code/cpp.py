@@ -49,19 +49,19 @@ class LightCpp(CppScheduling):
         """Decide about the buffers of one fused kernel."""
         if isinstance(node, cpp.OuterLoopFusedSchedulerNode):
             self.kernel_proxy_cls = partial(LightLoops, node.outer_loop_fusion_depth)  # type: ignore[assignment]
-            super().codegen_node(node)  # type: ignore[no-untyped-call]
+            super().codegen_node(node)
             return
         group, nodes = self.kernel_group, list(node.get_nodes())
         LightKernel(group.args).take_in(nodes)
         group.scheduled_nodes += nodes
         buffers = len(group.args.input_buffers) + len(group.args.output_buffers)
         if buffers > CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM < group.get_num_args():
-            self._set_flush_status(True)  # type: ignore[no-untyped-call]
+            self._set_flush_status(True)
 
     def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
         """A kernel from a template, with what is joined to it."""
         give_own_bodies(nodes_in(args, list(kwargs.values())))
-        return super().codegen_template(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().codegen_template(*args, **kwargs)
 
     def flush(self) -> None:
         """Call the kernels so far as one function."""
@@ -69,7 +69,7 @@ class LightCpp(CppScheduling):
         if nodes:
             call_kernel(self.kernels, nodes, args)
         self.reset_kernel_group()  # type: ignore[no-untyped-call]
-        self._set_flush_status(False)  # type: ignore[no-untyped-call]
+        self._set_flush_status(False)
 
     def define_kernel(self, src_code: str, nodes: list[Any], kernel_args: Any = None) -> str:
         """A name for a kernel in the wrapper, which stands for no code."""
@@ -107,10 +107,14 @@ class LightLoops(CppKernelProxy):
 
     def _may_tile(self, nodes: list[Any], sizes: list[Any]) -> bool:
         """Whether a shared loop may be cut into tiles; mostly it is the innermost one that is."""
-        divided = any(expr.has(FloorDiv, ModularIndexing) for node in nodes for expr in node._body.indexing_exprs.values())
+        divided = any(
+            expr.has(FloorDiv, ModularIndexing) for node in nodes for expr in node._body.indexing_exprs.values()
+        )
         lanes = {self.picked_vec_isa.nelements(dtype=dtype) for dtype in (torch.float32, torch.bfloat16)[: 1 + divided]}
         select = cpp.TilingSelect()._select_tiling_indices
-        return any(k % len(self.itervars) < self.depth for each in lanes for k in select(self._functions(nodes), sizes, each))
+        return any(
+            k % len(self.itervars) < self.depth for each in lanes for k in select(self._functions(nodes), sizes, each)
+        )
 
     def _tiles(self, nodes: list[Any], sizes: list[Any]) -> list[tuple[int, int]]:
         """The loops that are cut into tiles, and the lengths of these, as Inductor selects them for the bodies that it emits."""
@@ -136,4 +140,3 @@ class LightLoops(CppKernelProxy):
 
 def _run_body(node: Any, *index: Any) -> Any:
     return node._body(*index)
-

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch._inductor import config
 
 from compile_remat._torch.version import private_name
-from compile_remat.inductor.light_code.kernels import LOADS, STORES, Kernels, LightKernel, accessed, call_kernel, name_kernel
+from compile_remat.inductor.light_code.kernels import (
+    LOADS,
+    STORES,
+    Kernels,
+    LightKernel,
+    accessed,
+    call_kernel,
+    name_kernel,
+)
 from compile_remat.inductor.light_code.loop_bodies import give_own_bodies, nodes_in
 
 if TYPE_CHECKING:
@@ -74,13 +82,13 @@ class LightTriton(TritonScheduling):
         features = SIMDKernelFeatures(self.generate_node_schedule(nodes, numel, reduced), numel, reduced)  # type: ignore[no-untyped-call]
         if not self._made_light(features):
             give_own_bodies(nodes)
-            super().codegen_node(node)  # type: ignore[no-untyped-call]
+            super().codegen_node(node)
 
     def codegen_node_schedule(self, kernel_features: Any) -> None:
         """Decide about the buffers of one kernel."""
         if not self._made_light(kernel_features):
             give_own_bodies(kernel_features.scheduler_nodes())
-            super().codegen_node_schedule(kernel_features)  # type: ignore[no-untyped-call]
+            super().codegen_node_schedule(kernel_features)
 
     def _made_light(self, features: Any) -> bool:
         """Make a kernel of nothing but its arguments, where its accesses tell them."""
@@ -92,13 +100,13 @@ class LightTriton(TritonScheduling):
         kernel.take_in_at_once(nodes, kept)
         call_kernel(self.kernels, nodes, kernel.args, ".run")
         kernel.tell_graph()
-        self.free_buffers_in_scheduler()  # type: ignore[no-untyped-call]
+        self.free_buffers_in_scheduler()
         return True
 
     def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
         """A kernel from a template, with what is joined to it."""
         give_own_bodies(nodes_in(args, list(kwargs.values())))
-        return super().codegen_template(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().codegen_template(*args, **kwargs)
 
     def codegen_combo_kernel(self, combo_kernel_node: Any) -> None:
         """Kernels that share a launch."""
@@ -181,7 +189,9 @@ def is_in_one_block(features: Any) -> bool:
     if not TritonKernel.has_persistent_RBLOCK(features.reduction_numel):
         return False
     options: dict[str, Any] = {}
-    if hasattr(TritonKernel, "apply_feature_required_overrides"):  # before 2.13 all of it stands above, or in `OWN_CODE`
+    if hasattr(
+        TritonKernel, "apply_feature_required_overrides"
+    ):  # before 2.13 all of it stands above, or in `OWN_CODE`
         TritonKernel.apply_feature_required_overrides(features, options)
     is_one = options.get("override_persistent_reduction")
     return bool(V.choices.should_use_persistent_reduction(features, False) if is_one is None else is_one)

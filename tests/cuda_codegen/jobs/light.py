@@ -1,6 +1,6 @@
 """Reads graphs that Triton will run, and makes their code: python -m tests.cuda_codegen.jobs.light '{"kind": "gpt", ...}'
 
-The job's fields: ``kind``, one of `KINDS` or a model of `benchmarks.models.codegen`; ``dtype``; ``options`` of Inductor.  Prints one
+The job's fields: ``kind``, one of `kinds` or a model of `benchmarks.models.codegen`; ``dtype``; ``options`` of Inductor.  Prints a
 line of JSON: whether each graph that was read allocates what its code does, bytes of both, and whether the code is the one that
 is made without a read.
 """
@@ -44,7 +44,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         if job["kind"] in codegen.CASES:
             case = codegen.build(job["kind"], dtype)
             return case.module, case.inputs
-        return kinds()[job["kind"]], (torch.randn(512, 4096, dtype=dtype, requires_grad=True),)
+        return kinds()[job["kind"]], (torch.randn(4096, 4096, dtype=dtype, requires_grad=True),)
 
     def emitted(*, is_read: bool) -> Step:
         seen = Step()
@@ -77,7 +77,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def kinds() -> dict[str, Callable[[Any], Any]]:
-    """Functions of one matrix, 512 x 4096."""
+    """Functions of one matrix, 4096 x 4096."""
     import torch
 
     def normalised_twice(x: Any) -> Any:
@@ -94,7 +94,9 @@ def kinds() -> dict[str, Callable[[Any], Any]]:
         return (torch.sort(x.sin()[:, :256], -1).values * x[:, :256]).sum()
 
     def summed_both_ways(x: Any) -> Any:
-        y = torch.nn.functional.layer_norm(x, (4096,), x[0], x[1])
+        """The gradient of a LayerNorm: sums over rows and over columns of the same matrix in one kernel."""
+        rows = x.view(-1, 256)
+        y = torch.nn.functional.layer_norm(rows, (256,), rows[0], rows[1])
         return (y * y.sigmoid()).sum()
 
     return {f.__name__: f for f in (normalised_twice, cumulated, ordered, summed_both_ways)}

@@ -172,12 +172,19 @@ def test_kernels_and_buffers_have_their_nodes() -> None:
 # -- no trace ---------------------------------------------------------------------------------------------------------
 
 
-PATCHABLE = ((Scheduler, "codegen"), (cpp.CppScheduling, "codegen_node"), (SchedulerNode, "codegen"), (PyCodeCache, "load"))
+PATCHABLE = (
+    (Scheduler, "codegen"),
+    (cpp.CppScheduling, "codegen_node"),
+    (SchedulerNode, "codegen"),
+    (PyCodeCache, "load"),
+)
 
 
 def state() -> dict[str, Any]:
     """What reading could leave behind in this process."""
-    figures = {k: sorted(map(str, v)) if isinstance(v, list) else str(v) for k, v in vars(metrics).items() if _is_figure(k, v)}
+    figures = {
+        k: sorted(map(str, v)) if isinstance(v, list) else str(v) for k, v in vars(metrics).items() if _is_figure(k, v)
+    }
     numbers = {name: dict(counter) for name, counter in counters.items() if counter}
     handlers = [str(getattr(V, name)) for name in ("graph", "kernel", "choices", "local_buffer_context")]
     patched = [getattr(owner, name) for owner, name in PATCHABLE]
@@ -186,7 +193,9 @@ def state() -> dict[str, Any]:
         "counters": numbers,
         "handlers": handlers,
         "functions": patched,
-        "config": {k: v for k, v in inductor_config.get_config_copy().items() if isinstance(v, int | float | str | None)},
+        "config": {
+            k: v for k, v in inductor_config.get_config_copy().items() if isinstance(v, int | float | str | None)
+        },
         "modules": len(PyCodeCache.modules),
         "random": random.getstate(),
     }
@@ -272,7 +281,9 @@ def test_the_users_own_passes_run_once_and_first(monkeypatch: pytest.MonkeyPatch
     assert ran == [f"{name} {graph}" for graph in ("forward", "backward") for name in names]
 
 
-def test_a_graph_that_cannot_be_read_is_compiled(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_graph_that_cannot_be_read_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(graph: Any) -> Lowered:
         raise AssertionError("this code generator knows no graph")
 
