@@ -139,7 +139,7 @@ def _plans(every: int) -> Rows:
 # -- problems as they are built -----------------------------------------------------------------------------------------
 
 
-LATER_FIELDS = frozenset({"is_inner", "excess_ops", "sparing", "spared_ops", "is_snapshot"})
+LATER_FIELDS = frozenset({"is_snapshot"})
 """Fields of a problem's nodes that are younger than the stored digest: where they are empty, the problem is what it was."""
 
 

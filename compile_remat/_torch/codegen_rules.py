@@ -41,9 +41,6 @@ OWN_NUMBERS: dict[str, tuple[tuple[float, torch.dtype], ...]] = {
 }
 """Numbers with their types that are among an operator's `EXTRA_OPS`: what else computes with such a number shares it."""
 
-PROCESSORS = 132
-"""Of an H100 or H200."""
-
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
 """`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index, of a sort or of the largest."""
 
@@ -67,8 +64,6 @@ class InductorRules:
             ``config.realize_reads_threshold``).
         max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
             ``config.realize_opcount_threshold``).
-        split_below: A sum with fewer results may be computed in two halves, to keep all processors busy: 64 results for each of
-            them (``Reduction.num_splits`` in ``ir.py``); 0 where none is.  A GPU that is not here is taken to have `PROCESSORS`.
         unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
             ``config.unroll_reductions_threshold``).
         unrolls_to_one: Whether one with a single result is, too.
@@ -87,9 +82,6 @@ class InductorRules:
         has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
             (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
             convolutions (``conv_layout.with_layout``).
-        gives_others_loops: Whether a node that goes over rows and columns and one that goes over pixels become one kernel: from
-            2.13 on, Inductor's C++ can try to give one the loops of the other (``CppScheduling._align_compatible_range_nodes`` in
-            ``codegen/cpp.py``); Inductor tries where one has a single loop, and our backend for C++ everywhere.
         gradients_read_eager_strides: Whether a convolution's gradient reads its operands in the strides that eager mode gives them
             (``make_fallback(aten.convolution_backward, constrain_to_fx_strides)`` in ``lowering.py``, before 2.13): of a
             concatenation in channels-last order it gets a copy, and of one in eager mode's order the library makes one.
@@ -99,8 +91,6 @@ class InductorRules:
         draws_by_kernel: Whether random numbers depend on the kernel that they are drawn in, not on their seed and place alone:
             then they cannot be drawn again (``TritonOverrides.rand`` in ``codegen/triton.py``: from 2.13 on, a pointwise kernel
             for CUDA draws four numbers at once, a reduction one).
-        reorders_loops: Whether a pointwise kernel takes the order of loops of a reduction that reads it
-            (``Scheduler.shared_data_after_reordering_loop``; ``config.loop_ordering_after_fusion``).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
         mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
@@ -122,15 +112,12 @@ class InductorRules:
     padded_above: int | None = None
     padding_bytes: int = 128
     gradients_read_eager_strides: bool = False
-    gives_others_loops: bool = True
     draws_by_kernel: bool = False
-    reorders_loops: bool = False
     max_pooling_window: int = 25
     scatters: tuple[str, ...] = ()
     unfused_scatter_dtypes: tuple[torch.dtype, ...] = ()
     unrolled_below: int = 8
     unrolls_to_one: bool = True
-    split_below: int = 0
 
 
 RulesOf = Callable[[str], InductorRules]
@@ -157,24 +144,15 @@ def inductor_rules(device_type: str) -> InductorRules:
         mask_traffic_factor=8 if is_cpu else 1,
         padded_above=int(config.padding_stride_threshold) if _has_padding(is_cpu) else None,
         padding_bytes=int(config.padding_alignment_bytes),
-        gives_others_loops=not is_cpu or _aligns_loops(),
         gradients_read_eager_strides=_convolution_gradients_fall_back(),
-        reorders_loops=not is_cpu and bool(config.loop_ordering_after_fusion),
         draws_by_kernel=device_type == "cuda"
         and _draws_four_at_once()
         and not getattr(config, "align_random_eager", False),
         scatters=() if torch.are_deterministic_algorithms_enabled() else _scatters(is_cpu),
         unrolled_below=int(config.unroll_reductions_threshold),
         unrolls_to_one=not is_cpu,
-        split_below=0 if is_cpu or not config.split_reductions else 64 * _num_processors(),
         unfused_scatter_dtypes=tuple(filter(_has_no_atomic_add, SCATTER_DTYPES)),
     )
-
-
-def _num_processors() -> int:
-    if not torch.cuda.is_available():
-        return PROCESSORS
-    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
 
 def _scatters(is_cpu: bool) -> tuple[str, ...]:
@@ -197,13 +175,6 @@ def _convolution_gradients_fall_back() -> bool:
     from torch._inductor.kernel import conv
 
     return not hasattr(conv, "convolution_backward_lowering")
-
-
-def _aligns_loops() -> bool:
-    """Whether Inductor's C++ can give two pointwise kernels the same loops, and take that back."""
-    from torch._inductor.codegen.cpp import CppScheduling
-
-    return hasattr(CppScheduling, "_align_compatible_range_nodes")
 
 
 def _draws_four_at_once() -> bool:

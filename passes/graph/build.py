@@ -6,17 +6,14 @@ node itself says and what stands in the second column, and writes what stands in
 
 | pass | reads | writes |
 |---|---|---|
-| `count_reads` | kernel, sources | expressions, is_materialised, is_written_again, is_written_if_reused, |
-| | | excess_ops, spared_ops |
+| `count_reads` | kernel, sources | expressions, is_materialised, is_written_again, is_written_if_reused |
 | `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
-| `drop_inner_buffers` | kernel, depth, concatenates, becomes_addmm, is_output, is_materialised, | is_materialised, is_inner, |
-| | is_written_again, is_drawn | is_drawn_apart |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
-| `mark_parts` | kernel, concatenates, is_output, is_drawn | parts |
+| `mark_parts` | kernel, concatenates, is_output, is_drawn | parts, is_materialised |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
 """
 
@@ -37,7 +34,6 @@ from compile_remat.passes.graph.lowering.channels_last import mark_channels_last
 from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
 from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
-    drop_inner_buffers,
     is_fused_scatter,
     loaded_by,
     mark_parts,
@@ -91,7 +87,6 @@ PASSES = (
     mark_outputs,
     mark_written_constants,
     pad_strides,
-    drop_inner_buffers,
     mark_layout_copies,
     mark_parts,
 )
@@ -337,9 +332,7 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.is_materialised or draft.is_drawn,
-            is_inner=draft.is_inner,
             is_drawn=draft.is_drawn,
-            is_drawn_apart=draft.is_drawn_apart,
             moved=_values_among(draft.moved),
             may_differ=draft.may_differ,
             is_snapshot=draft.is_snapshot,
@@ -370,12 +363,8 @@ def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.is_materialised,
-            is_inner=draft.is_inner,
             moved=_values_among(draft.moved),
             moved_gradients=indices_of(d for d in draft.moved if d.in_backward),
-            excess_ops=draft.excess_ops,
-            sparing=tuple(value.index for value in draft.spared_ops),
-            spared_ops=tuple(draft.spared_ops.values()),
             transient_bytes=draft.unread_bytes + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,

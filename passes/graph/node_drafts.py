@@ -54,7 +54,6 @@ class Draft:
         own_expression: Of a fused node, its own operations and the graph inputs that it reads.
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
-        is_drawn_apart: Whether no kernel of the backward that reads these random numbers has their loops.
         concatenates: Whether it is a buffer that its parts are written into.
         becomes_addmm: Whether it is an addition that Inductor makes an unfused kernel of, with the product that it reads.
         is_always_written: Whether what it becomes or is read by makes it a buffer, whatever its expression.
@@ -62,9 +61,6 @@ class Draft:
         is_materialised: Whether it has a buffer though it is pointwise and no output.
         is_written_again: The same in the backward, with the readers that it has there.
         is_written_if_reused: Whether it is written there only if several read it.
-        is_inner: Whether it would have one if its readers were not all in its own fused kernel.
-        excess_ops: Of a step that is materialised for the number of its operations alone: how many are too many.
-        spared_ops: For values in its expression, how many operations it has less where that one is saved.
         copied_bytes: Bytes of the copies, in another layout, that live while it runs.
         copied_input_bytes: Bytes of graph inputs that are copied into another layout and last read here.
         copies: Concatenations among its reads that it gets a copy of.
@@ -100,7 +96,6 @@ class Draft:
     expression: Expression = Expression()
     backward_expression: Expression = Expression()
     is_drawn: bool = False
-    is_drawn_apart: bool = False
     concatenates: bool = False
     becomes_addmm: bool = False
     is_always_written: bool = False
@@ -108,9 +103,6 @@ class Draft:
     is_materialised: bool = False
     is_written_again: bool = False
     is_written_if_reused: bool = False
-    is_inner: bool = False
-    excess_ops: int = 0
-    spared_ops: dict[Draft, int] = field(default_factory=dict)
     is_output: bool = False
     is_channels_last: bool = False
     copied_bytes: int = 0
@@ -189,7 +181,7 @@ def copied(graph: DraftGraph) -> DraftGraph:
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)
         draft.snapshots = tuple(made.by_node[source.node] for source in read.snapshots)
         draft.moved = tuple(made.by_node[source.node] for source in read.moved)
-        draft.spared_ops, draft.copies, draft.ordered_by, draft.parts = {}, [], [], []
+        draft.copies, draft.ordered_by, draft.parts = [], [], []
         (made.steps if draft.in_backward else made.values).append(draft)
     return made
 

@@ -43,11 +43,6 @@ def may_be_written_over(node: Value | Step, by: Value | Step) -> bool:
     return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last and node.kernel != SCATTER
 
 
-def parts_from(inner: Value | Step, by: Value | Step) -> bool:
-    """Whether what an inner node reads cannot be handed on to `by` as memory to write over."""
-    return inner.is_inner and not may_be_written_over(inner, by)
-
-
 def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tuple[int, list[int]]]:
     """For each pointwise value, the values of its size that its kernel may read; whether it does, the plan decides."""
     pairs = []
@@ -60,74 +55,33 @@ def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tu
     return pairs
 
 
-OWN = -1
-"""The node of a kernel that writes its result.  Inner values are nodes by their index, inner steps by `_node_of_step`."""
-
-BARRED = -2
-"""Stands for nodes that hand on nothing of what they read as memory to write over."""
-
-
-def own_reads(value: Value) -> list[tuple[int, int]]:
-    """What the value reads, each with the node that reads it."""
-    return [(v, BARRED if v in value.moved else OWN) for v in value.reads]
+def own_reads(value: Value) -> list[tuple[int, bool]]:
+    """The values that a value reads, each with whether it reads other elements of it than the one it computes."""
+    return [(v, v in value.moved) for v in value.reads]
 
 
 def own_path(value: Value, values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
     """`register_path` of what the value itself reads."""
-    found = None if value.moved else _path_of_one_node(value.reads, values, stored)
-    return register_path(own_reads(value), values, stored, value) if found is None else found
+    return register_path(own_reads(value), values, stored)
 
 
-def _path_of_one_node(reads: Iterable[int], values: Sequence[Value], stored: Sequence[bool]) -> list[int] | None:
-    """`register_path` where the kernel is one node that reads nothing `moved`; None where something on the way does not."""
+def register_path(reads: Iterable[tuple[int, bool]], values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
+    """The values that a kernel reads, and those that these read in registers, without what is read `moved` on any way.
+
+    Args:
+        reads: Values that the kernel reads, each with whether it reads other elements of it than the one it computes.
+    """
     stack = list(reads)
     seen = set(stack)
     while stack:
-        v = stack.pop()
-        if not stored[v] and values[v].kernel == POINTWISE:
-            if values[v].is_inner or values[v].moved:
-                return None
-            for r in values[v].reads:
-                if r not in seen:
-                    seen.add(r)
-                    stack.append(r)
-    return sorted(seen)
-
-
-def register_path(
-    reads: Iterable[tuple[int, int]], values: Sequence[Value], stored: Sequence[bool], by: Value | Step
-) -> list[int]:
-    """What the kernel of `by` reads, and what those of them read that may stay in registers and do not part it from `by`.
-
-    Not among them is what two nodes of the kernel read: Inductor writes over a buffer only where the last of its readers does.
-
-    Args:
-        reads: Values, each with the node of the kernel that reads it.
-    """
-    reads = list(reads)
-    if all(node == OWN for _, node in reads):
-        found = _path_of_one_node((v for v, _ in reads), values, stored)
-        if found is not None:
-            return found
-    barred, first, others = {BARRED: True}, dict[int, int](), set[tuple[int, int]]()
-    stack = list(reads)
-    while stack:
-        v, node = stack.pop()
-        known = first.get(v)
-        if known is None:
-            first[v] = node
-        elif known == node or (v, node) in others:
-            continue
-        else:
-            others.add((v, node))
-        if node not in barred:
-            barred[node] = node >= 0 and parts_from(values[node], by)
+        v, is_moved = stack.pop()
         value = values[v]
         if value.kernel == POINTWISE and not stored[v]:
-            inside = BARRED if barred[node] else v if value.is_inner else node
-            stack += [(r, BARRED if r in value.moved else inside) for r in value.reads]
-    several = {v for v, _ in others}
-    return sorted(v for v, node in first.items() if not barred[node] and v not in several)
+            new = {(r, is_moved or r in value.moved) for r in value.reads} - seen
+            seen |= new
+            stack += new
+    moved = {v for v, is_moved in seen if is_moved}
+    return sorted({v for v, _ in seen} - moved)
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:
@@ -152,36 +106,20 @@ def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
     return ends
 
 
-def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Values that the kernel of step `b` reads, through steps that stay in registers and do not part it from them.
-
-    Each comes with the node of the kernel that reads it.  With that, the steps on the way that part it from them in some plans
-    (`Step.excess_ops`).
-    """
-    found: list[tuple[int, int]] = []
-    large: list[int] = []
-    stack, seen = [(b, OWN)], set()
+def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[tuple[int, bool]]:
+    """Values that the kernel of step `b` reads, through steps that stay in registers, each with whether it is read `moved`."""
+    found: list[tuple[int, bool]] = []
+    stack, seen = [(b, False)], set[tuple[int, bool]]()
     while stack:
-        g, node = stack.pop()
-        if (g, node) in seen:
+        g, is_moved = stack.pop()
+        if (g, is_moved) in seen:
             continue
-        seen.add((g, node))
-        if g != b and parts_from(steps[g], steps[b]):
-            if sum(steps[g].spared_ops) < max(1, steps[g].excess_ops):
-                found.extend((v, BARRED) for v in steps[g].reads)
-                continue
-            large.append(g)
+        seen.add((g, is_moved))
         step = steps[g]
-        if g != b and step.is_inner and not step.excess_ops and node != BARRED:
-            node = _node_of_step(g)
-        found.extend((v, BARRED if v in step.moved else node) for v in step.reads)
+        found += [(v, is_moved or v in step.moved) for v in step.reads]
         inside = [x for x in step.gradients if not stored[x] and steps[x].kernel == POINTWISE]
-        stack.extend((x, BARRED if x in step.moved_gradients else node) for x in inside)
-    return found, sorted(set(large))
-
-
-def _node_of_step(g: int) -> int:
-    return BARRED - 1 - g
+        stack += [(x, is_moved or x in step.moved_gradients) for x in inside]
+    return found
 
 
 def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:
@@ -216,6 +154,6 @@ def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) ->
         seen.add((g, is_moved))
         if stored[g] or steps[g].kernel != POINTWISE:
             moved.add(g) if is_moved else found.append(g)
-        elif not parts_from(steps[g], steps[b]):
+        else:
             stack.extend((x, is_moved or x in steps[g].moved_gradients) for x in reversed(steps[g].gradients))
     return [g for g in found if g not in moved]

@@ -90,12 +90,11 @@ class LifetimeModel:
         last_step: The last step whose kernel reads each value, [values]; -1 for none.
         step_bytes, step_last, step_in_place: See `step_buffers`.
         step_in_place_sources: Pointwise steps with the values that each may be written over.
-        step_parted: For some of them, by number, a step on the way that parts it from these in plans that save too little.
         drawn: Indices of random numbers.
         held: Indices of the values that are computed from copies of inputs.
         copied_for: For each concatenation that is copied, the values and the steps that get a copy.
         may_stay_inside: Whether a value that is recomputed has a buffer only where an unfused kernel runs before its last reader,
-            [values]: random numbers, and those with `Value.is_inner`.
+            [values]: random numbers.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class LifetimeModel:
         pairs = sources_in_place(values, self._stays_stored)
         latest, last = latest_step.tolist(), self.last_step.tolist()
         self.overwriting = Overwriting([(w, [v for v in sources if last[v] < latest[w]]) for w, sources in pairs])
-        self.step_parted: list[tuple[int, Step]] = []
         self.step_in_place_sources = self._step_sources(values, steps)
         self.overwriting_steps = Overwriting(
             [(b, [v for v in sources if last[v] <= b]) for b, sources in self.step_in_place_sources]
@@ -134,10 +132,8 @@ class LifetimeModel:
         always_stored = [is_always_stored_again(v) for v in values]
         returned = set(steps[-1].reads) if steps else set()
         is_drawn = np.array([v.is_drawn and k not in returned for k, v in enumerate(values)], dtype=bool)
-        is_inner = [v.is_realised_again and v.is_inner and k not in returned for k, v in enumerate(values)]
-        is_apart = np.array([v.is_drawn_apart for v in values], dtype=bool)
         self.drawn = np.flatnonzero(is_drawn)
-        self.may_stay_inside = (is_drawn & ~is_apart) | np.array(is_inner, dtype=bool)
+        self.may_stay_inside = is_drawn
         forward_stored = [is_always_stored(v) or v.is_output for v in values]
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
@@ -198,11 +194,9 @@ class LifetimeModel:
         pairs: list[tuple[int, list[int]]] = []
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
-                reads, large = register_reads(b, steps, self.step_stored)
-                path = register_path(reads, values, self._stays_stored, step)
+                path = register_path(register_reads(b, steps, self.step_stored), values, self._stays_stored)
                 sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
-                    self.step_parted += [(len(pairs), steps[g]) for g in large]
                     pairs.append((b, sources))
         return pairs
 
@@ -335,8 +329,6 @@ class LifetimeModel:
         taken = np.zeros(buffers.shape, dtype=bool)
         by_steps, by_values = self.overwriting_steps, self.overwriting
         free = np.ones((len(by_steps.kernels), buffers.shape[1]), dtype=bool)
-        for number, step in self.step_parted:
-            free[number] &= np.array(step.spared_ops) @ schedule.used[list(step.sparing)] >= step.excess_ops
         by_steps.mark(taken, free, schedule.step_slots.T[by_steps.kernels], alive, ends)
         by_values.mark(taken, buffers[by_values.kernels], schedule.slots[by_values.kernels], alive, ends)
         return taken

@@ -138,9 +138,6 @@ def _value_buffers(simulator: Simulator, saved: Bools, others: Ints) -> dict[int
         others[0 if is_given else lifetimes.begins[v, 0] : lifetimes.ends[v, 0] + 1] -= value.nbytes
         may_stay_inside = not is_given and value.kernel == POINTWISE and value.is_realised_again
         found[v] = Buffer(value, value.nbytes, is_given, may_stay_inside=may_stay_inside)
-    for v in np.flatnonzero(recomputed).tolist():
-        if v not in found and values[v].is_inner:
-            found[v] = Buffer(values[v], values[v].nbytes, may_stay_inside=True)
     for w, parts in model.parts:  # written into the concatenation
         found |= {v: found[w] for v in parts if w in found and recomputed[v] and v not in found}
     return found
@@ -158,8 +155,6 @@ def _step_buffers(simulator: Simulator, step_slots: Sequence[int], others: Ints)
             others[step_slots[simulator.step_item_of[b]] : stop] -= nbytes
             may_stay_inside = not is_returned and step.kernel == POINTWISE and step.realised
             found[b] = Buffer(step, nbytes, is_returned=is_returned, may_stay_inside=may_stay_inside)
-        elif step.is_inner:
-            found[b] = Buffer(step, step.nbytes, may_stay_inside=True)
     return found
 
 

@@ -66,7 +66,6 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
             reads=_moved(step.reads, read_copy),
             moved=_moved(step.moved, read_copy),
             copies=_moved(step.copies, read_copy),
-            sparing=_moved(step.sparing, read_own),
         )
         for step in problem.steps
     )

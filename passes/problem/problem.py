@@ -68,7 +68,6 @@ KERNELS_OWN = frozenset(
         "workspace_bytes",
         "held_bytes",
         "is_drawn",
-        "is_drawn_apart",
         "moved",
         "moved_gradients",
         "is_channels_last",
@@ -77,11 +76,7 @@ KERNELS_OWN = frozenset(
         "parts",
         "may_differ",
         "gradient_readers",
-        "is_inner",
         "realised_again",
-        "excess_ops",
-        "sparing",
-        "spared_ops",
         "is_snapshot",
         "observed_forward_bytes",
         "observed_bytes",
@@ -130,12 +125,8 @@ class Value:
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
         realised_again: The same where it is computed again; None where that is no different.  The backward reads fewer or more
             buffers for it than the forward: what is saved is loaded, and what the forward wrote for its readers may be computed.
-        is_inner: Whether Inductor computes it by a node of its own although it has no buffer, as all that reads it runs in the same
-            fused kernel.  That kernel writes over what the node reads only where each of the two has the bytes of the other.  One
-            that is `realised`, too, has a buffer in the forward; computed again, if an unfused kernel runs before its last reader.
         is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
             same fused kernel, with no unfused kernel between.
-        is_drawn_apart: Whether what the backward reads it with goes over other loops: computed again, it has a buffer in any case.
         moved: Indices of values of which it reads other elements than the one it computes, as of a slice or a flipped tensor: they
             cannot be written over while it runs.
         position: Place in the forward order in which a node stands right behind what it reads.
@@ -175,9 +166,7 @@ class Value:
     is_output: bool = False
     realised: bool = False
     realised_again: bool | None = None
-    is_inner: bool = False
     is_drawn: bool = False
-    is_drawn_apart: bool = False
     moved: tuple[int, ...] = ()
     position: int = 0
     late_step: int = -1
@@ -214,13 +203,8 @@ class Step:
         reads: Indices of the values that it reads.
         gradients: Indices of the steps that it reads, each below its own.
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
-        is_inner: As for a `Value`.
         moved, moved_gradients: As `moved` of a `Value`: among the values and among the steps that it reads.
         copies: As for a `Value`.
-        excess_ops: Of a step that is inner for the number of its operations alone: how many of them are too many, in a plan
-            that saves no part of its expression.
-        sparing: Parts of its expression, as indices of values: one that is saved is loaded, and not computed.
-        spared_ops: For each of these, how many operations that spares.
         workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
         is_channels_last: As for a `Value`.
         held_bytes: Bytes of copies of inputs that the forward makes at its start and that this step is the last to read.
@@ -235,12 +219,8 @@ class Step:
     time_ns: int = 0
     is_output: bool = False
     realised: bool = False
-    is_inner: bool = False
     moved: tuple[int, ...] = ()
     moved_gradients: tuple[int, ...] = ()
-    excess_ops: int = 0
-    sparing: tuple[int, ...] = ()
-    spared_ops: tuple[int, ...] = ()
     transient_bytes: int = 0
     workspace_bytes: int = 0
     held_bytes: int = 0
@@ -294,7 +274,7 @@ class Problem:
             if v.kernel == POINTWISE and v.name in forward:
                 known |= {"realised": forward[v.name], "realised_again": v.is_realised_again}
             if v.kernel == POINTWISE and v.name in backward:
-                known |= {"realised_again": backward[v.name], "is_inner": False, "is_drawn": False}
+                known |= {"realised_again": backward[v.name], "is_drawn": False}
             if v.name in forward_bytes:
                 known["observed_forward_bytes"] = forward_bytes[v.name]
             if v.name in backward_bytes:
@@ -304,7 +284,7 @@ class Problem:
         def step(s: Step) -> Step:
             known: dict[str, Any] = {}
             if s.kernel == POINTWISE and s.name in backward:
-                known |= {"realised": backward[s.name], "is_inner": False, "excess_ops": 0}
+                known["realised"] = backward[s.name]
             if s.name in backward_bytes:
                 known["observed_bytes"] = backward_bytes[s.name]
             return replace(s, **known) if known else s

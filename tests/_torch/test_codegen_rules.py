@@ -6,7 +6,6 @@ torch until `inductor_rules` says so.  No code is emitted, and no GPU is needed.
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable
 from functools import reduce
@@ -16,9 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._inductor import config, ir
-from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
-from torch._inductor.scheduler import Scheduler
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,7 +25,6 @@ from compile_remat._torch.codegen_rules import UNARY_OPS, inductor_rules
 from compile_remat._torch.fake import say_device
 from compile_remat._torch.operators import numbers_of
 from compile_remat._torch.version import torch_version
-from compile_remat.inductor.cpp_kernels.scheduling import replace_backends
 
 DEVICES = ("cpu", "cuda")
 aten = torch.ops.aten
@@ -316,42 +312,6 @@ def test_gradients_read_eager_strides() -> None:
         assert hasattr(lowering, "_is_fallback_handler") == inductor_rules(device).gradients_read_eager_strides
 
 
-def test_gives_others_loops() -> None:
-    """The sigmoid goes over pixels, its product with a pooling's gradient over rows and columns: one kernel for both, or two."""
-
-    def gated(gradient: Tensor, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        gate = (x * scale).sigmoid()
-        spread = aten.avg_pool2d_backward(gradient, x, [2, 2], [2, 2], [0, 0], False, True, None)
-        return spread * gate, gate * 2
-
-    shapes = [(2, 4, 4, 4), (2, 4, 8, 8), (2, 4, 1, 1)]
-    assert (kernels(gated, *shapes) == 1) == inductor_rules("cpu").gives_others_loops
-    assert inductor_rules("cuda").gives_others_loops
-
-
-def kernels(function: Callable[..., Any], *shapes: tuple[int, ...]) -> int:
-    """How many kernels our C++ backend makes of a function of float32 tensors in channels-last order."""
-    with FakeTensorMode() as mode:
-        inputs = [torch.empty(shape).to(memory_format=torch.channels_last) for shape in shapes]
-        module = make_fx(function)(*inputs)
-    graph = GraphLowering(module)
-
-    def with_ours(nodes: list[Any]) -> list[Any]:
-        replace_backends(nodes[0].scheduler)
-        return nodes
-
-    with (
-        V.set_graph_handler(graph),
-        V.set_fake_mode(mode),
-        DebugContext(),  # type: ignore[no-untyped-call]
-        config.patch(_pre_fusion_custom_pass=with_ours),
-    ):
-        graph.run(*[n.meta["val"] for n in module.graph.find_nodes(op="placeholder")])  # type: ignore[no-untyped-call]
-        graph.init_wrapper_code()
-        graph._update_scheduler()
-        return len(graph.scheduler.nodes)
-
-
 def test_unrolled_below() -> None:
     """A reduction over few elements is no reduction any more; without a GPU Inductor cannot be asked for one's."""
     limit = inductor_rules("cpu").unrolled_below
@@ -362,15 +322,6 @@ def test_unrolled_below() -> None:
     assert (operation.get_reduction_type() is None) == inductor_rules("cpu").unrolls_to_one
     assert inductor_rules("cuda").unrolled_below == limit
     assert inductor_rules("cuda").unrolls_to_one
-
-
-def test_reorders_loops() -> None:
-    """Inductor's scheduler asks the same, and leaves C++ as it is; without a GPU it cannot be asked for Triton."""
-    assert not inductor_rules("cpu").reorders_loops
-    for reorders in (True, False):
-        with config.patch(loop_ordering_after_fusion=reorders):
-            assert inductor_rules("cuda").reorders_loops == reorders
-    assert "is_cpu" in inspect.getsource(Scheduler.shared_data_after_reordering_loop)
 
 
 def test_the_users_thresholds_count() -> None:

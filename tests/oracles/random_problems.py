@@ -138,7 +138,6 @@ def _with_memory_of_kernels(
             workspace_bytes=workspace(v),
             held_bytes=rng.choice([0, 0, 0, 0, 3]) if v.in_forward and v.kernel == POINTWISE else 0,
             is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
-            is_inner=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
             is_channels_last=order(),
             copies=v.reads[:1] if v.kernel == EXTERN and rng.random() < 0.1 else (),
             **_ordered(rng, v),

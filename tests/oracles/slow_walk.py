@@ -179,44 +179,12 @@ class _Walk:
         readers = [r for e in parts for r in self.readers[e] if self.slot[r] > self.slot[whole]]
         return max((s for reader in readers for s in self._runs_at(reader)), default=-1)
 
-    def _may_be_inside(self, event: _Event) -> bool:
-        """Whether there is a plan in which the event's expression is computed in its readers' kernel."""
-        if self._node(event).kernel != POINTWISE:
-            return False
-        return not self._is_stored_by_all(event) or self._may_stay_in_its_kernel(event)
-
-    def _is_stored_by_all(self, event: _Event) -> bool:
-        if event.is_step:
-            return self._is_stored(event)
-        node = self._node(event)
-        readers = [step for step in self.problem.steps if event.index in step.reads]
-        is_read = any(step.kernel == EXTERN or step is self.problem.steps[-1] for step in readers)
-        return node.nbytes > 0 and (node.realised or is_read)
-
-    def _read_by_one_node(self, into: _Event) -> set[_Event]:
-        """Values that one node alone of a kernel reads: the one that writes, or an inner one of the same bytes."""
-        nodes: dict[_Event, set[_Event | None]] = {}
-        stack: list[tuple[_Event, _Event | None]] = [(source, into) for source in self._sources(into)]
-        while stack:
-            source, node = stack.pop()
-            if node in nodes.setdefault(source, set()):
-                continue
-            nodes[source].add(node)
-            if self._may_be_inside(source):
-                own, written = self._node(source), self._node(into)
-                is_alike = own.nbytes == written.nbytes and own.is_channels_last == written.is_channels_last
-                inside = node if not own.is_inner or node is None else source if is_alike else None
-                stack += [(read, inside) for read in self._sources(source)]
-        return {source for source, found in nodes.items() if len(found) == 1 and None not in found}
-
-    def _buffers_read(self, event: _Event, into: Value | Step) -> set[_Event]:
-        """What the kernel of a stored event, `into`, reads from memory and might write over."""
+    def _buffers_read(self, event: _Event) -> set[_Event]:
+        """What the kernel of a stored event reads from memory."""
         found: set[_Event] = set()
         for source in self._sources(event):
             if source in self.slot and self._in_registers(source):
-                node = self._node(source)
-                is_alike = node.nbytes == into.nbytes and node.is_channels_last == into.is_channels_last
-                found |= self._buffers_read(source, into) if is_alike or not node.is_inner else set()
+                found |= self._buffers_read(source)
             else:
                 found.add(source)
         return found
@@ -252,15 +220,13 @@ class _Walk:
             for other in [e for e, b in alive.items() if b.last_slot <= slot]:
                 del alive[other]
 
-    def _may_stay_in_its_kernel(self, event: _Event) -> bool:
-        """Random numbers, or what Inductor computes by a node of its own."""
-        node, is_returned = self._node(event), event.index in self.problem.steps[-1].reads
-        return isinstance(node, Value) and (node.is_drawn or (node.realised and node.is_inner)) and not is_returned
-
     def _stays_in_its_kernel(self, event: _Event) -> bool:
-        """One of those that nothing reads after the next unfused kernel."""
+        """Whether it is random numbers that nothing reads after the next unfused kernel."""
+        node, is_returned = self._node(event), event.index in self.problem.steps[-1].reads
+        if not isinstance(node, Value) or not node.is_drawn or is_returned:
+            return False
         between = self.events[self.slot[event] + 1 : self._last_read(event) + 1]
-        return self._may_stay_in_its_kernel(event) and all(self._node(e).kernel != EXTERN for e in between)
+        return all(self._node(e).kernel != EXTERN for e in between)
 
     def _incoming(self, slot: int) -> int:
         """Gradients of outputs that the backward reads too, as long as steps read them."""
@@ -334,9 +300,8 @@ class _Walk:
         node = self._node(event)
         if node.kernel != POINTWISE or not self._has_buffer(event) or self._inside(event) != event:
             return
-        by_one = self._read_by_one_node(event)
-        for source in sorted(self._buffers_read(event, node), key=lambda e: (e.is_step, e.index)):
-            buffer = alive.get(source) if source.is_step or source in by_one else None
+        for source in sorted(self._buffers_read(event), key=lambda e: (e.is_step, e.index)):
+            buffer = alive.get(source)
             fits = (
                 buffer and buffer.nbytes == node.nbytes and self._node(source).is_channels_last == node.is_channels_last
             )

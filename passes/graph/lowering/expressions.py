@@ -167,32 +167,5 @@ def ops_in(expression: Expression) -> int:
     return len(expression.reads) + len(expression.ops)
 
 
-def spared_ops(draft: Draft) -> dict[Draft, int]:
-    """For each value in a step's expression, how many operations there are less where it is read from memory."""
-    inlined: dict[Draft, None] = {}
-    stack = [draft]
-    while stack:
-        for source in stack.pop().sources:
-            if source not in inlined and (is_inlined(source) or is_variance(source.node)):
-                inlined[source] = None
-                stack += [source] if is_inlined(source) else []
-    num_ops = ops_in(_with_load_of(None, draft))
-    spared = {p: num_ops - ops_in(_with_load_of(p, draft)) for p in inlined if not p.in_backward}
-    return {part: ops for part, ops in spared.items() if ops > 0}
-
-
 def is_inlined(source: Draft) -> bool:
     return source.kernel == POINTWISE and source.node.name not in source.backward_expression.reads
-
-
-def _with_load_of(part: Draft | None, draft: Draft) -> Expression:
-    """A draft's expression in the backward where one part of it is read from memory."""
-    found = [] if part is None else [load_of(part)]
-    seen, stack = {part, draft}, [draft]
-    while stack:
-        node = stack.pop()
-        new = [source for source in operands_of(node) if source not in seen]
-        seen.update(new)
-        stack += filter(is_inlined, new)
-        found.append(joined(node, [as_taken(s, s.backward_expression, node) for s in new if not is_inlined(s)]))
-    return Expression(frozenset().union(*(e.reads for e in found)), frozenset().union(*(e.ops for e in found)))

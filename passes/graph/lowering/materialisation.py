@@ -13,27 +13,14 @@ from compile_remat.passes.graph.lowering.expressions import (
     as_taken,
     constant_op,
     further_views,
-    has_many_reads,
     is_variance,
     is_written,
     joined,
     load_of,
     op_name,
     operands_of,
-    ops_in,
     own_expression,
     scaled_variance,
-    spared_ops,
-)
-from compile_remat.passes.graph.lowering.kernel_loops import (
-    are_alike,
-    are_one,
-    goes_over_groups,
-    is_apart,
-    is_drawn_apart,
-    keeps_its_loops,
-    kernel_depths,
-    kernels_reading,
 )
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
@@ -118,9 +105,6 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
     )
     if not draft.in_backward:
         draft.is_materialised = is_always or is_written(forward, most_users(draft.node) > 1, rules)
-    elif is_written_in_backward and not is_always and not has_many_reads(backward, is_reused, rules):
-        draft.excess_ops = ops_in(backward) - rules.max_ops
-        draft.spared_ops = spared_ops(draft)
     draft.expression = load_of(draft) if is_read or draft.is_materialised else forward
     draft.backward_expression = load_of(draft) if is_read or is_written_in_backward else backward
 
@@ -192,38 +176,10 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
-def drop_inner_buffers(graph: DraftGraph) -> None:
-    """A materialised value whose readers all lie in its own fused kernel is never allocated, but for `cat` and `addmm`.
-
-    What the forward computes and one fused kernel of the backward alone reads is computed there where it is not saved.  With
-    other readers it may be computed again right before those, and all of that by one kernel if it is pointwise and has as many
-    elements.  The plan decides that (`Value.is_inner`).  What only the forward's readers have written is no node of its own in the
-    backward.
-    """
-    depths = kernel_depths(graph)
-    reading = kernels_reading(depths, graph)
-    for draft, kernels in reading.items():
-        draft.is_drawn_apart = draft.is_drawn and is_drawn_apart(draft, kernels, graph)
-    for draft, depth in depths.items():
-        if draft.concatenates or draft.becomes_addmm:
-            draft.is_materialised = True
-        elif draft.is_materialised:
-            kernels = reading[draft]
-            is_for_one = are_one(draft, kernels, graph) and all(k.in_backward for k in kernels)
-            is_own = all(k.depth == depth for k in kernels) or (is_for_one and not draft.in_backward)
-            is_own = is_own and not any(is_apart(k, draft, graph) for k in kernels)
-            is_alike = are_alike(draft, kernels) and not draft.in_backward
-            if (is_own or is_alike) and not graph.rules_of(draft.node).gives_others_loops:
-                if draft.in_backward and goes_over_groups(draft):
-                    is_own = draft.is_channels_last = False
-                elif keeps_its_loops(draft):
-                    is_own = is_alike = False
-            draft.is_materialised = not is_own
-            draft.is_inner = draft.is_written_again if is_own else is_alike
-
-
 def mark_parts(graph: DraftGraph) -> None:
-    """A value is written into its place in the first concatenation that reads it, and has no other buffer (``ConcatKernel``)."""
+    """A concatenation is a buffer, and a value is written into its place in the first one that reads it (``ConcatKernel``)."""
+    for draft in graph.by_node.values():
+        draft.is_materialised |= draft.concatenates
     taken: set[Draft] = set()
     for whole in graph.values:
         for node in whole.node.all_input_nodes if whole.concatenates else ():

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from expecttest import assert_expected_inline
 from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
@@ -290,66 +289,6 @@ def test_the_users_thresholds_change_what_is_materialised() -> None:
     assert materialised(problem_of(function, *weights(4))) == set()
     with torch._inductor.config.patch(realize_acc_reads_threshold=3):
         assert "add_2" in materialised(problem_of(function, *weights(4)))  # x + a + b + c has four reads
-
-
-def test_a_step_with_too_many_operations_is_a_node_of_its_own() -> None:
-    """Between the saved product and the gradient of it, both bfloat16, `mul_1` is float32: two loads and eight operations.
-
-    With `neg` saved it loads that, and spares three operations for one.
-    """
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        return (x @ w).float().sin().cos().bfloat16() @ w
-
-    arguments = [w.detach().bfloat16().requires_grad_() for w in weights(2)]
-    found = []
-    for limit in (10, 9, 7):
-        with torch._inductor.config.patch(realize_opcount_threshold=limit):
-            problem = problem_of(function, *arguments)
-        for s in problem.steps:
-            if s.is_inner:
-                spared = {problem.values[v].name: ops for v, ops in zip(s.sparing, s.spared_ops, strict=True)}
-                found.append((limit, s.name, s.excess_ops, spared))
-    assert found == [
-        (9, "mul_1", 1, {"_to_copy": 1, "neg": 2, "sin_1": 1}),
-        (7, "mul", 1, {"neg": 4, "sin_1": 3, "sin": 2, "_to_copy": 1}),
-    ]
-
-
-@pytest.mark.parametrize("gives_others_loops", [True, False])
-def test_a_large_step_that_reads_both_orders_of_dimensions_keeps_its_loops(gives_others_loops: bool) -> None:
-    """`sort` has the dimensions in order, what convolutions give has its channels innermost: the gradient in float32 goes over the
-    dimensions one by one, and its conversion over all at once.  Where Inductor gives neither the other's loops, it is written."""
-
-    def function(x: Tensor, w: Tensor) -> Tensor:
-        product = F.conv2d(x, w, padding=1).float() * x.sort(-1).values.float()
-        return F.conv2d(product.sin().cos().bfloat16(), w, padding=1)
-
-    def rules(device: str) -> InductorRules:
-        return replace(inductor_rules(device), gives_others_loops=gives_others_loops, max_ops=6)
-
-    arguments = [torch.randn(shape).bfloat16().requires_grad_() for shape in ((2, 4, 8, 8), (4, 4, 3, 3))]
-    steps = [s for s in problem_of(function, *arguments, rules=rules).steps if s.name == "mul_2"]
-    assert [(s.realised, s.is_inner, s.is_channels_last) for s in steps] == [
-        (not gives_others_loops, gives_others_loops, True)
-    ]
-
-
-def test_what_is_too_large_for_a_kernel_is_written_for_a_sum_in_two_halves() -> None:
-    """On a GPU: the sum of few channels goes over parts of them, which no pointwise kernel does; of many it is one kernel."""
-
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        return (x * y).sin().cos().tan().sum((0, 2, 3))
-
-    def rules(device: str) -> InductorRules:
-        return replace(inductor_rules("cuda"), max_ops=5)
-
-    found = []
-    for channels in (4, 16384):
-        arguments = [torch.randn(2, channels, 128, 128, device="meta", requires_grad=True) for _ in range(2)]
-        problem = problem_of(function, *arguments, rules=rules)
-        found.append({v.name for v in problem.values if v.in_forward and v.realised} & {"cos", "tan"})
-    assert found == [{"tan"}, set()]
 
 
 def test_each_device_has_its_own_rules() -> None:
