@@ -5,8 +5,8 @@ counts, as ``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.co
 partitioner runs while they are in force.  ``tests/_torch/test_codegen_rules.py`` has a test for each rule that fails when Inductor
 changes it.
 
-Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``, ``realize_opcount_threshold = 30``)
-and the list of heavy operators was shorter (exp, sigmoid).
+Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``) and the list of heavy operators was
+shorter (exp, sigmoid).
 
 It stands here and not in `compile_remat.inductor` because `passes` and `cost_models` need it as well.
 """
@@ -27,19 +27,6 @@ UNARY_OPS = (
     "lgamma", "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
 )  # fmt: skip
 """Operators of ``torch._inductor.virtualized.ops`` with one argument, which Inductor is asked about."""
-
-EXTRA_OPS = (
-    ("clone", -1), ("repeat", -1), ("embedding", -1), ("gather", -1), ("index", -1), ("_unsafe_index", -1), ("pow", -1),
-    ("slice_scatter", 7), ("select_scatter", 3), ("constant_pad_nd", 5), ("upsample_nearest2d", 6), ("avg_pool2d", 7),
-    ("avg_pool2d_backward", 21), ("max_pool2d_with_indices_backward", 20), ("addcmul", 3), ("unpack_bits", 7),
-)  # fmt: skip
-"""`InductorRules.extra_ops`: of a square, a slice with two ends, a padding at both sides of one dimension, windows of 2 x 2."""
-
-OWN_NUMBERS: dict[str, tuple[tuple[float, torch.dtype], ...]] = {
-    "avg_pool2d_backward": ((0.0, torch.float32),),
-    "max_pool2d_with_indices_backward": ((0.0, torch.float32),),
-}
-"""Numbers with their types that are among an operator's `EXTRA_OPS`: what else computes with such a number shares it."""
 
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
 """`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index, of a sort or of the largest."""
@@ -62,12 +49,9 @@ class InductorRules:
             ``ir.py``; ``config.realize_acc_reads_threshold``).
         max_reads_if_reused: The same for a value with several readers (``StorageBox.should_realize_on_reuse``;
             ``config.realize_reads_threshold``).
-        max_ops: A value whose fused expression has more operations is materialised (``Loops.has_large_inner_fn``;
-            ``config.realize_opcount_threshold``).
         unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
             ``config.unroll_reductions_threshold``).
         unrolls_to_one: Whether one with a single result is, too.
-        extra_ops: Operations of an operator beyond one, its loads and its numbers, by name.
         heavy_ops: A value with several readers whose expression has one of these is materialised
             (``StorageBox.should_realize_on_reuse``), ascending.
         strided_readers: What these read is materialised: they speak of strides (``GraphLowering.run_node`` in ``graph.py``).
@@ -100,12 +84,10 @@ class InductorRules:
 
     max_reads: int
     max_reads_if_reused: int
-    max_ops: int
     heavy_ops: tuple[str, ...]
     always_concatenates: bool
     has_channels_last: bool
     mask_traffic_factor: int
-    extra_ops: tuple[tuple[str, int], ...] = EXTRA_OPS
     strided_readers: tuple[str, ...] = ("aten.as_strided.default", "aten.as_strided_scatter.default")
     drawn_ops: tuple[str, ...] = ("inductor_random",)
     concatenates_shared: bool = False
@@ -134,9 +116,8 @@ def inductor_rules(device_type: str) -> InductorRules:
 
     is_cpu = device_type == "cpu"
     return InductorRules(
-        max_reads=_threshold("acc_reads", is_cpu),
+        max_reads=_max_reads(is_cpu),
         max_reads_if_reused=int(config.realize_reads_threshold),
-        max_ops=_threshold("opcount", is_cpu),
         heavy_ops=_heavy_ops("cpu" if is_cpu else "cuda"),
         always_concatenates=is_cpu,
         concatenates_shared=torch_version() >= (2, 13),
@@ -190,13 +171,13 @@ def _has_padding(is_cpu: bool) -> bool:
     return bool(config.comprehensive_padding) and not (is_cpu and config.disable_padding_cpu)
 
 
-def _threshold(name: str, is_cpu: bool) -> int:
-    """``realize_<name>_threshold``, which is None from 2.13 on unless the user set it: then each device has a default."""
+def _max_reads(is_cpu: bool) -> int:
+    """``realize_acc_reads_threshold``, which is None from 2.13 on unless the user set it: then each device has a default."""
     from torch._inductor import config
 
-    given: int | None = getattr(config, f"realize_{name}_threshold")
+    given: int | None = config.realize_acc_reads_threshold
     if given is None:
-        given = getattr(config, f"realize_cpu_{name}_threshold" if is_cpu else f"_realize_{name}_threshold_default")
+        given = getattr(config, "realize_cpu_acc_reads_threshold" if is_cpu else "_realize_acc_reads_threshold_default")
     assert given is not None
     return given
 

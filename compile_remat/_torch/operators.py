@@ -5,7 +5,6 @@ Private names, the same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schem
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -66,60 +65,6 @@ def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
     values = [attrgetter(name)(owner) for name in names]
     return [value for value in values if isinstance(value, fx.GraphModule)]
 
-
-def numbers_of(node: fx.Node) -> Iterator[complex]:
-    """The numbers that an operator computes with, such as the 2.0 of ``add(x, 2.0)``: no dimensions."""
-    if not isinstance(node.target, OpOverload):
-        return
-    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-        if isinstance(given, int | float | complex) and _takes_numbers(argument):
-            yield given
-
-
-def computed_dtype(node: fx.Node) -> torch.dtype | None:
-    """The type that an operator's tensors are brought to before it computes with them; None where it has no tensor."""
-    values = [n.meta.get("val") for n in node.all_input_nodes]
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    every = {v.dtype for v in tensors}
-    if len(every) < 2:  # mostly: a fake tensor's `dim` and `promote_types` take their time
-        return next(iter(every), None)
-    return functools.reduce(torch.promote_types, [v.dtype for v in tensors if v.dim()] or [v.dtype for v in tensors])
-
-
-def promoted_inputs(node: fx.Node) -> list[fx.Node]:
-    """Which tensors an elementwise operator first brings to the type of the others."""
-    target = node.target
-    if not isinstance(target, OpOverload) or torch.Tag.pointwise not in target.tags or target in _CASTS:
-        return []
-    dtype, values = computed_dtype(node), [(n, n.meta.get("val")) for n in node.all_input_nodes]
-    return [n for n, value in values if isinstance(value, torch.Tensor) and value.dtype is not dtype]
-
-
-def is_spare_cast(node: fx.Node) -> bool:
-    """Whether a cast names the type that its operand has in Inductor's code.
-
-    Inductor's pattern that makes a loss's gradient of a scatter (``scatter_upon_const_tensor``) gives it in float32, and leaves
-    what reads it with the type that the graph had before.
-    """
-    if node.target is not torch.ops.prims.convert_element_type.default:
-        return False
-    source, dtype = node.args
-    assert isinstance(source, fx.Node)
-    noted = source.meta.get("val")
-    if not isinstance(noted, torch.Tensor):
-        return False
-    is_stale = noted.dtype.is_floating_point and any(
-        n.meta["val"].dtype is noted.dtype for n in promoted_inputs(source)
-    )
-    return (computed_dtype(source) if is_stale else noted.dtype) is dtype
-
-
-def _takes_numbers(argument: Any) -> bool:
-    return str(argument.type) in ("number", "Optional[number]", "Tensor")
-
-
-_CASTS = (torch.ops.aten.where.self, torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-"""Elementwise operators that take their tensors in any type."""
 
 _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")
 """Parts of the names of libraries whose operators wait for other processes."""

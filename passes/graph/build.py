@@ -35,10 +35,10 @@ from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
 from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
     is_fused_scatter,
+    is_unrolled,
     loaded_by,
     mark_parts,
     mark_written_constants,
-    num_unrolled,
     read_own,
     without_start,
 )
@@ -247,16 +247,14 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
 def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
     """The draft of a node that is no view, behind all that it reads; its pin is still to be set."""
     joint, rules = graph.joint, graph.rules_of(node)
-    unrolled = num_unrolled(node, rules) if op.kind is OpKind.REDUCTION else 0
     draft = Draft(
         node=node,
         op=op,
-        kernel=_kernel_of(node, op.kind, unrolled, rules),
+        kernel=_kernel_of(node, op.kind, rules),
         nbytes=0 if writes_into_input(node) else _nbytes(node),
         sources=tuple(graph.drafts_of(*node.all_input_nodes)),
         snapshots=tuple(graph.by_node[copy] for copy in joint.snapshots_for(node)),
         moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
-        num_unrolled=unrolled,
         input_reads=tuple(
             (r.name, _nbytes(r)) for r in graph.roots_of(*node.all_input_nodes) if r not in graph.by_node
         ),
@@ -284,10 +282,10 @@ def _snapshot_draft(joint: joint_graph.Joint, node: fx.Node) -> Draft:
     )
 
 
-def _kernel_of(node: fx.Node, kind: OpKind, unrolled: int, rules: InductorRules) -> Kernel:
+def _kernel_of(node: fx.Node, kind: OpKind, rules: InductorRules) -> Kernel:
     if is_fused_scatter(node, rules):
         return SCATTER
-    return POINTWISE if unrolled else KERNELS[kind]
+    return POINTWISE if kind is OpKind.REDUCTION and is_unrolled(node, rules) else KERNELS[kind]
 
 
 def _nbytes(node: fx.Node) -> int:

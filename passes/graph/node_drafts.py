@@ -21,14 +21,11 @@ class Expression:
     """What is computed inside of a fused kernel's expression.
 
     Attributes:
-        reads: What it loads, each once: names of buffers and graph inputs, and one more load of the same for each other element
-            that an unrolled sum adds.
-        ops: Its operations, each once: nodes with a number for each operation, and the numbers that it computes with.
+        reads: Names of the buffers and graph inputs that it loads.
         has_heavy: Whether it has one of `InductorRules.heavy_ops`.
     """
 
-    reads: frozenset[object] = frozenset()
-    ops: frozenset[object] = frozenset()
+    reads: frozenset[str] = frozenset()
     has_heavy: bool = False
 
 
@@ -42,8 +39,6 @@ class Draft:
         snapshots: Copies of inputs that it reads where the backward runs it.
         is_snapshot: Whether it is such a copy.
         moved: Those of the sources of which it reads other elements than the one it computes.
-        further_views: Nodes of which it reads several views, each at other elements: how many more than one.
-        num_unrolled: How many elements each element of it is reduced from in a fused expression; 0 where it is no such reduction.
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
@@ -51,7 +46,7 @@ class Draft:
         reads, gradients: The places of the values, and of the steps, that it reads.
         may_differ: Whether a second run may give other numbers.
         unread_bytes: Bytes of those outputs of a node with several that nothing takes.
-        own_expression: Of a fused node, its own operations and the graph inputs that it reads.
+        own_expression: Of a fused node, the graph inputs that it reads.
         expression: The fused expression that readers in the forward take up.
         backward_expression: The same for readers in the backward, where a value has fewer readers.
         concatenates: Whether it is a buffer that its parts are written into.
@@ -78,8 +73,6 @@ class Draft:
     snapshots: tuple[Draft, ...] = ()
     is_snapshot: bool = False
     moved: tuple[Draft, ...] = ()
-    further_views: dict[fx.Node, int] = field(default_factory=dict)
-    num_unrolled: int = 0
     in_forward: bool = True
     in_backward: bool = False
     depth: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import fx
 
 from compile_remat._torch.codegen_rules import write_where_it_stands
-from compile_remat.passes.graph.lowering.expressions import as_taken, is_written, joined
+from compile_remat.passes.graph.lowering.expressions import is_written, joined
 from compile_remat.passes.graph.lowering.materialisation import KEPT
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
 from compile_remat.passes.graph.views import most_users, readers_of
@@ -30,7 +30,7 @@ def mark_kept_values(graph: DraftGraph) -> None:
         inlined[draft] = own
         if draft.kernel != POINTWISE:
             continue
-        whole = joined(draft, [as_taken(source, inlined[source], draft) for source in draft.sources])
+        whole = joined(draft, (inlined[source] for source in draft.sources))
         if draft.is_written_if_reused and not draft.in_backward:
             inlined[draft], by_name[draft.node.name] = whole, draft
         elif _is_read_by_unfused(draft, graph):

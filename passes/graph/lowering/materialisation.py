@@ -9,20 +9,8 @@ from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
 from compile_remat._torch.operators import reduced_dims, tree_leaves
-from compile_remat.passes.graph.lowering.expressions import (
-    as_taken,
-    constant_op,
-    further_views,
-    is_variance,
-    is_written,
-    joined,
-    load_of,
-    op_name,
-    operands_of,
-    own_expression,
-    scaled_variance,
-)
-from compile_remat.passes.graph.node_drafts import Draft, DraftGraph, Expression
+from compile_remat.passes.graph.lowering.expressions import is_written, joined, load_of, op_name, own_expression
+from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
 from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
@@ -37,18 +25,16 @@ UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
 """Reductions with one result, by name."""
 
 
-def num_unrolled(node: fx.Node, rules: InductorRules) -> int:
-    """Of how many elements each element is reduced inside of a fused expression; 0 where Inductor makes a reduction of it."""
+def is_unrolled(node: fx.Node, rules: InductorRules) -> bool:
+    """Whether a reduction goes over so few elements that Inductor makes a pointwise kernel of it."""
     if operator_name(node) not in UNROLLED:
-        return 0
+        return False
     value, dims = node.all_input_nodes[0].meta["val"], reduced_dims(node)
     sizes = [size for d, size in enumerate(value.shape) if not dims or d in dims]
     if not all(isinstance(size, int) for size in sizes):
-        return 0
+        return False
     num_reduced, num_results = math.prod(sizes), math.prod(shape(node))
-    if num_reduced == 1:
-        return 1
-    return num_reduced if num_reduced < rules.unrolled_below and (num_results > 1 or rules.unrolls_to_one) else 0
+    return num_reduced == 1 or (num_reduced < rules.unrolled_below and (num_results > 1 or rules.unrolls_to_one))
 
 
 def read_own(graph: DraftGraph) -> None:
@@ -68,23 +54,19 @@ def read_own(graph: DraftGraph) -> None:
         )
         readers = [graph.by_node[u] for u in users if u in graph.by_node]
         draft.is_loaded_again = any(r.in_backward and (r.kernel == EXTERN or r.node in addmms) for r in readers)
-        draft.own_expression, draft.further_views = own_expression(draft, rules), further_views(draft)
+        draft.own_expression = own_expression(draft, rules)
 
 
 def count_reads(graph: DraftGraph) -> None:
-    """Follow Inductor's count of the buffers and operations of each fused expression (``GraphLowering.run_node``).
+    """Follow Inductor's count of the buffers that each fused expression loads (``GraphLowering.run_node``).
 
     Inductor sees forward and backward apart: there a value has only those readers that the backward may run.
     """
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
             _count_reads_of(draft, graph)
-        elif draft.kernel == CONSTANT:  # an index or a fill is written into the expression: nothing is read
-            draft.expression = draft.backward_expression = Expression(ops=frozenset({constant_op(draft.node)}))
-        else:
+        elif draft.kernel != CONSTANT:  # an index or a fill is written into the expression: nothing is read
             draft.expression = draft.backward_expression = load_of(draft)
-            if is_variance(draft.node):
-                draft.expression = draft.backward_expression = scaled_variance(draft)
 
 
 def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
@@ -93,9 +75,8 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
         draft.expression = draft.backward_expression = load_of(draft)
         return
     rules, is_always, is_read = graph.rules_of(draft.node), draft.is_always_written, draft.is_loaded_again
-    operands = operands_of(draft)
-    backward = joined(draft, [as_taken(s, s.backward_expression, draft) for s in operands])
-    forward = backward if draft.in_backward else joined(draft, [as_taken(s, s.expression, draft) for s in operands])
+    backward = joined(draft, (source.backward_expression for source in draft.sources))
+    forward = backward if draft.in_backward else joined(draft, (source.expression for source in draft.sources))
     num_users = most_users(draft.node, graph.run_again)
     is_reused = num_users > 1
     is_written_in_backward = is_always or is_written(backward, is_reused, rules)
