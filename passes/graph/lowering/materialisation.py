@@ -159,6 +159,8 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 
 def mark_parts(graph: DraftGraph) -> None:
     """A concatenation is a buffer, and a value is written into its place in the first one that reads it (``ConcatKernel``)."""
+    for draft in graph.by_node.values():
+        draft.is_materialised |= draft.concatenates
     taken: set[Draft] = set()
     for whole in graph.values:
         if not whole.concatenates:
