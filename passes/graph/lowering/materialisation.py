@@ -163,10 +163,7 @@ def mark_parts(graph: DraftGraph) -> None:
         draft.is_materialised |= draft.concatenates
     taken: set[Draft] = set()
     for whole in graph.values:
-        if not whole.concatenates:
-            continue
-        whole.is_materialised = True
-        for node in whole.node.all_input_nodes:
+        for node in whole.node.all_input_nodes if whole.concatenates else ():
             part = graph.by_node.get(node)
             if part is None or part.kernel != POINTWISE or part in taken:
                 continue
