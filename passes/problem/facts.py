@@ -124,7 +124,7 @@ def _read(part: Any, kind: type) -> tuple[tuple[str, Any], ...]:
     Raises:
         ValueError: It holds something else.
     """
-    pairs = part if isinstance(part, list) else [None]
+    pairs: list[Any] = part if isinstance(part, list) else [None]
     if not all(isinstance(pair, list) and list(map(type, pair)) == [str, kind] for pair in pairs):
         raise ValueError("no assumptions of this version")
     return tuple((name, value) for name, value in pairs)

@@ -196,6 +196,7 @@ def test_only_the_last_compilation_is_built_and_gives_the_gradients(monkeypatch:
     torch.testing.assert_close(output, kept)  # no backward of another compilation writes into it
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("empty_kernels")
 def test_graphs_that_cannot_be_read_are_planned_again_on_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operator of which Inductor's code generators raise, say: training goes on, and the budget holds."""
@@ -251,11 +252,9 @@ def test_what_torch_asks_for_may_be_missed_with_a_warning(monkeypatch: pytest.Mo
     assert "too much" in compile_remat.reports()[0].message
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("empty_kernels")
-@pytest.mark.parametrize(
-    "is_explained",
-    [pytest.param(True, id="on facts"), pytest.param(False, id="for fewer bytes", marks=pytest.mark.full)],
-)
+@pytest.mark.parametrize("is_explained", [True, False], ids=["on facts", "for fewer bytes"])
 def test_a_second_process_enters_with_the_plan_that_was_found(
     monkeypatch: pytest.MonkeyPatch, *, is_explained: bool
 ) -> None:

@@ -165,6 +165,21 @@ def test_code_whose_graphs_were_not_read_is_judged_alone() -> None:
     assert rounds.concluded(report) == report, "nothing was observed"
 
 
+def test_the_code_has_the_last_word_where_it_needs_more_than_was_observed(caplog: pytest.LogCaptureFixture) -> None:
+    """A defect, which is logged as one; the budget holds all the same."""
+    rounds = rounds_for(BYTES)
+    report = planned(rounds, 990, 300)
+    rounds.judge([report], run_of(999))
+    first = rounds.partitioner
+    with caplog.at_level("WARNING", logger="compile_remat"):
+        rounds.judge_code([replace(report, scheduled_peak_bytes=int(999.9 * MIB))])
+        assert not caplog.records and rounds.partitioner == first, "a tenth of a percent is the same"
+        with pytest.raises(PlanRefused):
+            rounds.judge_code([replace(report, scheduled_peak_bytes=1100 * MIB)])
+    assert rounds.partitioner.request == FitBelow(890 * MIB)
+    assert "its code needs" in caplog.text
+
+
 @pytest.mark.parametrize("status", [Status.REPLAYED, Status.FALLBACK])
 @pytest.mark.parametrize("budget", [BYTES, MIN])
 def test_a_pinned_plan_and_a_fallback_are_taken(budget: MemoryBudget, status: Status) -> None:
