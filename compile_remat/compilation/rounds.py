@@ -149,11 +149,13 @@ class Rounds:
         return not all(is_stored for _, is_stored in added)
 
     def _promises_less(self, report: Report) -> bool:
-        """Whether the planner now knows of a plan that is lower than all that were seen."""
+        """Whether the planner now knows of a plan that is clearly lower than all that were seen, or fits where none of them does."""
         assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
         problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
         planner = Planner(problem, self.partitioner.settings.time_limit)
-        return planner.lowest().peak_bytes < self._lowest().peak_bytes * (1 - AS_PROMISED)
+        promised_bytes, seen_bytes = planner.lowest().peak_bytes, self._lowest().peak_bytes
+        fits = report.budget_bytes is not None and promised_bytes <= report.budget_bytes < seen_bytes
+        return fits or promised_bytes < seen_bytes * (1 - AS_PROMISED)
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
         """Plan a plan that is too large again, on what was seen; in the end for fewer bytes."""
