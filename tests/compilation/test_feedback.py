@@ -103,6 +103,7 @@ def test_the_scheduled_peak_is_what_the_allocator_sees(budget: object) -> None:
     assert f"scheduled peak  {format_bytes(report.scheduled_peak_bytes)}" in str(report)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("empty_kernels")
 def test_without_a_limit_the_code_is_run_dry_and_without_inductor_there_is_none() -> None:
     train("max")[1]()
