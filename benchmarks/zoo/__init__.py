@@ -30,14 +30,14 @@ SAMPLE = (
     ("dit", "max"),
     ("gin", "min"),
     ("pinn_burgers", "min"),
-    ("gradient_penalty", "0.4"),
+    ("gradient_penalty", "min"),
     ("gpt2", "0.6"),
     ("mixtral", "min"),
     ("mamba", "min"),
     ("wav2vec2", "max"),
     ("resnet18", "min"),
     ("swin", "min"),
-    ("conv_lstm", "0.4"),
+    ("conv_lstm", "min"),
 )
 """Sixteen rows for every change: a model and a setting each, of all families, together at most a quarter of an hour."""
 

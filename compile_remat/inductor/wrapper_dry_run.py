@@ -331,19 +331,24 @@ class _Run:
                 self.live += nbytes
                 self._note(key, nbytes)
             self.holders[key] = self.holders.get(key, 0) + 1
-        self._see(name)  # what the variable held before is still there
+        self._see(name, storages)  # what the variable held before is still there
         self._release(name)
         self.names[name] = value
         self.held[name] = [k for k, _ in storages]
         if storages:
             self.variables[name] = sum(nbytes for _, nbytes in storages)
 
-    def _see(self, label: str) -> None:
-        """Note the bytes that are live now, with those that the statement's operators take for themselves."""
+    def _see(self, label: str, new: Sequence[tuple[int, int]] = ()) -> None:
+        """Note the bytes that are live now, with those that the statement's operators take for themselves.
+
+        Args:
+            new: Storages, with their bytes, that the variable `label` is about to hold.
+        """
         live_bytes = self.live + self.workspace.nbytes
         if live_bytes > self.peak:
             self.peak, self.workspace_at_peak = live_bytes, (label, self.workspace.nbytes)
             self.at_peak = {key: (name, self.bytes[key]) for name, keys in self.held.items() for key in keys}
+            self.at_peak |= {key: (label, nbytes) for key, nbytes in new}
         self.moments.append((label, live_bytes))
 
     def _counted(self, value: object) -> Iterator[tuple[int, int]]:

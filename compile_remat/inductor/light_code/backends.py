@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from compile_remat._torch.version import private_name
 from compile_remat.inductor.cpp_kernels.scheduling import SeparateKernels
-from compile_remat.inductor.light_code.cpp import CppScheduling, LightCpp
+from compile_remat.inductor.light_code.cpp import LightCpp
 from compile_remat.inductor.light_code.kernels import Kernels
-from compile_remat.inductor.light_code.triton import LightTriton, TritonScheduling
+from compile_remat.inductor.light_code.triton import LightTriton
+
+CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
+TritonScheduling = private_name("torch._inductor.codegen.triton", "TritonScheduling")
+
 
 
 def use_light_backends(scheduler: Any, kernels: Kernels) -> None:

@@ -49,19 +49,19 @@ class LightCpp(CppScheduling):
         """Decide about the buffers of one fused kernel."""
         if isinstance(node, cpp.OuterLoopFusedSchedulerNode):
             self.kernel_proxy_cls = partial(LightLoops, node.outer_loop_fusion_depth)  # type: ignore[assignment]
-            super().codegen_node(node)  # type: ignore[no-untyped-call]
+            super().codegen_node(node)
             return
         group, nodes = self.kernel_group, list(node.get_nodes())
         LightKernel(group.args).take_in(nodes)
         group.scheduled_nodes += nodes
         buffers = len(group.args.input_buffers) + len(group.args.output_buffers)
         if buffers > CppScheduling.MAX_FUSED_KERNEL_ARGS_NUM < group.get_num_args():
-            self._set_flush_status(True)  # type: ignore[no-untyped-call]
+            self._set_flush_status(True)
 
     def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
         """A kernel from a template, with what is joined to it."""
         give_own_bodies(nodes_in(args, list(kwargs.values())))
-        return super().codegen_template(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().codegen_template(*args, **kwargs)
 
     def flush(self) -> None:
         """Call the kernels so far as one function."""
@@ -69,7 +69,7 @@ class LightCpp(CppScheduling):
         if nodes:
             call_kernel(self.kernels, nodes, args)
         self.reset_kernel_group()  # type: ignore[no-untyped-call]
-        self._set_flush_status(False)  # type: ignore[no-untyped-call]
+        self._set_flush_status(False)
 
     def define_kernel(self, src_code: str, nodes: list[Any], kernel_args: Any = None) -> str:
         """A name for a kernel in the wrapper, which stands for no code."""

@@ -37,7 +37,7 @@ class LightKernel(Kernel):
     overrides = object  # type: ignore[assignment]
 
     def __init__(self, args: Any = None) -> None:
-        super().__init__(args, increase_kernel_count=False)  # type: ignore[no-untyped-call]
+        super().__init__(args, increase_kernel_count=False)
 
     def take_in(self, nodes: Iterable[Any]) -> None:
         """Decide one node after the other what it writes over, allocate what it writes; drop what no other kernel reads."""

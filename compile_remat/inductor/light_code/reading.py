@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sympy import sympify
+from torch._inductor import config
 
 from compile_remat._torch.version import private_name
 from compile_remat.inductor.light_code.backends import use_light_backends
@@ -33,6 +34,9 @@ OrderedSet = private_name("torch.utils._ordered_set", "OrderedSet")
 symbol_is_type = private_name("torch.utils._sympy.symbol", "symbol_is_type")
 SymT = private_name("torch.utils._sympy.symbol", "SymT")
 UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+
+UNSEEN = {"trace.provenance_tracking_level": 0}
+"""Options under which Inductor keeps no books on kernels beside their code."""
 
 Strides = tuple[int, ...]
 
@@ -85,7 +89,7 @@ def watch(graph: Any, told: Told) -> None:
 def _read(graph: Any) -> Lowered | None:
     token = _kernels.set(Kernels())
     try:
-        with untouched(graph):
+        with untouched(graph), graph.sizevars.shape_env.suppress_guards(), config.patch(UNSEEN):
             return read(graph)
     except Exception:  # Inductor's code generators may raise anything on a graph; it is compiled without being read
         LOG.info("the lowered graph cannot be read", exc_info=True)

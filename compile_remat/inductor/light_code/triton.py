@@ -82,13 +82,13 @@ class LightTriton(TritonScheduling):
         features = SIMDKernelFeatures(self.generate_node_schedule(nodes, numel, reduced), numel, reduced)  # type: ignore[no-untyped-call]
         if not self._made_light(features):
             give_own_bodies(nodes)
-            super().codegen_node(node)  # type: ignore[no-untyped-call]
+            super().codegen_node(node)
 
     def codegen_node_schedule(self, kernel_features: Any) -> None:
         """Decide about the buffers of one kernel."""
         if not self._made_light(kernel_features):
             give_own_bodies(kernel_features.scheduler_nodes())
-            super().codegen_node_schedule(kernel_features)  # type: ignore[no-untyped-call]
+            super().codegen_node_schedule(kernel_features)
 
     def _made_light(self, features: Any) -> bool:
         """Make a kernel of nothing but its arguments, where its accesses tell them."""
@@ -100,13 +100,13 @@ class LightTriton(TritonScheduling):
         kernel.take_in_at_once(nodes, kept)
         call_kernel(self.kernels, nodes, kernel.args, ".run")
         kernel.tell_graph()
-        self.free_buffers_in_scheduler()  # type: ignore[no-untyped-call]
+        self.free_buffers_in_scheduler()
         return True
 
     def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
         """A kernel from a template, with what is joined to it."""
         give_own_bodies(nodes_in(args, list(kwargs.values())))
-        return super().codegen_template(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return super().codegen_template(*args, **kwargs)
 
     def codegen_combo_kernel(self, combo_kernel_node: Any) -> None:
         """Kernels that share a launch."""

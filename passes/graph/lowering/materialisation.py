@@ -159,12 +159,11 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 
 def mark_parts(graph: DraftGraph) -> None:
     """A concatenation is a buffer, and a value is written into its place in the first one that reads it (``ConcatKernel``)."""
+    for draft in graph.by_node.values():
+        draft.is_materialised |= draft.concatenates
     taken: set[Draft] = set()
     for whole in graph.values:
-        if not whole.concatenates:
-            continue
-        whole.is_materialised = True
-        for node in whole.node.all_input_nodes:
+        for node in whole.node.all_input_nodes if whole.concatenates else ():
             part = graph.by_node.get(node)
             if part is None or part.kernel != POINTWISE or part in taken:
                 continue

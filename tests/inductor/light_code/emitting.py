@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,5 +125,6 @@ def _comes_of_refusal(error: BaseException | None) -> bool:
 
 
 def sources(graphs: Sequence[Emitted]) -> list[str]:
-    """The codes without what counts compilations."""
-    return [part.source_code.partition("\n")[2] for part in in_order(graphs)]
+    """The codes without what counts compilations, and without the folders that kernels lie in."""
+    codes = [part.source_code.partition("\n")[2] for part in in_order(graphs)]
+    return [re.sub(r"(?m)^# kernel path: .*/", "# kernel path: ", code) for code in codes]
