@@ -60,6 +60,7 @@ class Compiler:
         monkeypatch.setattr(Rounds, "judge", refuse)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_a_refused_round_builds_nothing_and_an_accepted_one_is_lowered_once(
     own_caches: Path, monkeypatch: pytest.MonkeyPatch, refused: int

@@ -28,7 +28,7 @@ SMALL = Problem(
     values=(
         Value("mm", 8, EXTERN, (), 5),
         Value("relu", 8, POINTWISE, (0,), 2, realised=True, position=1),
-        Value("sin", 8, POINTWISE, (1,), 2, is_drawn=True, position=2),
+        Value("sin", 8, POINTWISE, (1,), 2, position=2),
     ),
     steps=(
         Step("mul", 8, POINTWISE, (2,), (), 2),
@@ -102,7 +102,7 @@ def test_only_the_named_nodes_change_and_only_in_what_is_assumed(problem: Proble
         inner = before.kernel == POINTWISE
         allowed: set[str] = set()
         allowed |= {"realised", "realised_again"} if inner and before.name in stored else set()
-        allowed |= {"realised_again", "is_drawn"} if inner and before.name in again else set()
+        allowed |= {"realised_again"} if inner and before.name in again else set()
         allowed |= {"observed_forward_bytes"} if before.name in dict(assumed.forward_bytes) else set()
         allowed |= {"observed_bytes"} if before.name in dict(assumed.backward_bytes) else set()
         assert changed.keys() <= allowed
@@ -137,7 +137,7 @@ def test_what_was_observed_replaces_the_reasons_of_the_crude_rules() -> None:
     mul, mm_1, _ = found.steps
     assert mm == replace(SMALL.values[0], observed_forward_bytes=7)  # a kernel of its own always writes its buffer
     assert (relu.realised, relu.is_realised_again) == (False, True)
-    assert (sin.realised, sin.is_realised_again, sin.is_drawn, sin.observed_bytes) == (False, True, False, 5)
+    assert (sin.realised, sin.is_realised_again, sin.observed_bytes) == (False, True, 5)
     assert mul.realised
     assert mm_1 == replace(SMALL.steps[1], observed_bytes=9)
 
