@@ -135,7 +135,7 @@ class Rounds:
         assert report.plan is not None
         is_above = run.peak_bytes > report.plan.peak_bytes * (1 + AS_PROMISED)
         is_new = len(self.seen) < LOWERED_FOR_LOWEST and self._assume(report, run)
-        if is_new and (is_above or self._spares(before.assumed)) and self._promises_less(report):
+        if is_new and (is_above or self._spares(before.assumed)) and self._promises_less(report, is_above):
             raise PlanRefused
         self.partitioner, lowest = before, self._lowest()
         if lowest.report is not report:
@@ -148,14 +148,20 @@ class Rounds:
         added = {*now.stored, *now.stored_again} - {*before.stored, *before.stored_again}
         return not all(is_stored for _, is_stored in added)
 
-    def _promises_less(self, report: Report) -> bool:
-        """Whether the planner now knows of a plan that is clearly lower than all that were seen, or fits where none of them does."""
+    def _promises_less(self, report: Report, is_above: bool) -> bool:
+        """Whether the planner now knows of a plan that nobody has seen and that may well be the lowest.
+
+        Args:
+            is_above: Whether the last one needed more than planned: then the next one may need less than what it is planned to.
+        """
         assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
         problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
-        planner = Planner(problem, self.partitioner.settings.time_limit)
-        promised_bytes, seen_bytes = planner.lowest().peak_bytes, self._lowest().peak_bytes
-        fits = report.budget_bytes is not None and promised_bytes <= report.budget_bytes < seen_bytes
-        return fits or promised_bytes < seen_bytes * (1 - AS_PROMISED)
+        plan, seen_bytes = Planner(problem, self.partitioner.settings.time_limit).lowest(), self._lowest().peak_bytes
+        known = [each.report.plan for each in self.seen if each.report.plan is not None]
+        if any((plan.saved, plan.again) == (each.saved, each.again) for each in known):
+            return False
+        fits = report.budget_bytes is not None and plan.peak_bytes <= report.budget_bytes < seen_bytes
+        return fits or plan.peak_bytes < seen_bytes * (1 + AS_PROMISED * (1 if is_above else -1))
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
         """Plan a plan that is too large again, on what was seen; in the end for fewer bytes."""

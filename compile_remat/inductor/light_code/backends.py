@@ -14,7 +14,6 @@ CppScheduling = private_name("torch._inductor.codegen.cpp", "CppScheduling")
 TritonScheduling = private_name("torch._inductor.codegen.triton", "TritonScheduling")
 
 
-
 def use_light_backends(scheduler: Any, kernels: Kernels) -> None:
     """Give a scheduler code generators that write no kernels, for the devices that Inductor makes C++ or Triton for.
 
