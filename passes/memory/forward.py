@@ -18,7 +18,7 @@ from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.memory.reader_levels import in_levels
-from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE, Value
+from compile_remat.passes.problem.problem import ITEM, POINTWISE, Value
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,7 @@ class ForwardLifetimes:
 
     Attributes:
         saved: Saved in a buffer that is not another value's.
-        has_buffer: Written to memory though it is not saved.
-        stops: The place before which such a buffer is freed.
+        stops: The place before which a buffer is freed that is not saved.
         taken: Whether the kernel at that place writes over it.
         beside: Buffers that others may be written with, and whether these wait for the end, [P].
         copy_stops: For `Forward.held`, the place before which the copy of an input is freed, [K, P]: behind the last kernel that
@@ -36,7 +35,6 @@ class ForwardLifetimes:
     """
 
     saved: Bools
-    has_buffer: Bools
     stops: NDArray[np.int32]
     taken: Bools
     beside: Sequence[tuple[Source, Bools]]
@@ -50,7 +48,7 @@ class _Epilogue:
         values: Whose buffers they are.
         last_readers: The last reader of each.
         turns: Numbers of those that their last reader may be written over: the first ones of all readers, then their second ones.
-        others: The readers of each that are not drawn with it, or all where there is no such, one source behind the other.
+        others: The readers of each that are not written with it, or all where there is no such, one source behind the other.
         firsts: Where in `others` each source begins.
     """
 
@@ -83,7 +81,6 @@ class Forward:
     Args:
         stored: Whether a value has a buffer though it is not saved, [values].
         readers: The readers of each value.
-        drawn: Indices of random numbers, which have a buffer only where another kernel runs before their last reader.
         held_bytes: Copies of inputs that live through the whole forward.
 
     Attributes:
@@ -103,7 +100,6 @@ class Forward:
         values: Sequence[Value],
         stored: Bools,
         readers: Sequence[Sequence[int]],
-        drawn: Ints,
         held_bytes: int,
     ) -> None:
         n = len(values)
@@ -118,9 +114,6 @@ class Forward:
         self._is_stored: list[bool] = self.stored.tolist()
         self._may_be_cut = [self._is_in_open_registers(v) for v in range(n)]
         self.may_be_cut = np.array(self._may_be_cut, dtype=bool)
-        self.externs = np.cumsum([v.kernel == EXTERN and v.in_forward for v in values])
-        self.is_drawn = np.zeros(n, dtype=bool)
-        self.is_drawn[drawn] = True
         self._find_ends()
         self.joined_at = self._find_joins()
         self.epilogue = _Epilogue(epilogue_sources(values, stored.tolist()), self.joined_at)
@@ -139,9 +132,7 @@ class Forward:
         self.begins_if_saved[[v.is_snapshot for v in values]] = n  # copies are made at the end
         for v, w in self.joined_at.items():
             self.begin[w] = min(self.begin[w], v)
-        has_bytes = self.stored & (self.nbytes > 0)
-        self.sure, self.drawn = np.flatnonzero(has_bytes & ~self.is_drawn), np.flatnonzero(has_bytes & self.is_drawn)
-        self.bare = np.flatnonzero(self.stored & self.is_drawn & (self.saved_nbytes > 0))
+        self.sure = np.flatnonzero(self.stored & (self.nbytes > 0))
         begun = np.bincount(self.begin[self.sure], self.nbytes[self.sure], minlength=n + 1)
         self.always = self.fixed + np.cumsum(begun)  # with what is always written, before it is freed
         self.tops, self.order = self._lowest()
@@ -219,7 +210,7 @@ class Forward:
         found = dict[int, int]()
         for w, value in enumerate(self.values):
             for v in value.parts if self._is_stored[w] and value.nbytes and value.in_forward else ():
-                has_buffer = self._is_stored[v] and not self.is_drawn[v] and self.nbytes[v] > 0
+                has_buffer = self._is_stored[v] and self.nbytes[v] > 0
                 if has_buffer and any(reader != w for reader in self.readers[v]):
                     found[v] = w
         return found
@@ -269,19 +260,18 @@ class Forward:
         held = self._are_held(epilogue, used)
         u, last = epilogue.values, epilogue.last_readers
         ends[u] = np.where(held, np.maximum(ends[u], last[:, None]), ends[u])
-        has_buffer = self._buffers(ends)
-        taken = self._overwritten(used, ends, has_buffer)
+        taken = self._overwritten(used, ends)
         stops = ends + 1 - taken
         np.copyto(stops, never, where=used)
         covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
         for turn in epilogue.turns:
             u, last = epilogue.values[turn], epilogue.last_readers[turn]
-            over = held[turn] & used[last] & has_buffer[u] & ~covered[last]
+            over = held[turn] & used[last] & self.stored[u, None] & ~covered[last]
             stops[u] = np.where(over, never, stops[u])
             covered[last] |= over
         self._join(used, stops)
         beside = [(source, held[k]) for k, source in enumerate(epilogue.sources) if source.written_with]
-        return ForwardLifetimes(used & ~covered, has_buffer, stops, taken, beside, copy_stops)
+        return ForwardLifetimes(used & ~covered, stops, taken, beside, copy_stops)
 
     def _join(self, used: Bools, stops: NDArray[np.int32]) -> None:
         """Change `stops`: a part that is not saved has no buffer, and what it lies in stays for it."""
@@ -312,20 +302,14 @@ class Forward:
             reach[level.values] = np.where(is_cut, level.values[:, None], rows)
         return ends
 
-    def _buffers(self, ends: NDArray[np.int32]) -> Bools:
-        """Whether values have a buffer though they are not saved, [values, P]."""
-        found = np.repeat(self.stored[:, None], ends.shape[1], axis=1)
-        rows = np.flatnonzero(self.stored & self.is_drawn)
-        last_place = np.minimum(ends[rows], self.size - 1)
-        found[rows] &= (self.externs[last_place] > self.externs[rows][:, None]) | (ends[rows] >= self.size)
-        return found
-
-    def _overwritten(self, used: Bools, ends: NDArray[np.int32], has_buffer: Bools) -> Bools:
+    def _overwritten(self, used: Bools, ends: NDArray[np.int32]) -> Bools:
         """Whether a kernel writes over the value's buffer, [values, P]; not where a part that lies in it is read as long."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
-        free = has_buffer[kernels] | used[kernels]  # what is saved has a buffer, though it may have none otherwise
-        own = ~used & has_buffer
+        free = (
+            self.stored[kernels, None] | used[kernels]
+        )  # what is saved has a buffer, though it may have none otherwise
+        own = ~used & self.stored[:, None]
         for v, w in self.joined_at.items():
             own[w] &= used[v] | (ends[v] < ends[w])
         self.overwriting.mark(taken, free, kernels[:, None], own, ends)
@@ -333,7 +317,7 @@ class Forward:
 
     def live(self, lifetimes: ForwardLifetimes) -> Ints:
         """Live bytes at each place, and at the end, [P, values + 1]."""
-        saved, has_buffer, stops = lifetimes.saved, lifetimes.has_buffer, lifetimes.stops
+        saved, stops = lifetimes.saved, lifetimes.stops
         plans, width = saved.shape[1], self.size + 2
         rows = np.arange(plans, dtype=np.int64) * width
         rest = np.flatnonzero(~self.stored & (self.saved_nbytes > 0) & saved.any(axis=1))
@@ -341,21 +325,12 @@ class Forward:
         for source, waits in lifetimes.beside:
             among = np.isin(rest, source.written_with)
             late[among] = np.where(waits, late[among], source.value)
-        sure, drawn = self.sure, self.drawn
+        sure = self.sure
         index = [(stops[sure] + rows).ravel(), (late + rows).ravel()]
         weight: list[NDArray[Any]] = [
             np.repeat(-self.nbytes[sure].astype(np.float64), plans),
             (saved[rest] * self.saved_nbytes[rest].astype(np.float64)[:, None]).ravel(),
         ]
-        if len(drawn):
-            grid = (has_buffer[drawn] * self.nbytes[drawn][:, None]).ravel()
-            index += [(self.begin[drawn][:, None] + rows).ravel(), (stops[drawn] + rows).ravel()]
-            weight += [grid, -grid]
-        # Random numbers that have no buffer but are saved get one, from their own place on.
-        if len(self.bare):
-            grid = (saved[self.bare] & ~has_buffer[self.bare]) * self.saved_nbytes[self.bare][:, None]
-            index.append((self.begin[self.bare][:, None] + rows).ravel())
-            weight.append(grid.ravel())
         if len(self.held):
             grid = np.repeat(self.held_nbytes[:, None], plans, axis=1).ravel()
             index += [(self.held[:, None] + 1 + rows).ravel(), (lifetimes.copy_stops + rows).ravel()]
@@ -373,7 +348,7 @@ class Forward:
 
     def _lowest(self) -> tuple[Ints, Ints]:
         """What no plan goes below: each buffer dies as early as it can, and gives its place to another where it can."""
-        own = self.stored & ~self.is_drawn
+        own = self.stored
         may_give, shortest = np.zeros(self.size, dtype=np.int64), self.shortest.tolist()
         for w, sources in self.sources:
             may_give[[v for v in sources if shortest[v] == w]] = 1

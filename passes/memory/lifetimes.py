@@ -65,14 +65,12 @@ class _Level:
 
     Attributes:
         readers: The values with the readers that may run behind the last step that reads them.
-        inside: Those that may stay inside a kernel.
         handing: Those that stay in registers: what they read may be read behind their own slot, [H].
         may_be_stored: Whether these have a buffer in some plan, [H, 1].
         joined: The numbers and indices of those of them that are parts of a concatenation.
     """
 
     readers: ReaderLevel
-    inside: Ints
     handing: Ints
     may_be_stored: Bools
     joined: Sequence[tuple[int, int]]
@@ -90,11 +88,8 @@ class LifetimeModel:
         last_step: The last step whose kernel reads each value, [values]; -1 for none.
         step_bytes, step_last, step_in_place: See `step_buffers`.
         step_in_place_sources: Pointwise steps with the values that each may be written over.
-        drawn: Indices of random numbers.
         held: Indices of the values that are computed from copies of inputs.
         copied_for: For each concatenation that is copied, the values and the steps that get a copy.
-        may_stay_inside: Whether a value that is recomputed has a buffer only where an unfused kernel runs before its last reader,
-            [values]: random numbers.
     """
 
     def __init__(
@@ -118,22 +113,16 @@ class LifetimeModel:
         self.whole_of = {v: w for w, parts in self.parts for v in parts}
         self.copied_for = _copied_for(values, steps)
         self._levels = self._levels_of(self._readers_behind_steps(latest_step.tolist()))
-        pairs = sources_in_place(values, self._stays_stored)
+        pairs = sources_in_place(values, self._always_stored)
         latest, last = latest_step.tolist(), self.last_step.tolist()
         self.overwriting = Overwriting([(w, [v for v in sources if last[v] < latest[w]]) for w, sources in pairs])
         self.step_in_place_sources = self._step_sources(values, steps)
         self.overwriting_steps = Overwriting(
             [(b, [v for v in sources if last[v] <= b]) for b, sources in self.step_in_place_sources]
         )
-        self.is_extern = np.array([v.kernel == EXTERN for v in values], dtype=bool)
-        self.extern_steps = np.flatnonzero([s.kernel == EXTERN for s in steps])
 
     def _find_stored(self, values: Sequence[Value], steps: Sequence[Step]) -> None:
         always_stored = [is_always_stored_again(v) for v in values]
-        returned = set(steps[-1].reads) if steps else set()
-        is_drawn = np.array([v.is_drawn and k not in returned for k, v in enumerate(values)], dtype=bool)
-        self.drawn = np.flatnonzero(is_drawn)
-        self.may_stay_inside = is_drawn
         forward_stored = [is_always_stored(v) or v.is_output for v in values]
         self.step_stored = stored_steps(steps)
         self.step_end = effective_ends(steps, self.step_stored)
@@ -153,16 +142,15 @@ class LifetimeModel:
         self.last_step = np.array(last_step, dtype=np.int32)
         self.always_stored = np.array(always_stored, dtype=bool)
         self.forward_stored = np.array(forward_stored, dtype=bool)
-        stays_stored = self.always_stored & ~self.may_stay_inside
-        self._stays_stored: list[bool] = stays_stored.tolist()
-        self.runs_once = stays_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
+        self._always_stored: list[bool] = always_stored
+        self.runs_once = self.always_stored | np.array([v.kernel != POINTWISE for v in values], dtype=bool)
         has_extern_reader = np.array([bool(r) for r in self.extern_readers], dtype=bool)
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
 
-    def _readers_behind_steps(self, latest_step: Sequence[int]) -> list[tuple[int, list[int], bool, bool]]:
+    def _readers_behind_steps(self, latest_step: Sequence[int]) -> list[tuple[int, list[int], bool]]:
         """Values, from the last, whose end depends on the plan, with the readers that may run behind the last step that reads it.
 
-        With each, whether it may stay inside a kernel, and whether what it reads may be read behind its own slot.
+        With each, whether what it reads may be read behind its own slot.
         """
         last, runs_once = self.last_step.tolist(), self.runs_once.tolist()
         behind = list(latest_step)  # the last step before which a reader's kernel runs
@@ -171,21 +159,19 @@ class LifetimeModel:
             readers = [w for w in self.readers[v] if behind[w] > last[v] or v in self.whole_of]
             if not runs_once[v]:
                 behind[v] = max([behind[v], last[v], *(behind[w] for w in readers)])
-            is_inside = bool(self.may_stay_inside[v])
-            if readers or is_inside or not runs_once[v]:
-                found.append((v, readers, is_inside, not runs_once[v]))
+            if readers or not runs_once[v]:
+                found.append((v, readers, not runs_once[v]))
         return found
 
-    def _levels_of(self, walk: Sequence[tuple[int, list[int], bool, bool]]) -> list[_Level]:
+    def _levels_of(self, walk: Sequence[tuple[int, list[int], bool]]) -> list[_Level]:
         """What `_readers_behind_steps` gives, in levels."""
-        handing = {v for v, _, _, hands_on in walk if hands_on}
+        handing = {v for v, _, hands_on in walk if hands_on}
         found = []
-        for level in in_levels([(v, readers) for v, readers, _, _ in walk]):
+        for level in in_levels([(v, readers) for v, readers, _ in walk]):
             values = level.values[[v in handing for v in level.values.tolist()]]
-            may_be_stored = (self.may_stay_inside | self.is_sometimes_stored)[values]
+            may_be_stored = self.is_sometimes_stored[values]
             joined = [(k, v) for k, v in enumerate(values.tolist()) if v in self.whole_of]
-            inside = level.values[self.may_stay_inside[level.values]]
-            found.append(_Level(level, inside, values, may_be_stored[:, None], joined))
+            found.append(_Level(level, values, may_be_stored[:, None], joined))
         return found
 
     def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
@@ -194,7 +180,7 @@ class LifetimeModel:
         pairs: list[tuple[int, list[int]]] = []
         for b, step in enumerate(steps):
             if overwrites(step) and self.step_stored[b] and b not in busy:
-                path = register_path(register_reads(b, steps, self.step_stored), values, self._stays_stored)
+                path = register_path(register_reads(b, steps, self.step_stored), values, self._always_stored)
                 sources = [v for v in path if may_be_written_over(values[v], step) and not values[v].is_output]
                 if sources:
                     pairs.append((b, sources))
@@ -221,7 +207,7 @@ class LifetimeModel:
         return stored
 
     def _ends(self, schedule: Schedule, stored: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The last slot at which each value is read from memory, [values, P]; takes from `stored` what stays inside a kernel.
+        """The last slot at which each value is read from memory, [values, P].
 
         With that, the last slot at which what `held` values read is read, [K, P].
         """
@@ -232,12 +218,8 @@ class LifetimeModel:
         )  # for -1 its last row
         ends = by_step[self.last_step]
         reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
-        externs = self._externs(schedule) if self.may_stay_inside.any() else None
         for level in self._levels:
             level.readers.raise_rows(ends, reach)
-            if externs is not None and len(inside := level.inside):
-                at, plan = np.clip(ends[inside], 0, schedule.length), np.arange(plans)
-                stored[inside] = externs[at, plan] > externs[np.minimum(slots[inside], schedule.length), plan]
             handing = level.handing
             is_in_registers = recomputed[handing] & ~(stored[handing] & level.may_be_stored)
             reach[handing] = np.where(is_in_registers, ends[handing], reach[handing])  # it is read behind its own slot
@@ -266,16 +248,6 @@ class LifetimeModel:
             np.maximum(before, end, out=before, where=~is_behind)
             np.maximum(behind, end, out=behind, where=is_behind)
         return before, behind
-
-    def _externs(self, schedule: Schedule) -> NDArray[np.int32]:
-        """How many unfused kernels run up to each slot, [slots + 1, P]."""
-        slots, step_slots = schedule.slots, schedule.step_slots
-        plans = np.arange(slots.shape[1])
-        at = np.zeros((schedule.length + 1, len(plans)), dtype=np.int32)
-        made, of = np.nonzero(schedule.recomputed & self.is_extern[:, None])
-        at[slots[made, of], of] = 1
-        at[step_slots[:, self.extern_steps], plans[:, None]] = 1
-        return np.cumsum(at, axis=0, dtype=np.int32)
 
     def _joined(
         self, schedule: Schedule, buffers: Bools, ends: NDArray[np.int32]

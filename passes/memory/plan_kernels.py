@@ -82,7 +82,7 @@ def forward_kernels(simulator: Simulator, saved: Bools) -> KernelGraph:
     others = forward.live(found)[0].copy()
     buffers: dict[int, Buffer] = {}
     for v, value in enumerate(values):
-        is_own = bool(forward.stored[v] and found.has_buffer[v, 0])
+        is_own = bool(forward.stored[v])
         if value.nbytes and (is_own or found.saved[v, 0]):
             begin = int(forward.begin[v]) if is_own else int(forward.begins_if_saved[v])
             others[begin : int(found.stops[v, 0]) if is_own else None] -= value.nbytes

@@ -86,14 +86,12 @@ def forward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
         is_saved = bool(found.saved[v, 0]) and not value.is_output
         if v in forward.joined_at and not found.saved[v, 0]:
             continue  # it has no buffer of its own
-        if forward.stored[v] and found.has_buffer[v, 0]:
+        if forward.stored[v]:
             stop = int(found.stops[v, 0])
             role = OUTPUT if value.is_output else SAVED if stop > forward.size else TEMPORARY
             end = int(NEVER) if stop > forward.size else stop - 1
             spans.append(Span(value, value.nbytes, role, int(forward.begin[v]), end))
-        elif forward.stored[v] and forward.is_drawn[v] and is_saved:
-            spans.append(Span(value, value.nbytes, SAVED, int(forward.begin[v]), int(NEVER)))
-        elif not forward.stored[v] and is_saved:
+        elif is_saved:
             spans.append(Span(value, value.nbytes, SAVED, beside.get(v, int(forward.begins_if_saved[v])), int(NEVER)))
     for v, stop in zip(forward.held.tolist(), found.copy_stops[:, 0].tolist(), strict=True):
         spans.append(Span(values[v], values[v].held_bytes, COPIES, 0, int(NEVER) if stop > forward.size else stop - 1))

@@ -141,7 +141,7 @@ class Simulator:
         self._place_steps()
         self.several = _Several(values)
         held_bytes = int(self.step_held.sum())
-        self.forward = Forward(values, lifetimes.forward_stored, self.readers, lifetimes.drawn, held_bytes)
+        self.forward = Forward(values, lifetimes.forward_stored, self.readers, held_bytes)
         self.output_bytes = int(sum(v.nbytes for v in values if v.is_output))
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
 

@@ -67,7 +67,6 @@ KERNELS_OWN = frozenset(
     {
         "workspace_bytes",
         "held_bytes",
-        "is_drawn",
         "moved",
         "moved_gradients",
         "is_channels_last",
@@ -125,8 +124,6 @@ class Value:
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
         realised_again: The same where it is computed again; None where that is no different.  The backward reads fewer or more
             buffers for it than the forward: what is saved is loaded, and what the forward wrote for its readers may be computed.
-        is_drawn: Whether it is random numbers that Inductor draws: realised, and allocated unless all that reads it runs in the
-            same fused kernel, with no unfused kernel between.
         moved: Indices of values of which it reads other elements than the one it computes, as of a slice or a flipped tensor: they
             cannot be written over while it runs.
         position: Place in the forward order in which a node stands right behind what it reads.
@@ -166,7 +163,6 @@ class Value:
     is_output: bool = False
     realised: bool = False
     realised_again: bool | None = None
-    is_drawn: bool = False
     moved: tuple[int, ...] = ()
     position: int = 0
     late_step: int = -1
@@ -274,7 +270,7 @@ class Problem:
             if v.kernel == POINTWISE and v.name in forward:
                 known |= {"realised": forward[v.name], "realised_again": v.is_realised_again}
             if v.kernel == POINTWISE and v.name in backward:
-                known |= {"realised_again": backward[v.name], "is_drawn": False}
+                known["realised_again"] = backward[v.name]
             if v.name in forward_bytes:
                 known["observed_forward_bytes"] = forward_bytes[v.name]
             if v.name in backward_bytes:

@@ -124,7 +124,7 @@ def _random_tuple(rng: random.Random, values: list[Value]) -> list[Value]:
 def _with_memory_of_kernels(
     rng: random.Random, values: list[Value], steps: list[Step]
 ) -> tuple[list[Value], list[Step]]:
-    """Some kernels with workspaces, some steps that are the last to read a copied input, some random numbers."""
+    """Some kernels with workspaces, some steps that are the last to read a copied input."""
 
     def workspace(node: Value | Step) -> int:
         return rng.choice([0, 0, 0, 2]) if node.kernel == EXTERN else 0
@@ -137,7 +137,6 @@ def _with_memory_of_kernels(
             v,
             workspace_bytes=workspace(v),
             held_bytes=rng.choice([0, 0, 0, 0, 3]) if v.in_forward and v.kernel == POINTWISE else 0,
-            is_drawn=v.realised and v.kernel == POINTWISE and rng.random() < 0.3,
             is_channels_last=order(),
             copies=v.reads[:1] if v.kernel == EXTERN and rng.random() < 0.1 else (),
             **_ordered(rng, v),
@@ -166,16 +165,9 @@ def _with_parts(rng: random.Random, values: list[Value]) -> list[Value]:
     made: list[Value] = []
     for v, value in enumerate(values):
         parts: tuple[int, ...] = ()
-        if (
-            value.kernel == POINTWISE
-            and value.realised
-            and not value.is_drawn
-            and v not in taken
-            and rng.random() < 0.5
-        ):
+        if value.kernel == POINTWISE and value.realised and v not in taken and rng.random() < 0.5:
             fits = [values[r].kernel == POINTWISE and not (values[r].is_output or made[r].parts) for r in value.reads]
             parts = tuple(r for r, fit in zip(value.reads, fits, strict=True) if fit and r not in taken)
-            parts = tuple(r for r in parts if not values[r].is_drawn)
             taken.update(parts)
         made.append(replace(value, parts=parts))
     return made

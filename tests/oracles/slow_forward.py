@@ -22,7 +22,7 @@ def slow_forward_peak(problem: Problem, used: Iterable[int]) -> int:
     reads stays until then, until the last that might be saved, and it is written over it where it can be.
     """
     kept = {v for v in used if not problem.values[v].is_output}
-    forward = _Forward(problem.values, problem.steps[-1].reads, frozenset(used))
+    forward = _Forward(problem.values, frozenset(used))
     copies = sum(step.held_bytes for step in problem.steps)
     again = _computed_again(problem, frozenset(used))
     places = range(len(problem.values) + 1)
@@ -52,9 +52,9 @@ def _computed_again(problem: Problem, used: Set[int]) -> set[int]:
 class _Forward:
     """The forward of one plan."""
 
-    def __init__(self, values: tuple[Value, ...], returned: tuple[int, ...], saved: frozenset[int]) -> None:
+    def __init__(self, values: tuple[Value, ...], saved: frozenset[int]) -> None:
         self.values, self.size = values, len(values)
-        self.returned, self.saved = returned, saved
+        self.saved = saved
         self.readers = [[w for w, x in enumerate(values) if v in x.reads and x.in_forward] for v in range(self.size)]
         self.buffers = {v for v in range(self.size) if values[v].in_forward and self._has_buffer(v)}
         writers = sorted(self.buffers | {v for v in saved if values[v].in_forward})
@@ -62,18 +62,12 @@ class _Forward:
 
     def _has_buffer(self, v: int) -> bool:
         node = self.values[v]
-        if self._is_drawn_for_readers(v):
-            between = self.values[v + 1 : self.last_place(v) + 1]
-            return any(w.kernel == EXTERN and w.in_forward for w in between)
         by_kernel = node.kernel in (EXTERN, REDUCTION, ITEM) or node.realised or node.is_output
         return node.nbytes > 0 and (by_kernel or any(self.values[w].kernel == EXTERN for w in self.readers[v]))
 
-    def _is_drawn_for_readers(self, v: int) -> bool:
-        return self.values[v].is_drawn and not self.values[v].is_output and v not in self.returned
-
     def is_kernel(self, v: int) -> bool:
         is_saved = v in self.saved and self.values[v].nbytes > 0
-        return is_saved or self.values[v].is_drawn or self.values[v].kernel != POINTWISE or self._has_buffer(v)
+        return is_saved or self.values[v].kernel != POINTWISE or self._has_buffer(v)
 
     def last_place(self, v: int) -> int:
         if self.values[v].is_output:
@@ -188,7 +182,7 @@ class _Forward:
 
     def _joined_to(self, v: int) -> int:
         """The concatenation that a part is written into before it stands there: one that something else reads too; -1 for none."""
-        if v not in self.buffers or self.values[v].is_drawn:
+        if v not in self.buffers:
             return -1
         whole = next((w for w in sorted(self.buffers) if v in self.values[w].parts), -1)
         return whole if set(self.readers[v]) - {whole} else -1
@@ -214,7 +208,7 @@ class _Forward:
 
     def _ends_at(self, v: int, place: int, kept: set[int]) -> bool:
         """Whether a buffer of its own is freed behind a place."""
-        if v in kept or self._whole_of(v) >= 0 or self._is_drawn_for_readers(v) or self._begins_at(v) > place:
+        if v in kept or self._whole_of(v) >= 0 or self._begins_at(v) > place:
             return False
         is_taken = self.overwritten.get(v) == place + 1
         return self._is_alive(v, place, kept) and not is_taken and not self._is_alive(v, place + 1, kept)

@@ -147,8 +147,7 @@ class _Walk:
         return False
 
     def _in_registers(self, event: _Event) -> bool:
-        is_inside = event in self.slot and self._stays_in_its_kernel(event)
-        return self._node(event).kernel == POINTWISE and (is_inside or not self._is_stored(event))
+        return self._node(event).kernel == POINTWISE and not self._is_stored(event)
 
     def _runs_at(self, event: _Event) -> set[int]:
         """The slots at which the event's expression is evaluated: its own, or its readers' if it has no buffer."""
@@ -220,14 +219,6 @@ class _Walk:
             for other in [e for e, b in alive.items() if b.last_slot <= slot]:
                 del alive[other]
 
-    def _stays_in_its_kernel(self, event: _Event) -> bool:
-        """Whether it is random numbers that nothing reads after the next unfused kernel."""
-        node, is_returned = self._node(event), event.index in self.problem.steps[-1].reads
-        if not isinstance(node, Value) or not node.is_drawn or is_returned:
-            return False
-        between = self.events[self.slot[event] + 1 : self._last_read(event) + 1]
-        return all(self._node(e).kernel != EXTERN for e in between)
-
     def _incoming(self, slot: int) -> int:
         """Gradients of outputs that the backward reads too, as long as steps read them."""
         read = [(v, self.problem.values[v].gradient_readers) for v in self.used]
@@ -268,7 +259,7 @@ class _Walk:
         return next((e for e in found if self._has_buffer(e) and self._has_buffer(event)), event)
 
     def _has_buffer(self, event: _Event) -> bool:
-        return self._is_stored(event) and not self._is_item(event) and not self._stays_in_its_kernel(event)
+        return self._is_stored(event) and not self._is_item(event)
 
     def _made_inside(self, event: _Event) -> list[_Event]:
         """The places of a concatenation that are made in it, itself among them."""

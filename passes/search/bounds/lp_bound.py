@@ -175,7 +175,7 @@ def bytes_of(spans: Spans, simulator: Simulator) -> Ints:
 def surely_buffers(simulator: Simulator) -> Bools:
     """Values that have a buffer of their own in the backward wherever they are recomputed, and are not returned."""
     model = simulator.lifetimes
-    found = (simulator.saved_nbytes > 0) & model.always_stored & ~model.may_stay_inside
+    found = (simulator.saved_nbytes > 0) & model.always_stored
     found[[v for _, parts in model.parts for v in parts]] = False  # they may lie inside of a concatenation
     return np.asarray(found)
 

@@ -27,14 +27,14 @@ class Moments:
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
         problem, model, schedules = simulator.problem, simulator.lifetimes, simulator.schedules
-        self.has_buffer = (simulator.nbytes > 0) & model.always_stored & ~model.may_stay_inside
+        self.has_buffer = (simulator.nbytes > 0) & model.always_stored
         self.is_buffer = surely_buffers(simulator)
         self.first = np.minimum(schedules.first_anchor, schedules.late_anchor)
         self.earliest, self.last = schedules.earliest, last_steps(simulator)
         self.gradients = gradient_bytes(simulator)
         self.is_always_saved = [v.pin == SAVE and v.is_saveable for v in problem.values]
         self._written_over = dict(model.step_in_place_sources)
-        self.is_in_registers = ~(model.runs_once | model.may_stay_inside | model.is_sometimes_stored)
+        self.is_in_registers = ~(model.runs_once | model.is_sometimes_stored)
         self.is_in_registers[list(model.whole_of)] = False  # a concatenation may store it
 
     # -- in the backward ----------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class Moments:
         fixed, entries = int(forward.fixed[place]), list[Entry]()
         for v in range(n):
             nbytes = int(forward.saved_nbytes[v])
-            if not (forward.stored[v] and not forward.is_drawn[v]):
+            if not forward.stored[v]:
                 entries += programme.saved(v, nbytes) if nbytes and forward.begins_if_saved[v] <= place else []
             elif forward.begin[v] <= place and forward.nbytes[v]:
                 reasons = self._reasons(programme, v, place, reach)

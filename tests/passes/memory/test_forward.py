@@ -64,14 +64,6 @@ def test_what_is_computed_behind_the_forward_is_written_over_the_first_buffer_th
     assert peak_of(values, [0, 1, 3], [0, 1, 3]) == 4 + 4 + 4  # over none
 
 
-def test_random_numbers_that_are_saved_are_written_over_what_they_were_made_of() -> None:
-    """Without a kernel between them and their reader they have a buffer only if they are saved."""
-    drawn = replace(value("drawn", 4, [0], POINTWISE), is_drawn=True, realised=True)
-    values = [value("a", 4, []), drawn, value("b", 1, [1], POINTWISE)]
-    assert peak_of(values, [1], [1]) == 4
-    assert peak_of(values, [0, 1], [0, 1]) == 4 + 4
-
-
 def test_what_is_computed_to_be_saved_keeps_what_it_reads() -> None:
     """The mask of `a` is computed behind the forward: until then `a` stays, which would have died at `b`."""
     values = [
@@ -87,7 +79,7 @@ def test_what_is_computed_to_be_saved_keeps_what_it_reads() -> None:
 
 def test_what_is_made_of_random_numbers_alone_is_written_where_they_are_drawn() -> None:
     """A dropout's factors for the gradient, half as large as its random numbers: these die with the forward's own reader."""
-    drawn = replace(value("drawn", 4, [0], POINTWISE), is_drawn=True, realised=True)
+    drawn = replace(value("drawn", 4, [0], POINTWISE), realised=True)
     values = [
         value("a", 4, []),
         drawn,
