@@ -12,6 +12,7 @@ node itself says and what stands in the second column, and writes what stands in
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
+| `drop_fused_buffers` | kernel, depth, becomes_addmm, is_output, is_materialised | is_materialised |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts, is_materialised |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
@@ -34,6 +35,7 @@ from compile_remat.passes.graph.lowering.channels_last import mark_channels_last
 from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
 from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
+    drop_fused_buffers,
     is_fused_scatter,
     is_unrolled,
     loaded_by,
@@ -87,6 +89,7 @@ PASSES = (
     mark_outputs,
     mark_written_constants,
     pad_strides,
+    drop_fused_buffers,
     mark_layout_copies,
     mark_parts,
 )
