@@ -16,9 +16,6 @@ from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 
-KEPT = "remat_kept_if_read_once"
-"""In `fx.Node.meta` of the joint graph and of what is extracted of it: a value that `kept_values` keeps in memory."""
-
 COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
 """Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
 
