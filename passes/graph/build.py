@@ -7,11 +7,11 @@ node itself says and what stands in the second column, and writes what stands in
 | pass | reads | writes |
 |---|---|---|
 | `count_reads` | kernel, sources | expressions, is_materialised, is_written_again, is_written_if_reused |
-| `mark_kept_values` | expressions, is_written_again, is_written_if_reused | |
 | `mark_channels_last` | kernel, sources, concatenates, is_drawn, is_materialised | is_channels_last |
 | `mark_outputs` | | is_output |
 | `mark_written_constants` | kernel, sources | kernel |
 | `pad_strides` | kernel, concatenates, is_channels_last, is_output | nbytes |
+| `drop_fused_buffers` | kernel, depth, becomes_addmm, is_output, is_materialised | is_materialised |
 | `mark_layout_copies` | kernel, concatenates, is_channels_last | copied_bytes, copied_input_bytes, copies, ordered_by |
 | `mark_parts` | kernel, concatenates, is_output, is_drawn | parts, is_materialised |
 | `price` | kernel, depth, is_output, is_materialised, mask_factor | time_ns, save_time_ns |
@@ -31,9 +31,9 @@ from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
 from compile_remat.cost_models import FUSED_KINDS, CostModel, Op, OpKind, op_kind
 from compile_remat.passes.graph.lowering.channels_last import mark_channels_last, mark_layout_copies
-from compile_remat.passes.graph.lowering.kept_values import mark_kept_values
 from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
+    drop_fused_buffers,
     is_fused_scatter,
     is_unrolled,
     loaded_by,
@@ -82,11 +82,11 @@ KERNELS = {
 
 PASSES = (
     count_reads,
-    mark_kept_values,
     mark_channels_last,
     mark_outputs,
     mark_written_constants,
     pad_strides,
+    drop_fused_buffers,
     mark_layout_copies,
     mark_parts,
 )

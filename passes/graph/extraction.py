@@ -10,7 +10,6 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat._torch.narrowing.bit_ops import expand_bit_ops
 from compile_remat.cost_models import OpKind, op_kind
-from compile_remat.passes.graph.lowering.kept_values import write_kept_values
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.snapshots import reading_snapshots, restore_forward
 from compile_remat.passes.problem.duplication import SUFFIX
@@ -47,17 +46,12 @@ def extract(
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
     with reading_snapshots(joint, frozenset(plan.saved)):
         modules = joint_graph.extract_modules(
-            joint, handed, functools.partial(_rewrite, joint=joint, names=frozenset(plan.again))
+            joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again))
         )
     restore_forward(modules[0], joint)
     for module in modules:
         expand_bit_ops(module)
     return modules
-
-
-def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:
-    _copy(backward, joint, names)
-    write_kept_values(backward)
 
 
 def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:

@@ -31,28 +31,6 @@ def mark_channels_last(graph: DraftGraph) -> None:
             draft.is_channels_last = _is_channels_last(draft, graph) or (
                 draft.node in preferring and _is_written_itself(draft)
             )
-    following = _behind_the_last_convolution(graph)
-    for draft in graph.values:
-        if draft.kernel == POINTWISE and draft.node in following and not draft.is_materialised:
-            draft.is_channels_last = False
-
-
-def _behind_the_last_convolution(graph: DraftGraph) -> set[fx.Node]:
-    """What the forward hands over in the order of its dimensions: what it computes of its last convolution's result.
-
-    Inductor lays out what it returns as eager mode does, but for what a convolution is computed from, and what reads that or
-    another convolution before the last one (``GraphLowering.find_nodes_prefer_channels_last`` and ``run_node``).  So the
-    gradient of a loss that is saved in place of a decoder's picture does not lie in its place.
-    """
-    forward = [n for n in graph.joint.module.graph.nodes if n not in graph.joint.info.tangents_closure]
-    convolutions = [n for n in forward if n.target is torch.ops.aten.convolution.default]
-    if not convolutions:
-        return set()
-    preferring = _before_convolutions(forward)
-    for node in forward[: forward.index(convolutions[-1])]:
-        if node in preferring:
-            preferring.update(node.users)
-    return set(forward) - preferring
 
 
 def _before_convolutions(nodes: Sequence[fx.Node]) -> set[fx.Node]:

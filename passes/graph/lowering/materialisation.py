@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
+from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import reduced_dims, tree_leaves
 from compile_remat.passes.graph.lowering.expressions import is_written, joined, load_of, op_name, own_expression
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
@@ -15,11 +16,11 @@ from compile_remat.passes.graph.rewrites.addmm import becoming_addmm
 from compile_remat.passes.graph.views import most_users, operator_name, root_of, shape
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 
-KEPT = "remat_kept_if_read_once"
-"""In `fx.Node.meta` of the joint graph and of what is extracted of it: a value that `kept_values` keeps in memory."""
-
 COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
 """Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
+
+UNFUSED = -1
+"""Stands for the depth of a kernel that nothing is fused with."""
 
 UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
 """Reductions with one result, by name."""
@@ -155,6 +156,25 @@ def _copied(draft: Draft) -> fx.Node | None:
 def _operands(node: fx.Node) -> list[fx.Node]:
     """The tensors among the arguments, in their order, each as often as it stands there."""
     return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+
+
+def drop_fused_buffers(graph: DraftGraph) -> None:
+    """A value that is written for its expression has no buffer if one fused kernel computes it and all that reads it.
+
+    Crude: whatever has as many unfused kernels before it is one kernel.  Without it the predicted peak of plain torch.compile
+    was 11 % too high for BERT and 5 % for Llama on CPUs, and the lowest peak of a U-Net in bfloat16 for CUDA 9 %.
+    """
+    places: dict[Draft, set[int]] = {draft: set() for draft in graph.by_node.values()}
+    for draft in reversed(places):
+        found = places[draft]
+        is_unfused = draft.kernel == EXTERN or draft.becomes_addmm or draft.node.target is PACK_BITS
+        is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
+        inside = found if is_in_registers and found and UNFUSED not in found else {draft.depth}
+        for source in draft.sources:
+            places[source] |= {UNFUSED} if is_unfused else inside
+    for draft, found in places.items():
+        if draft.is_materialised and not draft.becomes_addmm and found == {draft.depth}:
+            draft.is_materialised = False
 
 
 def mark_parts(graph: DraftGraph) -> None:
