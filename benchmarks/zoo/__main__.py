@@ -37,7 +37,7 @@ from benchmarks.common import harness
 from benchmarks.common.row_store import Store
 from benchmarks.models import DTYPES
 from benchmarks.zoo import ENTRIES, SAMPLE, entry_of, summary
-from benchmarks.zoo.rows import FAILED, PLAIN, SETTINGS, TIMEOUT, ZooRow, is_kept, plain_of, store_of
+from benchmarks.zoo.rows import FAILED, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, is_kept, plain_of, store_of
 
 TIMEOUT_S, PATIENCE = 240, 4
 THREADS = "1"
@@ -115,7 +115,7 @@ class Runner:
             if row is None:
                 continue
             yield row
-            if row.outcome in (FAILED, TIMEOUT) and setting != PLAIN:
+            if row.outcome in (FAILED, TIMEOUT, STALLED) and setting != PLAIN:
                 self._known(name, PLAIN)
 
     def _row(self, name: str, setting: str) -> ZooRow | None:
@@ -123,7 +123,7 @@ class Runner:
         plain = (
             self._known(name, PLAIN) if setting not in (PLAIN, "min") else self.store.find(self._blank(name, PLAIN).run)
         )
-        if plain is not None and plain.outcome != "ok" and setting != PLAIN:
+        if plain is not None and plain.outcome in (FAILED, TIMEOUT) and setting != PLAIN:
             return None
         budget_bytes = None
         if setting[0].isdigit():
@@ -169,7 +169,8 @@ def in_process(row: ZooRow, timeout_s: float) -> ZooRow:
             printed, said = process.communicate(timeout=PATIENCE * timeout_s)
         except subprocess.TimeoutExpired:
             end(process)
-            printed = said = ""
+            wall_s = PATIENCE * timeout_s
+            return replace(row, outcome=STALLED, failure=f"no end after {wall_s:g} s", wall_s=wall_s)
         except BaseException:  # interrupted: the process is in a session of its own, which no key reaches
             end(process)
             raise
@@ -177,7 +178,7 @@ def in_process(row: ZooRow, timeout_s: float) -> ZooRow:
     for line in printed.splitlines():
         if line.startswith("{"):
             return ZooRow.of(json.loads(line))
-    if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+    if process.returncode == -signal.SIGXCPU:
         return replace(row, outcome=TIMEOUT, failure=f"no end after {timeout_s:g} CPU s", wall_s=wall_s)
     last = (said.strip().splitlines() or ["no word"])[-1]
     return replace(row, outcome=FAILED, failure=f"exit status {process.returncode}: {last}", wall_s=wall_s)

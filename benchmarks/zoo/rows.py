@@ -10,7 +10,7 @@ from benchmarks.common.row_store import Store
 PLAIN = "plain"
 SETTINGS = ("min", "max", "0.6", "0.4")
 """In the order in which they are made."""
-OK, FLOOR, FAILED, TIMEOUT = "ok", "floor", "failed", "timeout"
+OK, FLOOR, FAILED, TIMEOUT, STALLED = "ok", "floor", "failed", "timeout", "stalled"
 
 Bytes = tuple[int | None, ...]
 
@@ -32,7 +32,7 @@ class ZooRow:
         gradient_bytes: Bytes of the parameters that have a gradient.
         planning_cpu_s: CPU seconds from the joint graphs to two modules each, over all rounds.
         cpu_s, wall_s: Of tracing, planning and compiling; libraries are imported and the model is built before.
-        outcome: One of `OK`, `FLOOR`, `FAILED`, `TIMEOUT`.
+        outcome: One of `OK`, `FLOOR`, `FAILED`, `TIMEOUT`, `STALLED`: the last where the machine was busy, or the process paused.
         statuses: Of the plans.
         warnings: Texts of our warnings, each once.
         failure: The innermost error, or how the process ended, or why the dry run does not follow the code.
@@ -108,9 +108,9 @@ class ZooRow:
 def is_kept(row: ZooRow | None, *, sources: str, torch: str, fresh: bool) -> bool:
     """True for a stored row that need not be made again: one of the same torch, under `fresh` one of the same sources.
 
-    Plain torch.compile has no part in our sources.
+    Plain torch.compile has no part in our sources.  A row that stalled is made again.
     """
-    if row is None or row.torch != torch:
+    if row is None or row.torch != torch or row.outcome == STALLED:
         return False
     return not fresh or row.setting == PLAIN or row.sources == sources
 

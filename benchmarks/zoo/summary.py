@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.common import harness
 from benchmarks.common.harness import mib
 from benchmarks.zoo import ENTRIES
-from benchmarks.zoo.rows import FAILED, OK, PLAIN, SETTINGS, TIMEOUT, ZooRow, plain_of
+from benchmarks.zoo.rows import FAILED, OK, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, plain_of
 
 LIMIT = 0.005
 """Of the error of a prediction."""
@@ -126,7 +126,7 @@ def miss(row: ZooRow, rows: Sequence[ZooRow]) -> str:
 
     A floor is right unless `min` of the same model lies below the budget, or beside the floor by more than `LIMIT`.
     """
-    if row.outcome in (FAILED, TIMEOUT):
+    if row.outcome in (FAILED, TIMEOUT, STALLED):
         return f"{row.outcome}: {row.failure}"
     if row.setting == PLAIN:
         return ""

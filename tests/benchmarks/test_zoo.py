@@ -25,7 +25,7 @@ from benchmarks.common.code_only import (
 from benchmarks.zoo import ENTRIES, SAMPLE, child, entry_of, summary
 from benchmarks.zoo import __main__ as command
 from benchmarks.zoo.building import Entry, WithLoss
-from benchmarks.zoo.rows import FAILED, FLOOR, PLAIN, SETTINGS, TIMEOUT, ZooRow, is_kept, plain_of, store_of
+from benchmarks.zoo.rows import FAILED, FLOOR, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, is_kept, plain_of, store_of
 
 MIB = 1 << 20
 FAMILIES = {
@@ -95,6 +95,8 @@ def test_a_row_is_stored_as_it_is(tmp_path: Path) -> None:
         (replace(ROW, sources="then"), True, False),
         (replace(ROW, sources="then", setting=PLAIN), True, True),
         (replace(ROW, torch="2.11"), False, False),
+        (replace(ROW, outcome=STALLED), False, False),
+        (replace(ROW, outcome=TIMEOUT), False, True),
     ],
 )
 def test_rows_that_are_kept(row: ZooRow | None, fresh: bool, expected: bool) -> None:
@@ -163,10 +165,14 @@ def test_a_process_that_dies_or_hangs_leaves_a_row(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys, "executable", str(dies))
     row = command.in_process(ROW, 30.0)
     assert (row.outcome, row.failure) == (FAILED, "exit status 1: no room")
-    for script in (hangs, works):
-        monkeypatch.setattr(sys, "executable", str(script))
-        row = command.in_process(ROW, 0.25)
-        assert (row.outcome, row.failure) == (TIMEOUT, "no end after 0.25 CPU s")
+    monkeypatch.setattr(sys, "executable", str(works))
+    monkeypatch.setattr(command, "PATIENCE", 100)
+    row = command.in_process(ROW, 0.25)
+    assert (row.outcome, row.failure) == (TIMEOUT, "no end after 0.25 CPU s")
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    monkeypatch.setattr(command, "PATIENCE", 2)
+    row = command.in_process(ROW, 0.25)
+    assert (row.outcome, row.failure) == (STALLED, "no end after 0.5 s")
 
 
 # -- making a row ------------------------------------------------------------------------------------------------------
