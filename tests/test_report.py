@@ -82,6 +82,8 @@ def test_json_holds_everything() -> None:
         "caveat": "",
         "from_cache": False,
         "check": "",
+        "observed_peak_bytes": None,
+        "rounds": 1,
         "scheduled_peak_bytes": None,
         "reserved_peak_bytes": None,
         "required_peak_bytes": None,

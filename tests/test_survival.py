@@ -192,7 +192,7 @@ def test_the_first_backward_may_keep_its_graph(check: bool) -> None:
     loss = compiled(model, check=check)(x).sum()
     loss.backward(retain_graph=True)
     loss.backward()
-    torch.testing.assert_close([p.grad for p in model.parameters()], expected)
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-5, atol=1e-5)
     assert compile_remat.reports()[-1].check == "passed" * check
 
 

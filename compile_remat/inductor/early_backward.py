@@ -30,6 +30,7 @@ from torch._inductor import config
 from compile_remat._torch import sizes
 from compile_remat._torch.version import private_name
 from compile_remat.inductor.install import CustomPartitionerFn
+from compile_remat.inductor.light_code.graph_state import CountsInside
 from compile_remat.inductor.light_code.reading import Lowered
 from compile_remat.inductor.observe import GraphCompiler
 
@@ -114,17 +115,21 @@ def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) ->
         backward, context = recorder.backward_of(gm), TracingContext.try_get()
         if backward is None or context is None or context.fw_metadata.num_symints_saved_for_bw:
             return compiler(gm, example_inputs, **options)
-        is_compiled, outside = False, {name: getattr(config, name) for name in OF_ONE_LOWERING}
+        outside = {name: getattr(config, name) for name in OF_ONE_LOWERING}
+        inside: CountsInside | None = None
 
         def compile_inside(lowered: Lowered) -> None:
-            nonlocal is_compiled
-            is_compiled = True
+            nonlocal inside
+            inside = CountsInside()
             with config.patch(outside), _lowering_inside():
                 _compile_now(backward, context, lowered, lowered.output_strides, options, compile_backward)
+            inside.take()
 
         nested = {} if options.get("cudagraphs") else {"after_lowering": compile_inside}
         compiled = compiler(gm, example_inputs, **nested, **options)
-        if not is_compiled:  # the forward came out of a cache, or could not be read
+        if inside is not None:
+            inside.give_back()
+        else:  # the forward came out of a cache, or could not be read
             _compile_now(backward, context, compiled, context.output_strides, options, compile_backward)
         return compiled
 

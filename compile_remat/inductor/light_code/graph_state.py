@@ -56,6 +56,39 @@ class ProcessCounts:
         self._figures.put_into(vars(metrics))
 
 
+class CountsInside:
+    """What torch counts while a graph is compiled inside of another one's lowering.
+
+    Inductor caches each graph with what was counted while it was compiled, and counts that again where the graph comes out of
+    the cache.  So the counts are taken away when the inner graph is done, and given back once the outer one is.
+    """
+
+    def __init__(self) -> None:
+        self._numbers, self._counts = _numbers(), {name: counter.copy() for name, counter in counters.items()}
+
+    def take(self) -> None:
+        """The inner graph is done."""
+        now, before = _numbers(), self._numbers
+        self._numbers = {name: number - before.get(name, 0) for name, number in now.items()}
+        vars(metrics).update({name: number for name, number in before.items() if name in now})
+        for name, counter in counters.items():
+            counted = counter.copy()
+            counted.subtract(self._counts.get(name, {}))
+            counter.subtract(counted)
+            self._counts[name] = counted
+
+    def give_back(self) -> None:
+        """The outer graph is done."""
+        for name, number in self._numbers.items():
+            vars(metrics)[name] += number
+        for name, counted in self._counts.items():
+            counters[name].update(counted)
+
+
+def _numbers() -> dict[str, int]:
+    return {name: value for name, value in vars(metrics).items() if type(value) is int and not name.startswith("__")}
+
+
 def _is_figure(name: str, value: Any) -> bool:
     return isinstance(value, int | list | set | dict) and not name.startswith("__")
 
