@@ -51,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return summary.compare(*arguments.compare)
     from compile_remat.planning.partitioner import sources_hash
 
-    torch.set_num_threads(int(THREADS))
     head = {**harness.header("cpu"), "threads": THREADS}
     harness.print_header(head)
     runner = Runner(store_of(arguments.json, head), arguments, sources_hash()[:12])
