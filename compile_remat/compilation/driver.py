@@ -142,7 +142,7 @@ class Compilation:
         enter = self._enter_with(partitioner)
         try:
             with recording() as reports:  # those of an interrupted attempt are dropped
-                return enter(partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
+                return _entered(enter, partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
         except Exception as error:
             found = find_error(error, DeadlineReached)
             if found is None:
@@ -150,7 +150,7 @@ class Compilation:
             resume = found.resume
         partitioner = replace(partitioner, request=resume)
         with without_partition_cache(), recording() as reports:
-            return enter(partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
+            return _entered(enter, partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
 
     def _enter_with(self, guide: RematPartitioner) -> Callable[..., Compiled]:
         """``enter(partitioner, observer, before_code)`` under the options that go with `guide`."""
@@ -290,9 +290,12 @@ class Compilation:
             PlanRefused: It is not taken.
         """
         with recording() as reports, building_postponed(self.patches) as graphs:
-            emissions = Emissions()
+            emissions, side_file = (
+                Emissions(),
+                self._side_file(rounds.partitioner),
+            )  # Inductor rewrites the graph that names it
             compiled, partitioner = self._enter(rounds.partitioner, emissions, rounds)
-            side_file = None if isinstance(partitioner.request, Resume) else self._side_file(partitioner)
+            side_file = None if isinstance(partitioner.request, Resume) else side_file
             with sizes_at(partitioner.sizes):
                 reports[:] = with_scheduled_peak(reports, emissions)
                 if not reports and emissions.seen:
@@ -314,6 +317,16 @@ class Compilation:
 def _as_emitted(report: Report) -> Report:
     """The report of a plan that nobody judged: what its code needs stands for what was observed of its lowered graphs."""
     return replace(report, observed_peak_bytes=report.scheduled_peak_bytes)
+
+
+def _entered(
+    enter: Callable[..., Compiled], partitioner: RematPartitioner, observer: Observer | None, readings: Readings | None
+) -> Compiled:
+    """Compile; an exception by which the plan was left is raised, also where torch has suppressed it."""
+    compiled = enter(partitioner, observer, readings)
+    if readings is not None and readings.left is not None:
+        raise readings.left
+    return compiled
 
 
 def _judged(

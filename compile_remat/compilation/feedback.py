@@ -160,10 +160,10 @@ def _excess_bytes(reports: Sequence[Report], settings: Settings) -> int:
 
 
 def is_too_large(report: Report, settings: Settings) -> bool:
-    """Whether the code needs more than the budget."""
+    """Returns whether the code needs more than the budget."""
     return _excess_bytes([report], settings) > 0
 
 
 def is_lowest(report: Report) -> bool:
-    """Whether the plan is the lowest that the planner knows of."""
+    """Returns whether the plan is the lowest that the planner knows of."""
     return report.plan is not None and report.floor_bytes is not None and report.plan.peak_bytes <= report.floor_bytes

@@ -26,14 +26,25 @@ class Readings:
         judge: Called once both are there and their dry runs understood; raises `PlanRefused` where the plan is not taken.
         sizes: Of the symbols, in the dry runs.
         stops: Whether `PlanTaken` is raised where the plan is taken.
+
+    Attributes:
+        left: The exception that was raised: torch suppresses all errors of a backward that it compiles early for varying sizes.
     """
 
     def __init__(self, judge: Callable[[RegionRun], None], sizes: Sizes = (), *, stops: bool = False) -> None:
         self._judge, self._sizes, self._stops = judge, sizes, stops
         self._lowered = Emissions()
+        self.left: Exception | None = None
 
     def __call__(self, lowered: Emitted) -> None:
         """Take in one graph."""
+        try:
+            self._take_in(lowered)
+        except Exception as error:
+            self.left = error
+            raise
+
+    def _take_in(self, lowered: Emitted) -> None:
         self._lowered(lowered)
         with sizes_at(self._sizes):
             run = self._lowered.region_run()

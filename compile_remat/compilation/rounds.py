@@ -116,7 +116,7 @@ class Rounds:
             raise PlanRefused
 
     def _is_as_seen(self, report: Report) -> bool:
-        """Whether a plan's graphs were read and its code needs what they did; a difference is logged, as it is a defect of ours."""
+        """Returns whether a plan was read and its code has the peak that was read; logs a difference, as it is a defect of ours."""
         if not self.seen or self.seen[-1].partitioner != self.partitioner or report.scheduled_peak_bytes is None:
             return False
         observed_bytes, emitted_bytes = self.seen[-1].peak_bytes, report.scheduled_peak_bytes

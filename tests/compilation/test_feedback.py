@@ -171,6 +171,20 @@ def test_where_the_code_needs_more_it_is_planned_again(monkeypatch: pytest.Monke
     assert ("planned for" in report.message) == (not is_explained)
 
 
+def test_a_refusal_holds_where_torch_suppresses_errors_of_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For varying sizes torch compiles the backward early and suppresses its errors: the refused plan ran, above its budget."""
+    fastest = compile_remat.plan(Chain(), X, memory_budget="max").peak_bytes
+    seen = _inflate(monkeypatch, 1.15)
+    model = Chain()
+    call = torch.compile(
+        lambda x: model(x) * x.shape[0], backend=remat, dynamic=True, options={"memory_budget": int(fastest * 0.8)}
+    )
+    call(X).sum().backward()
+    (report,) = compile_remat.reports()
+    assert report.rounds > 1 and report.observed_peak_bytes is not None and report.budget_bytes is not None
+    assert seen[0] > report.budget_bytes >= report.observed_peak_bytes
+
+
 def test_only_the_last_compilation_is_built_and_gives_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     built, emitted = Built(monkeypatch), list[str]()
     take_in = Emissions.__call__

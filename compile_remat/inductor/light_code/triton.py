@@ -51,7 +51,7 @@ class TextlessKernel(TritonKernel):
     """A Triton kernel that Inductor makes as always, but for its text."""
 
     def codegen_kernel(self, name: str | None = None) -> str:
-        """No text; the call asks for what stands beside it."""
+        """Returns no text; sets the metadata that Inductor reads when it writes the kernel's call."""
         self.triton_meta: dict[str, Any] = {}
         self.inductor_meta: dict[str, Any] = {}
         return ""
