@@ -193,7 +193,7 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
     """
     if isinstance(model, str):
         return _plan_by_name(model, settings)
-    return _first(look(model, inputs, **settings)).plan
+    return _first(look(model, inputs, observes=True, **settings)).plan
 
 
 def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:

@@ -59,6 +59,7 @@ from compile_remat.passes.problem.facts import Assumptions as Assumptions
 from compile_remat.passes.problem.facts import BufferFacts as BufferFacts
 from compile_remat.passes.problem.facts import GraphFacts as GraphFacts
 from compile_remat.passes.problem.facts import KernelFacts as KernelFacts
+from compile_remat.passes.problem.facts import PlainFacts as PlainFacts
 from compile_remat.passes.problem.facts import RegionFacts as RegionFacts
 from compile_remat.passes.problem.plan import Plan as Plan
 from compile_remat.passes.problem.plan import SlicedProduct as SlicedProduct
@@ -105,6 +106,7 @@ __all__ = [
     "NarrowForm",
     "NotSliced",
     "Origin",
+    "PlainFacts",
     "Plan",
     "PlanOption",
     "Planner",

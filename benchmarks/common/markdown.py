@@ -24,7 +24,6 @@ from benchmarks import (
     inputs,
     max_speed,
     narrowing,
-    plain,
     planning_time,
     predicted_time,
     promise,
@@ -321,10 +320,6 @@ def _cuda_codegen_summary(rows: Rows) -> str:
     return cuda_codegen.summary(_codegen_rows(rows))
 
 
-def _plain(rows: Rows) -> list[Table]:
-    return [plain.table([plain.PlainRow(**fields) for fields in rows])]
-
-
 def _first_step(rows: Rows) -> list[Table]:
     return [first_step.table([first_step.FirstStepRow.of(fields) for fields in rows])]
 
@@ -535,23 +530,6 @@ transformers have 4 layers of width 256. The machine was busy with other things,
 time.""",
         _first_step,
         _first_step_summary,
-    ),
-    Section(
-        "What a fraction is of",
-        "plain_cpu.json",
-        "python -m benchmarks.plain",
-        """\
-The predicted peak of plain `torch.compile`, which a fraction is of, against its measured one. `same`: whether our max-flow saves
-the same tensors as torch's own chooser; the seconds are the CPU time of both.""",
-        _plain,
-    ),
-    Section(
-        "What a fraction is of in bfloat16",
-        "plain_bfloat16_cpu.json",
-        "python -m benchmarks.plain --dtype bfloat16 --json benchmarks/results/plain_bfloat16_cpu.json",
-        """\
-The same in bfloat16; fourier cannot run in it.""",
-        _plain,
     ),
     Section(
         "What operators take beside their outputs",

@@ -385,6 +385,19 @@ def torch_partition(
     return modules
 
 
+def plain_partition(
+    module: fx.GraphModule, joint_inputs: Any, **keywords: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The same as if no memory budget of torch's were set, for the process or in the graph, from which its marks are taken."""
+    for graph in [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]:
+        for node in graph.nodes:
+            node.meta.pop("memory_budget", None)
+            if isinstance(node.meta.get("custom"), dict):
+                node.meta["custom"] = {key: value for key, value in node.meta["custom"].items() if key != RATIO_KEY}
+    with functorch_config.patch(activation_memory_budget=1.0):
+        return torch_partition(module, joint_inputs, **keywords)
+
+
 _OF_RUNTIME = ("Philox", "ForwardToken", "BackwardToken", "Tangent")
 """How names of AOTAutograd's descriptors begin of inputs that are no tensors of the user's."""
 

@@ -9,10 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from compile_remat._torch.autograd_node import written_inputs
+from compile_remat._torch.joint_graph import copied_graph
 from compile_remat._torch.sizes import sizes_at
+from compile_remat._util.size_range import Sizes
 from compile_remat.announcement import announce
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.caveats import caveats_of, unplanned, with_caveats
@@ -22,6 +25,7 @@ from compile_remat.compilation.feedback import (
     with_scheduled_peak,
     with_scheduled_range,
 )
+from compile_remat.compilation.plain_run import lowered_plain
 from compile_remat.compilation.readings import PlanRefused, PlanTaken, Readings
 from compile_remat.compilation.report_cache import Kept
 from compile_remat.compilation.rounds import Rounds
@@ -39,7 +43,7 @@ from compile_remat.inductor.entry import (
 from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.inductor.observe import Observer
 from compile_remat.inductor.unplanned_graphs import computes_gradients
-from compile_remat.passes import Assumptions, Status
+from compile_remat.passes import Assumptions, PlainFacts, Status
 from compile_remat.planning.deadline import DeadlineReached
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import FitBelow, Resume, target_bytes_of
@@ -69,11 +73,12 @@ class Compilation:
         gm: The graph.
         example_inputs: What it will be called with first.
         patches: Inductor's options, as the user gave them.
-        region: Of the compilation before, where the graph is compiled again.
+        region, plain: Of the compilation before, where the graph is compiled again.
 
     Attributes:
         region: The number of the graph in reports.
         written: Positions of the inputs that the graph writes into, once it is compiled; None where they are not known.
+        plain: What plain torch.compile takes for the graph, by sizes; None where it could not be lowered.
     """
 
     def __init__(
@@ -83,11 +88,13 @@ class Compilation:
         config: RematConfig,
         patches: Mapping[str, Any],
         region: int | None = None,
+        plain: dict[Sizes, PlainFacts | None] | None = None,
     ) -> None:
         self.gm, self.example_inputs = gm, example_inputs
         self.config, self.patches = config, patches
         self.region = next(_REGIONS) if region is None else region
         self.written: frozenset[int] | None = None
+        self.plain = {} if plain is None else plain
 
     def run(self, partitioner: RematPartitioner, *, is_trial: bool = False) -> tuple[Compiled, list[Report]]:
         """Compile inside the partitioner's budget; returns what to call, and the reports, which are recorded as well.
@@ -99,6 +106,8 @@ class Compilation:
             BudgetError: No plan fits, or the code of the lowest one does not.
         """
         with recording(inlined_calls=inlined_calls(self.gm)) as reports:
+            if self.config.check or self._is_final(partitioner):
+                partitioner = self._with_plain(partitioner)
             if self.config.check:
                 enter = self._enter_with(partitioner)
                 folder = self.config.report_dir
@@ -232,8 +241,9 @@ class Compilation:
         Raises:
             BudgetError: The lowest plan that was seen needs more than the budget.
         """
-        rounds = self._found_before(partitioner)
-        first = None if rounds.is_settled else self._side_file(partitioner)
+        first = self._side_file(partitioner)
+        rounds = self._found_before(partitioner, first)
+        first = None if rounds.is_settled else first
         while True:
             before = ProcessCounts()
             try:
@@ -248,7 +258,7 @@ class Compilation:
         Raises:
             BudgetError: The lowest plan that was seen needs more than the budget.
         """
-        rounds = Rounds(partitioner)
+        rounds = Rounds(self._with_plain(partitioner, is_asked=True))
         while True:
             before = ProcessCounts()
             try:
@@ -270,12 +280,26 @@ class Compilation:
             raise error
         rounds.failed(without_traceback(found))
 
-    def _found_before(self, partitioner: RematPartitioner) -> Rounds:
+    def _with_plain(self, partitioner: RematPartitioner, *, is_asked: bool = False) -> RematPartitioner:
+        """The partitioner with what plain torch.compile takes, where its budget is a fraction of that, or somebody asks."""
+        wanted = is_asked or partitioner.settings.asks_for_plain(self.gm)
+        if not wanted or self.config.compiler == "eager" or partitioner.fallback or not self._has_backward:
+            return partitioner
+        sizes = partitioner.sizes
+        if sizes not in self.plain:
+            self.plain[sizes] = lowered_plain(copied_graph(self.gm), self.example_inputs, self.patches, sizes)
+        return replace(partitioner, assumed=replace(partitioner.assumed, plain=self.plain[sizes]))
+
+    @property
+    def _has_backward(self) -> bool:
+        has_leaf = any(isinstance(x, torch.Tensor) and x.requires_grad for x in self.example_inputs)
+        return has_leaf or computes_gradients(self.gm)
+
+    def _found_before(self, partitioner: RematPartitioner, side_file: Path | None) -> Rounds:
         """Where an earlier process ended: with the plan that it took, or at the beginning."""
-        side_file = self._side_file(partitioner)
         kept = Kept() if side_file is None else report_cache.recall(side_file)
         if kept.next_bytes is None:
-            return Rounds(partitioner)
+            return Rounds(self._with_plain(partitioner))
         request = FitBelow(kept.next_bytes) if kept.next_bytes else partitioner.request
         assumed = Assumptions.from_text(kept.next_assumed)
         return Rounds(replace(partitioner, request=request, assumed=assumed), is_settled=True)

@@ -211,7 +211,7 @@ def forecast(
     if search and worker is not None:
         worker.send((own.step, beside))
     plain_problem = plain_ready.with_torch if plain_ready is not None and plain_ready.with_torch.reference else None
-    plain = None if plain_problem is None else plain_option(plain_problem, in_groups=device.name == "cpu")
+    plain = None if plain_problem is None else plain_option(plain_problem)
     if effective.budget.kind == "fraction" and plain is not None:
         effective = replace(effective, plain_bytes=plain.peak_bytes)
     planner = own.planner
@@ -249,7 +249,6 @@ def forecast(
             ),
             found.problem,
             plain_problem,
-            in_groups=device.name == "cpu",
             work_seconds=target.time_limit,
         ),
         floor_bytes=found.floor_bytes,

@@ -11,6 +11,7 @@ from compile_remat._torch import joint_graph
 from compile_remat.errors import BudgetError, RematError
 from compile_remat.passes import (
     InnerBackward,
+    PlainFacts,
     as_in_torch,
     as_joint,
     backward_calls,
@@ -30,7 +31,9 @@ from compile_remat.planning.request import Fit, FitBelow, Request
 from compile_remat.planning.settings import Settings
 
 
-def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request: Request) -> fx.GraphModule:
+def with_copies_in_backward(
+    module: fx.GraphModule, settings: Settings, request: Request, plain: PlainFacts | None = None
+) -> fx.GraphModule:
     """The graph under a plan, which is recorded; the graph itself where it has no backward, or is not functional.
 
     With several backwards in it, each is planned in turn up to its end, the ones before as part of its forward.  Where no plan fits
@@ -38,6 +41,7 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
 
     Args:
         request: Where other regions share the budget, they hold nothing while this graph runs: it has it alone.
+        plain: What plain torch.compile takes for the whole graph, where that was observed.
 
     Raises:
         PlannerFailed: Something of torch's or ours broke; a `RematError` passes.
@@ -48,7 +52,7 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
     request = request if isinstance(request, FitBelow) else Fit()
     try:
         with without_common_subexpressions(module) as given:
-            merged_graph, planned = _backwards_planned(given, settings, request)
+            merged_graph, planned = _backwards_planned(given, settings, request, plain)
     except RematError:
         raise
     except Exception as error:
@@ -62,7 +66,7 @@ def with_copies_in_backward(module: fx.GraphModule, settings: Settings, request:
 
 
 def _backwards_planned(
-    module: fx.GraphModule, settings: Settings, request: Request
+    module: fx.GraphModule, settings: Settings, request: Request, plain: PlainFacts | None
 ) -> tuple[fx.GraphModule, Planned | None]:
     """The graph with each of its backwards under a plan, and the plan of the last one, with the peak of the whole graph.
 
@@ -70,8 +74,8 @@ def _backwards_planned(
     """
     calls, planned = backward_calls(module), None
     has_several = len(calls) > 1
-    if has_several and settings.budget.kind == "fraction":
-        settings = _with_plain_bytes(settings, module, calls[-1])
+    if settings.budget.kind == "fraction" and (has_several or plain is not None):
+        settings = _with_plain_bytes(settings, module, calls[-1], plain)
     target_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=settings.plain_bytes)) if has_several else None
     if target_bytes is not None and not isinstance(request, FitBelow):
         request = FitBelow(target_bytes)
@@ -84,14 +88,18 @@ def _backwards_planned(
     return module, planned if planned is None or not has_several else _with_peak_of(module, planned, settings)
 
 
-def _with_plain_bytes(settings: Settings, module: fx.GraphModule, last_call: str) -> Settings:
+def _with_plain_bytes(
+    settings: Settings, module: fx.GraphModule, last_call: str, observed: PlainFacts | None
+) -> Settings:
     """The settings, a fraction being of what plain torch.compile takes for the whole graph as it was given."""
+    if observed is not None:
+        return replace(settings, plain_bytes=max(settings.plain_bytes, observed.peak_bytes))
     inner = as_joint(module, last_call)
     if inner is None:
         return settings
     joint = _joint(inner)
     problem, _ = priced_problem(joint, settings, joint_graph.plain_choice(joint))
-    plain = plain_option(problem, in_groups=settings.is_for_cpu)
+    plain = plain_option(problem)
     return replace(settings, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
 
 

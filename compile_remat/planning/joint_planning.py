@@ -161,7 +161,7 @@ def plan_joint(
     plain_problem, plain = None, None
     if needs_plain or with_plain:
         plain_problem, _ = priced_problem(joint, settings, torch_saves)
-        plain = plain_option(plain_problem, in_groups=settings.is_for_cpu)
+        plain = plain_option(plain_problem, assumed.plain)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
     joint, forms = narrow_values(joint, are_wanted=narrows)
@@ -196,7 +196,7 @@ def plan_joint(
         replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed, plain_time_ns=plain_ns),
         problem,
         plain_problem,
-        in_groups=settings.is_for_cpu,
+        observed=assumed.plain,
         work_seconds=settings.time_limit,
     )
     if is_stored and resume is None and isinstance(request, Fit | FitBelow) and plan.status is not Status.REPLAYED:

@@ -181,7 +181,7 @@ def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Sett
     try:
         joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
         problem, _ = priced_problem(joint, settings, saved)
-        plain_bytes = max(settings.plain_bytes, plain_option(problem, in_groups=settings.is_for_cpu).peak_bytes)
+        plain_bytes = max(settings.plain_bytes, plain_option(problem).peak_bytes)
         budget_bytes = bytes_of(EffectiveBudget(settings.budget, plain_bytes=plain_bytes))
         return replace(Planner(problem).torch_default(budget_bytes), status=Status.FALLBACK)
     except Exception:

@@ -39,7 +39,7 @@ class RematPartitioner(CustomPartitionerFn):
     Attributes:
         settings: Constant while a graph is compiled.
         request: What this attempt asks of the planner.
-        assumed: What was observed of earlier plans of the graph.
+        assumed: What was observed of earlier plans of the graph, and of plain torch.compile's.
         sources_hash: `sources_hash()`.
         plans_hash: `hash_of_plans` of the folder in the settings.
         fallback: Why the planner failed; with a reason here the planner is left alone.
@@ -100,7 +100,7 @@ class RematPartitioner(CustomPartitionerFn):
         if self.fallback or not self.guarded:
             return gm
         with sizes_at(self.sizes):
-            return with_copies_in_backward(gm, self._settings_now(), self.request)
+            return with_copies_in_backward(gm, self._settings_now(), self.request, self.assumed.plain)
 
     def uuid(self) -> object:
         """Changes with every field, with the number of threads as it is now, and under `install` with what a fraction is of.

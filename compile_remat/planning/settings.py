@@ -85,6 +85,14 @@ class Settings:
         by_ratio = not self.is_given and (self.torch_ratio < 1 or joint_graph.annotated_ratios(graph).any)
         return self.budget.kind != "max" or by_ratio
 
+    def asks_for_plain(self, graph: fx.GraphModule) -> bool:
+        """Whether the budget is a fraction of what plain torch.compile takes: the user's, or a ratio of torch's."""
+        if self.is_given:
+            return self.budget.kind == "fraction"
+        annotated = joint_graph.annotated_ratios(graph)
+        ratios = annotated.ratios or (self.torch_ratio if annotated.legacy is None else annotated.legacy,)
+        return any(0 < ratio < 1 for ratio in ratios)
+
     def workspace(self, node: fx.Node, rules: RulesOf) -> int:
         """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here.
 

@@ -75,7 +75,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
 
 def _most_bytes(planner: Planner, plain: PlanOption) -> int:
     """What a region's first plan may take by itself: no more than plain, whose kernels another order may call at a higher peak."""
-    return max(_own_peak_bytes(plain), _own_peak_bytes(plain_option(planner.problem, in_groups=None)))
+    return max(_own_peak_bytes(plain), _own_peak_bytes(plain_option(planner.problem)))
 
 
 def _first_option(

@@ -7,6 +7,7 @@ does not go back and forth between plans of which each looks better while the ot
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from compile_remat.passes.memory.plan_spans import GRADIENT, OUTPUT, RECOMPUTED,
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.problem.duplication import original
 from compile_remat.passes.problem.facts import (
-    NOTHING_ASSUMED,
     Assumptions,
     BufferFacts,
     GraphFacts,
@@ -41,21 +41,19 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
         problem: The one that the plan was found in, `before` among its facts.
         plan: Its names are those of the problem.
     """
-    is_first = before == NOTHING_ASSUMED
+    is_first = before.is_empty
     found = candidate_of(problem, plan.saved, plan.again)
-    stored = Assumptions(
+    stored = replace(
+        before,
         stored=_merged(before.stored, _forward_stored(found, facts.forward), is_first),
         stored_again=_merged(before.stored_again, _backward_stored(found, facts.backward), is_first),
-        forward_bytes=before.forward_bytes,
-        backward_bytes=before.backward_bytes,
     )
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
     small_bytes = int(NOTEWORTHY * facts.peak_bytes)
     forward = _excess(facts.forward.kernels, _forward_levels(found), small_bytes)
     backward = _of_originals(found, _excess(facts.backward.kernels, _backward_levels(found), small_bytes))
-    return Assumptions(
-        stored=stored.stored,
-        stored_again=stored.stored_again,
+    return replace(
+        stored,
         forward_bytes=_sums(before.forward_bytes, forward),
         backward_bytes=_sums(before.backward_bytes, backward),
     )

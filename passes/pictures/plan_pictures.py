@@ -6,18 +6,17 @@ import base64
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 
 import numpy as np
 
 from compile_remat.pages.figures import FASTEST, PLAIN, FrontierPoint, ModuleRow, StepFigures
-from compile_remat.passes.memory.candidate_plan import Candidate
-from compile_remat.passes.memory.plain_emission import Levels, plain_levels
+from compile_remat.passes.memory.candidate_plan import Candidate, candidate
 from compile_remat.passes.memory.plan_timeline import candidate_of
-from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.pictures.module_rows import rows_of_modules
 from compile_remat.passes.pictures.step_figures import figures_of_step
+from compile_remat.passes.problem.facts import Levels, PlainFacts
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
@@ -32,7 +31,7 @@ class PlanPictures:
         problem: That the plans solve.
         plain: The problem whose `reference` is what plain torch.compile saves; None where that is not known, and the fastest plan
             stands in its place.
-        in_groups: As for `plain_option`.
+        observed: What plain torch.compile takes, where that was observed; else it is that of a plan that saves the same.
         work_seconds: The limit of each search for the frontier, as for `Planner`.
     """
 
@@ -41,11 +40,11 @@ class PlanPictures:
         problem: Problem,
         plain: Problem | None = None,
         *,
-        in_groups: bool = True,
+        observed: PlainFacts | None = None,
         work_seconds: float | None = None,
     ) -> None:
         self.problem, self.plain = problem, plain
-        self.in_groups, self.work_seconds = in_groups, work_seconds
+        self.observed, self.work_seconds = observed, work_seconds
 
     def __deepcopy__(self, memo: dict[int, object]) -> PlanPictures:
         """Itself: a plan that is made a dictionary shall not copy a whole problem."""
@@ -54,7 +53,8 @@ class PlanPictures:
     def to_text(self) -> str:
         """Everything, compressed, as `StoredPictures` reads it."""
         plain = None if self.plain is None else self.plain.to_json()
-        data = [self.problem.to_json(), plain, self.in_groups, self.work_seconds]
+        observed = None if self.observed is None else astuple(self.observed)
+        data = [self.problem.to_json(), plain, observed, self.work_seconds]
         return base64.b64encode(zlib.compress(json.dumps(data).encode(), level=3)).decode()
 
     def step(self, plan: Plan) -> StepFigures:
@@ -84,13 +84,17 @@ class PlanPictures:
 
     def _other_levels(self) -> tuple[Levels, Levels]:
         if self.plain is None:
-            fastest = figures_of_step(self._candidate(Planner(self.problem, self.work_seconds).fastest()))
-            levels = list(zip(fastest.columns, fastest.live_bytes, strict=True))
-            return levels[: fastest.num_forward], levels[fastest.num_forward :]
-        problem = obeying(self.plain, LIKE_TORCH)
-        saved = np.zeros(len(problem.values), dtype=bool)
-        saved[list(problem.reference)] = True
-        return plain_levels(Simulator(problem), saved, in_groups=self.in_groups)
+            other = self._candidate(Planner(self.problem, self.work_seconds).fastest())
+        elif self.observed is not None and self.observed.forward:
+            return self.observed.forward, self.observed.backward
+        else:
+            problem = obeying(self.plain, LIKE_TORCH)
+            saved = np.zeros(len(problem.values), dtype=bool)
+            saved[list(problem.reference)] = True
+            other = candidate(problem, saved)
+        figures = figures_of_step(other)
+        levels = tuple(zip(figures.columns, figures.live_bytes, strict=True))
+        return levels[: figures.num_forward], levels[figures.num_forward :]
 
 
 class StoredPictures:
@@ -109,11 +113,11 @@ class StoredPictures:
     @cached_property
     def _read(self) -> PlanPictures:
         try:
-            problem, plain, in_groups, work_seconds = json.loads(zlib.decompress(base64.b64decode(self.text)))
+            problem, plain, observed, work_seconds = json.loads(zlib.decompress(base64.b64decode(self.text)))
             return PlanPictures(
                 Problem.from_json(problem),
                 None if plain is None else Problem.from_json(plain),
-                in_groups=in_groups,
+                observed=None if observed is None else PlainFacts.from_object(observed),
                 work_seconds=work_seconds,
             )
         except (zlib.error, ValueError, KeyError, TypeError) as error:
@@ -141,11 +145,11 @@ def pictured(
     problem: Problem,
     plain: Problem | None = None,
     *,
-    in_groups: bool = True,
+    observed: PlainFacts | None = None,
     work_seconds: float | None = None,
 ) -> Plan:
     """The plan with what it takes to draw it; the arguments are those of `PlanPictures`."""
-    return replace(plan, pictures=PlanPictures(problem, plain, in_groups=in_groups, work_seconds=work_seconds))
+    return replace(plan, pictures=PlanPictures(problem, plain, observed=observed, work_seconds=work_seconds))
 
 
 def marked(plans: Sequence[Plan], chosen: Plan | None) -> tuple[FrontierPoint, ...]:

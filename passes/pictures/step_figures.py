@@ -9,7 +9,6 @@ import numpy as np
 from compile_remat.pages.figures import Curve, Kind, StepFigures, Tensor
 from compile_remat.passes.memory.buffers import Ints
 from compile_remat.passes.memory.candidate_plan import Candidate
-from compile_remat.passes.memory.plain_emission import Levels
 from compile_remat.passes.memory.plan_spans import (
     COPIES,
     GRADIENT,
@@ -23,6 +22,7 @@ from compile_remat.passes.memory.plan_spans import (
 )
 from compile_remat.passes.memory.simulator import Simulator
 from compile_remat.passes.problem.duplication import SUFFIX
+from compile_remat.passes.problem.facts import Levels
 from compile_remat.passes.problem.problem import Step, Value
 
 FORWARD_END = "end of the forward"

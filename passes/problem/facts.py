@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from compile_remat._util import json_values
@@ -80,6 +80,46 @@ class RegionFacts:
     peak_bytes: int
 
 
+Levels = tuple[tuple[str, int], ...]
+"""Names of nodes with the bytes in use while their kernels run, in that order."""
+
+
+@dataclass(frozen=True)
+class PlainFacts:
+    """What plain torch.compile takes for a graph: its own partition, lowered under its own options.
+
+    Attributes:
+        forward_peak_bytes, peak_bytes: The most bytes in use at once, in the forward and in both graphs.
+        forward, backward: Kernel by kernel; empty where the graph holds its backward itself.
+    """
+
+    forward_peak_bytes: int
+    peak_bytes: int
+    forward: Levels = ()
+    backward: Levels = ()
+
+    @staticmethod
+    def of(facts: RegionFacts) -> PlainFacts:
+        """The facts of its two graphs."""
+        forward, backward = (
+            tuple((kernel.nodes[0] if kernel.nodes else "", kernel.live_bytes) for kernel in graph.kernels)
+            for graph in (facts.forward, facts.backward)
+        )
+        return PlainFacts(facts.forward.peak_bytes, facts.peak_bytes, forward, backward)
+
+    @staticmethod
+    def from_object(value: object) -> PlainFacts:
+        """What ``dataclasses.astuple`` and JSON made of it.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        parts: list[Any] = value if isinstance(value, list) else []
+        if len(parts) != 4 or list(map(type, parts[:2])) != [int, int]:
+            raise ValueError("no facts about plain torch.compile")
+        return PlainFacts(parts[0], parts[1], _read(parts[2], int), _read(parts[3], int))
+
+
 @dataclass(frozen=True)
 class Assumptions:
     """Facts of plans that were observed, for the plans that are still to be found.  Each part is sorted by name.
@@ -89,16 +129,24 @@ class Assumptions:
         stored_again: The same where they are computed again in the backward, and for the backward's steps.
         forward_bytes: Bytes in use in the forward while a value is computed, above those that the problem knows of.
         backward_bytes: The same in the backward, of values that are computed again and of steps.
+        plain: What plain torch.compile takes, where that was observed.
     """
 
     stored: tuple[tuple[str, bool], ...] = ()
     stored_again: tuple[tuple[str, bool], ...] = ()
     forward_bytes: tuple[tuple[str, int], ...] = ()
     backward_bytes: tuple[tuple[str, int], ...] = ()
+    plain: PlainFacts | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no plan was observed: crude rules alone."""
+        return not any(getattr(self, name) for name in _PARTS)
 
     def to_text(self) -> str:
         """As `from_text` reads it."""
-        return json.dumps([getattr(self, name) for name in _PARTS], separators=(",", ":"))
+        plain = None if self.plain is None else astuple(self.plain)
+        return json.dumps([*(getattr(self, name) for name in _PARTS), plain], separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> Assumptions:
@@ -108,10 +156,12 @@ class Assumptions:
             ValueError: It is another text.
         """
         parts = json_values.parse(text)
-        if not isinstance(parts, list) or len(parts) != len(_PARTS):
+        if not isinstance(parts, list) or len(parts) != len(_PARTS) + 1:
             raise ValueError("no assumptions of this version")
+        *parts, plain = parts
         return Assumptions(
-            **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)}
+            **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)},
+            plain=None if plain is None else PlainFacts.from_object(plain),
         )
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions
+from compile_remat.passes.problem.facts import Assumptions
 
 
 class Kernel(StrEnum):
@@ -260,7 +260,7 @@ class Problem:
 
         Only pointwise nodes may be in registers; what is assumed of other nodes' buffers stays as it is.
         """
-        if assumed == NOTHING_ASSUMED:
+        if assumed.is_empty:
             return self
         forward, backward = dict(assumed.stored), dict(assumed.stored_again)
         forward_bytes, backward_bytes = dict(assumed.forward_bytes), dict(assumed.backward_bytes)

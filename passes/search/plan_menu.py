@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compile_remat.passes.memory.plain_emission import plain_peaks
 from compile_remat.passes.memory.simulator import Bools, Simulator
+from compile_remat.passes.problem.facts import PlainFacts
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
@@ -72,24 +72,21 @@ def backward_peak_bytes(planner: Planner, plan: Plan) -> int:
     return int(planner.simulator.one(planner.mask_of(plan.saved)).backward_peak[0])
 
 
-def plain_option(problem: Problem, *, in_groups: bool | None) -> PlanOption:
+def plain_option(problem: Problem, observed: PlainFacts | None = None) -> PlanOption:
     """What plain torch.compile takes: the problem's `reference` is saved, and those tags hold that torch obeys.
 
     Its time is that of what it recomputes.
 
     Args:
-        in_groups: Whether Inductor makes C++ for the device; see `plain_peaks`.  None is for its peak if a plan saved the same: in
-            the plan's order, kernel by kernel.
+        observed: Its peaks, where they are known; else they are those of a plan that saves the same.
     """
     problem = obeying(problem, LIKE_TORCH)
     mask = np.zeros((len(problem.values), 1), dtype=bool)
     mask[np.array(problem.reference, dtype=np.intp)] = True
-    simulator = Simulator(problem)
-    (option,) = _described(simulator, mask, fastest_time_ns=0)
-    if in_groups is None:
+    (option,) = _described(Simulator(problem), mask, fastest_time_ns=0)
+    if observed is None:
         return option
-    forward_bytes, peak_bytes = plain_peaks(simulator, mask[:, 0], in_groups=in_groups)
-    return replace(option, forward_peak_bytes=forward_bytes, peak_bytes=peak_bytes)
+    return replace(option, forward_peak_bytes=observed.forward_peak_bytes, peak_bytes=observed.peak_bytes)
 
 
 def _sizes(option: PlanOption) -> tuple[int, int, int, int]:

@@ -14,11 +14,12 @@ from torch import fx
 
 from compile_remat.compilation import report_cache
 from compile_remat.compilation.report_cache import Kept
-from compile_remat.passes import Assumptions, Planner, pictured
+from compile_remat.passes import Assumptions, PlainFacts, Planner, pictured
 from compile_remat.passes.problem.facts import NOTHING_ASSUMED
 from compile_remat.report import Report
 from tests.oracles.random_problems import chain
 
+PLAIN = PlainFacts(7, 9, (("v0", 7), ("v1", 5)), (("s0", 9),))
 REPORT = Report("0123456789abcdef", "min", None, None, message="a fallback")
 DOUBLE = torch.ones(4, 4, dtype=torch.float64)
 
@@ -110,7 +111,7 @@ def test_what_was_stored_is_recalled_and_marked(tmp_path: Path) -> None:
 
 def test_the_picture_of_a_plan_is_kept(tmp_path: Path) -> None:
     planner = Planner(chain(4))
-    plan = pictured(planner.lowest(), planner.problem, planner.problem, in_groups=False, work_seconds=2.5)
+    plan = pictured(planner.lowest(), planner.problem, planner.problem, observed=PLAIN, work_seconds=2.5)
     report = dataclasses.replace(REPORT, plan=plan)
     report_cache.store(tmp_path / "a.json", Kept((report, REPORT)))
     found, bare = report_cache.recall(tmp_path / "a.json").reports

@@ -62,7 +62,7 @@ def forecast_rank(
     effective = effective_budget_of(target, target.limit_bytes, fixed_bytes + beside_bytes)
     advance("searching for plans")
     graphs = _ready(trace, target, is_candidate=effective.budget.kind in ("max", "fraction"))
-    found = plans_for(graphs, calls, effective, in_groups=device.name == "cpu")
+    found = plans_for(graphs, calls, effective)
     plain_ns = [plain_time_ns(graph.with_torch) for graph in graphs]
     plans = tuple(replace(plan, plain_time_ns=ns) for plan, ns in zip(found.plans, plain_ns, strict=True))
     found = replace(found, plans=plans)

@@ -36,22 +36,19 @@ class RankPlans:
     message: str = ""
 
 
-def plans_for(
-    graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: EffectiveBudget, *, in_groups: bool
-) -> RankPlans:
+def plans_for(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: EffectiveBudget) -> RankPlans:
     """Choose a plan for each graph so that the step keeps the budget.
 
     Args:
         graphs: Their problems know torch's choice where the budget is `max` or a fraction.
         calls: What lies beside them counts against the budget, and is in no peak that is returned.
-        in_groups: Whether Inductor makes C++ for the device.
 
     Raises:
         BudgetError: The budget was given, and no choice of plans keeps it.
     """
     plain_bytes = None
     if effective.budget.kind == "fraction":
-        plain = [plain_option(graph.with_torch, in_groups=in_groups) for graph in graphs]
+        plain = [plain_option(graph.with_torch) for graph in graphs]
         plain_bytes = step_peak_bytes(calls, plain)
         effective = replace(effective, plain_bytes=plain_bytes)
     if len(calls) == 1:

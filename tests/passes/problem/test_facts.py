@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions, GraphFacts, KernelFacts
+from compile_remat.passes.problem.facts import NOTHING_ASSUMED, Assumptions, GraphFacts, KernelFacts, PlainFacts
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Problem, Step, Value
 from tests.oracles.random_problems import Shape, problems, seeded_problem
 
@@ -52,7 +52,14 @@ def test_text_gives_the_same_assumptions(assumed: Assumptions) -> None:
 def test_each_part_comes_back_at_its_place() -> None:
     assumed = Assumptions((("a", True),), (("b", False),), (("c", 3),), (("d", 4),))
     assert Assumptions.from_text(assumed.to_text()) == assumed
-    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]]]'
+    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]],null]'
+
+
+def test_facts_about_plain_come_back() -> None:
+    for plain in (PlainFacts(3, 5), PlainFacts(3, 5, (("a", 3), ("b", 1)), (("", 5),))):
+        assumed = Assumptions((("a", True),), plain=plain)
+        assert Assumptions.from_text(assumed.to_text()) == assumed
+        assert not assumed.is_empty and Assumptions(plain=plain).is_empty
 
 
 @pytest.mark.parametrize(
@@ -61,16 +68,20 @@ def test_each_part_comes_back_at_its_place() -> None:
         "",
         "{}",
         "[]",
-        "[[],[],[]]",
+        "[[],[],[],[]]",
+        "[[],[],[],[],null,null]",
         "[[],[],[],[],[]]",
+        "[[],[],[],[],[1,2,[]]]",
+        "[[],[],[],[],[1,true,[],[]]]",
+        "[[],[],[],[],[1,2,[[1,2]],[]]]",
         "[[],[],",
         "[1,2,3,4]",
-        '[[["a"]],[],[],[]]',
-        '[[["a",1]],[],[],[]]',
-        '[[["a","true"]],[],[],[]]',
-        '[[],[],[["a",true]],[]]',
-        '[[],[],[["a",1.5]],[]]',
-        "[[],[],[],[[3,1]]]",
+        '[[["a"]],[],[],[],null]',
+        '[[["a",1]],[],[],[],null]',
+        '[[["a","true"]],[],[],[],null]',
+        '[[],[],[["a",true]],[],null]',
+        '[[],[],[["a",1.5]],[],null]',
+        "[[],[],[],[[3,1]],null]",
         "[" * 100_000 + "]" * 100_000,
     ],
 )

@@ -32,7 +32,7 @@ def test_it_is_the_time_of_the_option(seed: int) -> None:
     saveable = tuple(v for v, value in enumerate(problem.values) if value.is_saveable)
     problem = replace(problem, reference=saveable)
     if saveable:
-        expected_ns = problem.step_time_ns + plain_option(problem, in_groups=None).time_ns
+        expected_ns = problem.step_time_ns + plain_option(problem).time_ns
         assert plain_time_ns(problem) == expected_ns
 
 

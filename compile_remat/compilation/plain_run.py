@@ -1,0 +1,76 @@
+"""What plain torch.compile takes for a graph: its own partition under its own options, lowered and read, and no code made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from compile_remat._torch import joint_graph
+from compile_remat._util.size_range import Sizes
+from compile_remat.compilation.feedback import Emissions
+from compile_remat.compilation.readings import PlanTaken, Readings
+from compile_remat.compilation.region_run import RegionRun
+from compile_remat.errors import find_error, warn
+from compile_remat.inductor.cpp_kernels.building import building_postponed
+from compile_remat.inductor.entry import CustomPartitionerFn, compile_with_partitioner, without_partition_cache
+from compile_remat.inductor.light_code.graph_state import ProcessCounts
+from compile_remat.passes import PlainFacts
+
+WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+"""Options of Inductor under which each graph is lowered: code that comes out of a cache has no facts."""
+
+
+class PlainPartitioner(CustomPartitionerFn):
+    """Torch's own partitioner without a memory budget."""
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return joint_graph.plain_partition(
+            gm,
+            joint_inputs,
+            num_fwd_outputs=kwargs["num_fwd_outputs"],
+            static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
+        )
+
+    def uuid(self) -> object:
+        """A constant: it has no settings."""
+        return "plain"
+
+
+def lowered_plain(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], sizes: Sizes
+) -> PlainFacts | None:
+    """The facts of a graph's own partition; None, with a warning, where Inductor cannot lower it or its code is not understood.
+
+    Args:
+        gm: Is rewritten by Inductor.
+        patches: Inductor's options, as the user gave them.
+        sizes: Of the symbols, in the dry run.
+    """
+    seen: list[RegionRun] = []
+    before, emissions = ProcessCounts(), Emissions()
+    reason = "its code is not understood"
+    try:
+        with without_partition_cache(), building_postponed(patches):
+            compile_with_partitioner(
+                gm,
+                example_inputs,
+                PlainPartitioner(),
+                {**patches, **WITHOUT_CACHES},
+                guarded=False,
+                observer=emissions,
+                before_code=Readings(seen.append, sizes, stops=True),
+            )
+    except Exception as error:
+        if find_error(error, PlanTaken) is None:
+            reason = f"{type(error).__name__}: {error}"
+    finally:
+        before.put_back()
+    run = seen[0] if seen else emissions.region_run()
+    if run is None:
+        warn(f"the peak of plain torch.compile is estimated, as its graphs cannot be read ({reason})")
+        return None
+    return PlainFacts(run.peak_bytes, run.peak_bytes) if run.facts is None else PlainFacts.of(run.facts)

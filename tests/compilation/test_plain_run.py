@@ -1,0 +1,104 @@
+"""What plain torch.compile takes, where nobody asks, where it cannot be read, and of whole graphs that compute gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as functorch_config
+
+import compile_remat
+from benchmarks.common.code_only import compile_code, plain_peak_bytes, without_compiler
+from compile_remat import PlannerWarning
+from compile_remat.compilation import driver, plain_run
+from compile_remat.inductor.light_code import reading
+from compile_remat.runtime.process_state import clear_process_state
+
+X = torch.randn(512, 64)
+
+
+def chain() -> nn.Module:
+    """Four layers with a tanh each."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(4)])
+
+
+def compiled(model: Callable[..., Tensor], budget: float | str | None) -> list[compile_remat.Report]:
+    """The reports of a graph whose code is emitted in a process that knows nothing."""
+    torch.compiler.reset()
+    clear_process_state()
+    with without_compiler():
+        compile_code(model, (X,), budget)
+    return compile_remat.reports()
+
+
+@pytest.fixture
+def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What plain torch.compile was lowered to, each time."""
+    found: list[Any] = []
+
+    def seen(*arguments: Any) -> Any:
+        found.append(plain_run.lowered_plain(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(driver, "lowered_plain", seen)
+    return found
+
+
+def test_a_fraction_is_of_the_code_of_plain(lowered: list[Any]) -> None:
+    (report,) = compiled(chain(), 0.8)
+    torch.compiler.reset()
+    with without_compiler():
+        emitted_bytes = plain_peak_bytes(chain(), (X,))
+    assert report.plain is not None and report.plain.peak_bytes == emitted_bytes == lowered[0].peak_bytes
+    assert report.budget_bytes == int(0.8 * report.plain.peak_bytes) and len(lowered) == 1
+    assert max(nbytes for _, nbytes in lowered[0].backward) <= emitted_bytes
+    assert max(nbytes for _, nbytes in lowered[0].forward) == lowered[0].forward_peak_bytes
+
+
+@pytest.mark.parametrize("budget", ["max", "min", "1MiB"])
+def test_no_other_budget_asks(lowered: list[Any], budget: str) -> None:
+    compiled(chain(), budget)
+    assert not lowered
+
+
+def test_a_graph_without_gradients_is_not_lowered(lowered: list[Any]) -> None:
+    with torch.no_grad():
+        compiled(lambda x: x.sin() @ x.T, 0.5)
+    assert not lowered
+
+
+def test_a_ratio_of_torch_is_of_plain_without_it(lowered: list[Any]) -> None:
+    (given,) = compiled(chain(), 0.8)
+    with functorch_config.patch(activation_memory_budget=0.8):
+        (report,) = compiled(chain(), None)
+    assert lowered[0] == lowered[1] and report.budget_bytes == given.budget_bytes
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    """Stands for what fails inside of Inductor."""
+    raise RuntimeError("no such operator")
+
+
+def test_what_cannot_be_read_is_estimated_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_run, "compile_with_partitioner", broken)
+    with pytest.warns(PlannerWarning, match="estimated.*no such operator"):
+        (report,) = compiled(chain(), 0.8)
+    assert report.plain is not None and report.budget_bytes == int(0.8 * report.plain.peak_bytes)
+
+
+def test_plain_that_is_not_read_is_known_by_its_code(monkeypatch: pytest.MonkeyPatch, lowered: list[Any]) -> None:
+    (read,) = compiled(chain(), 0.8)
+    monkeypatch.setattr(reading, "read", broken)
+    (report,) = compiled(chain(), 0.8)
+    assert report.plain is not None and read.plain is not None
+    assert report.plain.peak_bytes == read.plain.peak_bytes and not lowered[-1].forward
+
+
+def test_of_a_graph_with_its_gradients_inside_the_whole_counts(lowered: list[Any]) -> None:
+    reports = compiled(torch.func.grad(lambda x: (x.sin() @ x.T).tanh().exp().sum()), 0.9)
+    assert len(lowered) == 1 and not lowered[0].forward
+    assert [report.budget_bytes for report in reports] == [int(0.9 * lowered[0].peak_bytes)]
