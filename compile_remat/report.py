@@ -19,7 +19,7 @@ from compile_remat._util.size_range import SizeRange
 from compile_remat._util.units import format_bytes, format_time
 from compile_remat.pages.figures import PREDICTED, PageFigures
 from compile_remat.pages.viewable import Viewable
-from compile_remat.passes import Plan, PlanOption, Status
+from compile_remat.passes import NodeTable, Plan, PlanOption, PlanPictures, Status
 
 LOG = logging.getLogger("compile_remat")
 
@@ -151,6 +151,15 @@ class Report(Viewable):
         if peak_bytes is None or not measured_bytes or self.measured_in_first_call:
             return None
         return peak_bytes / measured_bytes - 1
+
+    @property
+    def facts(self) -> NodeTable:
+        """For each node of the plan, what the planner assumed and what was observed of the graphs that Inductor lowered.
+
+        Empty where they were not lowered in this process: for a device that is not here, or out of torch's cache.
+        """
+        pictures = None if self.plan is None else self.plan.pictures
+        return pictures.nodes(self.plan) if self.plan and isinstance(pictures, PlanPictures) else NodeTable()
 
     @property
     def step_time_ns(self) -> int | None:

@@ -326,3 +326,13 @@ def test_gradients_are_right_under_install() -> None:
     install(memory_budget="min")
     step(torch.compile(model))
     torch.testing.assert_close([p.grad for p in model.parameters()], expected, rtol=1e-5, atol=5e-5)  # other kernels
+
+
+def test_explain_tells_of_each_node_what_was_assumed_and_observed() -> None:
+    report = explain(mlp(3), X, memory_budget="min")
+    assert {row.graph for row in report.facts} == {"forward", "backward"}
+    live = [row.observed_live_bytes for row in report.facts if row.observed_live_bytes is not None]
+    assert max(live) == report.observed_peak_bytes
+    assert all(row.observed_bytes for row in report.facts if row.node == "mm" and row.graph == "forward")
+    assert str(report.facts).splitlines()[0].split()[:2] == ["graph", "node"]
+    assert not compile_remat.Report.from_json(report.to_json()).facts

@@ -228,7 +228,7 @@ class Rounds:
         floor_bytes = peak_bytes if self._is_for_lowest else report.floor_bytes
         plan = report.plan
         if plan is not None and seen.report.plan is not None:
-            plan = replace(plan, largest=seen.report.plan.largest)
+            plan = replace(plan, largest=seen.report.plan.largest, pictures=seen.report.plan.pictures)
         rounds = len(self.seen)
         return replace(report, observed_peak_bytes=peak_bytes, rounds=rounds, floor_bytes=floor_bytes, plan=plan)
 
@@ -248,8 +248,9 @@ class Rounds:
 
 
 def _with_largest(report: Report, run: RegionRun) -> Plan | None:
-    """The plan with the largest tensors at the peak that was observed."""
+    """The plan with the largest tensors at the peak that was observed, and with all that was."""
     plan, facts = report.plan, run.facts
     if plan is None or facts is None or not isinstance(plan.pictures, PlanPictures):
         return plan
-    return replace(plan, largest=largest_at_peak(plan.pictures.problem, plan, facts))
+    largest = largest_at_peak(plan.pictures.problem, plan, facts)
+    return replace(plan, largest=largest, pictures=plan.pictures.with_facts(facts))

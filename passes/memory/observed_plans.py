@@ -50,8 +50,8 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
     )
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
     small_bytes = int(NOTEWORTHY * facts.peak_bytes)
-    forward = _excess(facts.forward.kernels, _forward_levels(found), small_bytes)
-    backward = _of_originals(found, _excess(facts.backward.kernels, _backward_levels(found), small_bytes))
+    forward = _excess(facts.forward.kernels, forward_levels(found), small_bytes)
+    backward = _of_originals(found, _excess(facts.backward.kernels, backward_levels(found), small_bytes))
     return replace(
         stored,
         forward_bytes=_sums(before.forward_bytes, forward),
@@ -112,14 +112,14 @@ def _may_be_inside(node: Value | Step) -> bool:
     return node.kernel == POINTWISE and node.nbytes > 0
 
 
-def _forward_levels(found: Candidate) -> dict[str, int]:
+def forward_levels(found: Candidate) -> dict[str, int]:
     """Live bytes of the simulated forward at each value's place."""
     forward, batch = found.simulator.forward, found.batch
     live = forward.live(forward.lifetimes(batch.used, batch.recomputed))[0].tolist()
     return {value.name: live[v] for v, value in enumerate(found.simulator.problem.values) if value.in_forward}
 
 
-def _backward_levels(found: Candidate) -> dict[str, int]:
+def backward_levels(found: Candidate) -> dict[str, int]:
     """Live bytes of the simulated backward at each recomputed value and each step."""
     batch, problem = found.batch, found.simulator.problem
     live = batch.live[0]

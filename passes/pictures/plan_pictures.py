@@ -13,10 +13,11 @@ import numpy as np
 
 from compile_remat.pages.figures import FASTEST, PLAIN, FrontierPoint, ModuleRow, StepFigures
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate
+from compile_remat.passes.memory.node_facts import NodeTable, node_facts
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.pictures.module_rows import rows_of_modules
 from compile_remat.passes.pictures.step_figures import figures_of_step
-from compile_remat.passes.problem.facts import Levels, PlainFacts
+from compile_remat.passes.problem.facts import Levels, PlainFacts, RegionFacts
 from compile_remat.passes.problem.plan import Plan
 from compile_remat.passes.problem.problem import Problem
 from compile_remat.passes.problem.tags import LIKE_TORCH, obeying
@@ -33,7 +34,12 @@ class PlanPictures:
             stands in its place.
         observed: What plain torch.compile takes, where that was observed; else it is that of a plan that saves the same.
         work_seconds: The limit of each search for the frontier, as for `Planner`.
+
+    Attributes:
+        facts: What was observed of the plan's own graphs, where they were lowered in this process.
     """
+
+    facts: RegionFacts | None = None
 
     def __init__(
         self,
@@ -60,6 +66,16 @@ class PlanPictures:
     def step(self, plan: Plan) -> StepFigures:
         """Live bytes over the step, beside plain torch.compile or the fastest plan."""
         return figures_of_step(self._candidate(plan), (self.label, *self._other_levels()))
+
+    def with_facts(self, facts: RegionFacts) -> PlanPictures:
+        """The same with what was observed of the plan's graphs."""
+        pictures = PlanPictures(self.problem, self.plain, observed=self.observed, work_seconds=self.work_seconds)
+        pictures.facts = facts
+        return pictures
+
+    def nodes(self, plan: Plan) -> NodeTable:
+        """What was assumed of each node, beside what was observed; empty where nothing was."""
+        return NodeTable() if self.facts is None else node_facts(self.problem, plan, self.facts)
 
     @property
     def label(self) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat.passes.memory.candidate_plan import Candidate, may_run_again
+from compile_remat.passes.memory.candidate_plan import Candidate
 from compile_remat.passes.memory.observed_plans import NOTEWORTHY, assumptions_after, largest_at_peak
 from compile_remat.passes.memory.plan_timeline import candidate_of, peak_bytes_of
 from compile_remat.passes.problem.facts import (
@@ -21,27 +20,9 @@ from compile_remat.passes.problem.facts import (
     KernelFacts,
     RegionFacts,
 )
-from compile_remat.passes.problem.plan import Plan, Status
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, Origin, Problem, Step, Value
+from tests.oracles.observed_facts import Chosen, any_plan, facts_as_simulated
 from tests.oracles.random_problems import problems
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A plan of a problem, by names."""
-
-    saved: tuple[str, ...]
-    again: tuple[str, ...] = ()
-
-    @property
-    def plan(self) -> Plan:
-        return Plan("", Status.FEASIBLE, None, self.saved, (), 0, 0, 0, 0, 0, 0, 0, again=self.again)
-
-
-def any_plan(rng: random.Random, problem: Problem) -> Chosen:
-    saved = tuple(v.name for v in problem.values if v.is_saveable and rng.random() < 0.4)
-    again = tuple(v.name for v in problem.values if may_run_again(v) and rng.random() < 0.2)
-    return Chosen(saved, again)
 
 
 def any_graph(rng: random.Random, names: list[str], most_bytes: int) -> GraphFacts:
@@ -66,26 +47,6 @@ def any_facts(rng: random.Random, found: Candidate, *, may_be_large: bool = True
 
 def most_of(kernels: Iterable[KernelFacts]) -> int:
     return max(kernel.live_bytes for kernel in kernels)
-
-
-def facts_as_simulated(found: Candidate) -> RegionFacts:
-    """The facts of a code generator that does what the simulator expects."""
-    simulator, batch = found.simulator, found.batch
-    values, steps = simulator.problem.values, simulator.problem.steps
-    used, again = batch.used[:, 0], batch.recomputed[:, 0]
-    live = simulator.forward.live(simulator.forward.lifetimes(batch.used, batch.recomputed))[0]
-    first = [KernelFacts((v.name,), int(live[k])) for k, v in enumerate(values) if v.in_forward]
-    is_written = simulator.lifetimes.forward_stored
-    stored = {v.name: v.nbytes for k, v in enumerate(values) if v.in_forward and (is_written[k] or used[k])}
-    names = {int(batch.slots[v, 0]): values[v].name for v in np.flatnonzero(again)}
-    names |= {int(slot): steps[b].name for b, slot in enumerate(batch.step_slots[0])}
-    second = [KernelFacts((names[slot],), int(batch.live[0, slot])) for slot in sorted(names)]
-    stored_again = {values[v].name: values[v].nbytes for v in np.flatnonzero(batch.buffers[:, 0])}
-    stored_again |= {
-        s.name: s.nbytes for s, is_stored in zip(steps, simulator.lifetimes.step_stored, strict=True) if is_stored
-    }
-    forward, backward = GraphFacts(tuple(first), stored), GraphFacts(tuple(second), stored_again)
-    return RegionFacts(forward, backward, found.peak_bytes)
 
 
 rngs = st.randoms(use_true_random=False)

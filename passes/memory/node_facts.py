@@ -1,0 +1,86 @@
+"""What the planner assumed of each node of a plan, beside what was observed of its two graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from compile_remat._util.text_table import format_table
+from compile_remat._util.units import format_bytes
+from compile_remat.passes.memory.observed_plans import backward_levels, forward_levels
+from compile_remat.passes.memory.plan_spans import Span, backward_spans, forward_spans
+from compile_remat.passes.memory.plan_timeline import candidate_of
+from compile_remat.passes.problem.facts import GraphFacts, RegionFacts
+from compile_remat.passes.problem.plan import Plan
+from compile_remat.passes.problem.problem import Problem
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """One node of a plan's forward or backward.
+
+    Attributes:
+        graph: `forward` or `backward`.
+        node: Its name; a value that the backward computes again has the one that it has in the forward.
+        assumed_bytes, observed_bytes: Of its buffer; 0 for what stays in registers, and for what the other side does not know.
+        assumed_live_bytes, observed_live_bytes: Bytes in use while it is computed; None where it was not simulated, or no kernel
+            computes it.
+    """
+
+    graph: str
+    node: str
+    assumed_bytes: int
+    observed_bytes: int
+    assumed_live_bytes: int | None = None
+    observed_live_bytes: int | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether one side has a buffer of other bytes."""
+        return self.assumed_bytes != self.observed_bytes
+
+
+class NodeTable(tuple[NodeFacts, ...]):
+    """The nodes of a plan in the order in which they run, forward first; as text a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        heads = ("graph", "node", "assumed", "observed", "live, assumed", "live, observed")
+        return format_table("", heads, [_cells(row) for row in self], "llrrrr")
+
+
+def node_facts(problem: Problem, plan: Plan, facts: RegionFacts) -> NodeTable:
+    """The facts of each node that has a buffer or a kernel in the simulated plan or in the observed graphs.
+
+    Args:
+        problem: The one that the plan was found in.
+    """
+    found = candidate_of(problem, plan.saved, plan.again)
+    spans = forward_spans(found.simulator, found.batch), backward_spans(found.simulator, found.batch)
+    made = {span.node.name for span in spans[0]}
+    own = _buffers(spans[0]), _buffers(span for span in spans[1] if span.begin > 0 or span.node.name not in made)
+    levels = forward_levels(found), backward_levels(found)
+    graphs = zip((FORWARD, BACKWARD), own, levels, (facts.forward, facts.backward), strict=True)
+    return NodeTable(row for graph in graphs for row in _rows(*graph))
+
+
+def _buffers(spans: Iterable[Span]) -> dict[str, int]:
+    return {span.node.name: span.nbytes for span in spans}
+
+
+def _rows(graph: str, buffers: Mapping[str, int], levels: Mapping[str, int], facts: GraphFacts) -> Iterator[NodeFacts]:
+    """One row for each node: those that a kernel computes in the order of the kernels, then the others."""
+    live = {name: kernel.live_bytes for kernel in reversed(facts.kernels) for name in kernel.nodes}
+    ran = [name for kernel in facts.kernels for name in kernel.nodes]
+    for name in dict.fromkeys([*ran, *facts.stored, *levels, *buffers]):
+        if name in buffers or name in facts.stored or name in levels:
+            stored = buffers.get(name, 0), facts.stored.get(name, 0)
+            yield NodeFacts(graph, name, *stored, levels.get(name), live.get(name))
+
+
+def _cells(row: NodeFacts) -> list[str]:
+    numbers = row.assumed_bytes, row.observed_bytes, row.assumed_live_bytes, row.observed_live_bytes
+    return [row.graph, row.node, *("-" if n is None else format_bytes(n) for n in numbers)]
