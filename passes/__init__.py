@@ -42,8 +42,8 @@ from compile_remat.passes.graph.slices.unrolling import unroll_sliced_calls as u
 from compile_remat.passes.graph.snapshots import add_snapshots as add_snapshots
 from compile_remat.passes.graph.snapshots import readable_inputs as readable_inputs
 from compile_remat.passes.graph.snapshots import unreadable_inputs as unreadable_inputs
-from compile_remat.passes.memory.node_facts import NodeFacts as NodeFacts
-from compile_remat.passes.memory.node_facts import NodeTable as NodeTable
+from compile_remat.passes.memory.facts_by_node import NodeFacts as NodeFacts
+from compile_remat.passes.memory.facts_by_node import NodeTable as NodeTable
 from compile_remat.passes.memory.observed_plans import assumptions_after as assumptions_after
 from compile_remat.passes.memory.observed_plans import largest_at_peak as largest_at_peak
 from compile_remat.passes.memory.plan_timeline import Timeline as Timeline
@@ -106,10 +106,10 @@ __all__ = [
     "InnerBackward",
     "LiveBuffer",
     "NarrowForm",
-    "NotSliced",
-    "Origin",
     "NodeFacts",
     "NodeTable",
+    "NotSliced",
+    "Origin",
     "PlainFacts",
     "Plan",
     "PlanOption",

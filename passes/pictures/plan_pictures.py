@@ -13,7 +13,7 @@ import numpy as np
 
 from compile_remat.pages.figures import FASTEST, PLAIN, FrontierPoint, ModuleRow, StepFigures
 from compile_remat.passes.memory.candidate_plan import Candidate, candidate
-from compile_remat.passes.memory.node_facts import NodeTable, node_facts
+from compile_remat.passes.memory.facts_by_node import NodeTable, node_facts
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.pictures.module_rows import rows_of_modules
 from compile_remat.passes.pictures.step_figures import figures_of_step
@@ -107,7 +107,7 @@ class PlanPictures:
             problem = obeying(self.plain, LIKE_TORCH)
             saved = np.zeros(len(problem.values), dtype=bool)
             saved[list(problem.reference)] = True
-            other = candidate(problem, saved)
+            other = candidate(problem, saved, ())
         figures = figures_of_step(other)
         levels = tuple(zip(figures.columns, figures.live_bytes, strict=True))
         return levels[: figures.num_forward], levels[figures.num_forward :]

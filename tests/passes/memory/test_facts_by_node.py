@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compile_remat.passes.memory.node_facts import NodeFacts, NodeTable, node_facts
+from compile_remat.passes.memory.facts_by_node import NodeTable, node_facts
 from compile_remat.passes.memory.plan_timeline import candidate_of
 from compile_remat.passes.problem.facts import GraphFacts, KernelFacts, RegionFacts
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, Problem, Step, Value
