@@ -7,7 +7,8 @@
 
 The models are from transformers, timm, diffusers, torch_geometric and others (extra `zoo`), with random weights, at toy
 width and real depth.  Settings are `min`, `max`, and budgets in bytes: 0.6 and 0.4 of plain torch.compile's highest peak.  The
-first setting is made of all models before the second.  No kernel is built and nothing is measured: peaks are those of the emitted
+first setting is made of all models before the second.  `--setting advice` refuses a budget of one byte, and then obeys
+what the error asks for.  No kernel is built and nothing is measured: peaks are those of the emitted
 code, by a dry run.  With `--real` each model trains a step: `measured` is the allocator's peak, and gradients are compared with
 eager mode, for models that draw random numbers with plain torch.compile.
 
@@ -37,7 +38,7 @@ from benchmarks.common import harness
 from benchmarks.common.row_store import Store
 from benchmarks.models import DTYPES
 from benchmarks.zoo import ENTRIES, SAMPLE, entry_of, summary
-from benchmarks.zoo.rows import FAILED, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, is_kept, plain_of, store_of
+from benchmarks.zoo.rows import ADVICE, FAILED, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, is_kept, plain_of, store_of
 
 TIMEOUT_S, PATIENCE = 240, 4
 THREADS = "1"
@@ -65,7 +66,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     names = [entry.name for entry in ENTRIES]
     parser.add_argument("--model", action="append", choices=names, metavar="NAME", help="may be repeated; default all")
-    parser.add_argument("--setting", action="append", choices=(PLAIN, *SETTINGS), help="may be repeated; default all")
+    parser.add_argument(
+        "--setting", action="append", choices=(PLAIN, *SETTINGS, ADVICE), help="may be repeated; default all"
+    )
     parser.add_argument("--sample", action="store_true", help="sixteen fixed rows, for every change")
     parser.add_argument("--minutes", type=float, metavar="N", help="begin no row after this time")
     parser.add_argument(
@@ -120,7 +123,9 @@ class Runner:
     def _row(self, name: str, setting: str) -> ZooRow | None:
         """None where plain torch.compile fails, whose row says why, or where a share of its peak is asked for that has none."""
         plain = (
-            self._known(name, PLAIN) if setting not in (PLAIN, "min") else self.store.find(self._blank(name, PLAIN).run)
+            self._known(name, PLAIN)
+            if setting not in (PLAIN, "min", ADVICE)
+            else self.store.find(self._blank(name, PLAIN).run)
         )
         if plain is not None and plain.outcome in (FAILED, TIMEOUT) and setting != PLAIN:
             return None

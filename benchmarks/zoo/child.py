@@ -4,6 +4,7 @@ Code is emitted and run dry; with `is_real` the model trains.
 """
 
 import json
+import re
 import sys
 import time
 import warnings
@@ -23,7 +24,7 @@ from benchmarks.common.torchvision_operators import declare_missing_operators
 from benchmarks.models import Case
 from benchmarks.models.building import in_dtype
 from benchmarks.zoo import entry_of
-from benchmarks.zoo.rows import FAILED, FLOOR, PLAIN, ZooRow
+from benchmarks.zoo.rows import ADVICE, FAILED, FLOOR, PLAIN, ZooRow
 
 SEED = 0
 
@@ -47,7 +48,7 @@ def made(row: ZooRow) -> ZooRow:
     with warnings.catch_warnings(record=True) as caught, timed() as taken, code_of_graphs() as graphs:
         warnings.simplefilter("always")
         try:
-            found = measured(row, case) if row.is_real else emitted(row, case)
+            found = measured(row, case) if row.is_real else emitted(row, case, graphs)
         except Exception as error:
             found = failure_of(error)
     figures = figures_of(graphs) if row.setting != PLAIN else {}
@@ -63,14 +64,42 @@ def case_of(row: ZooRow) -> Case:
     return Case(row.model, module.train(), inputs, row.family)
 
 
-def emitted(row: ZooRow, case: Case) -> dict[str, Any]:
-    """Fields of code that is emitted and run dry."""
+def emitted(row: ZooRow, case: Case, graphs: list[GraphCode]) -> dict[str, Any]:
+    """Fields of code that is emitted and run dry; `graphs` are those that were compiled so far."""
     with without_compiler():
+        if row.setting == ADVICE:
+            return advised(case, graphs)
         if row.setting == PLAIN:
             peaks = plain_peaks_bytes(case.module, case.inputs)
             return {"graphs": len(peaks), "emitted_bytes": tuple(peaks)}
         compile_code(case.module, case.inputs, row.budget_bytes or row.setting)
     return {}
+
+
+def advised(case: Case, graphs: list[GraphCode]) -> dict[str, Any]:
+    """Fields of code within the budget that an error asks for, word for word, the first one being of a budget of one byte.
+
+    Each graph may refuse once, as each has a floor of its own; a graph that refuses what it asked for itself is the answer.
+    """
+    from compile_remat.budget import MemoryBudget
+    from compile_remat.errors import BudgetError
+
+    budget, refused = "1B", set[str]()
+    while True:
+        graphs.clear()
+        torch.compiler.reset()
+        found: dict[str, Any] = {"budget_bytes": int(MemoryBudget.parse(budget).value or 0)}
+        try:
+            compile_code(case.module, case.inputs, budget)
+        except BudgetError as error:
+            if error.graph_key in refused:
+                return {**found, **failure_of(error)}
+            refused.add(error.graph_key)
+            asked = re.search(r'set memory_budget to "([^"]+)"', str(error))
+            assert asked is not None, str(error)
+            budget = asked[1]
+        else:
+            return found
 
 
 @contextmanager

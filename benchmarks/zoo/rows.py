@@ -10,6 +10,8 @@ from benchmarks.common.row_store import Store
 PLAIN = "plain"
 SETTINGS = ("min", "max", "0.6", "0.4")
 """In the order in which they are made."""
+ADVICE = "advice"
+"""A budget that no plan fits, and then the one that its error asks for: made where it is asked for alone."""
 OK, FLOOR, FAILED, TIMEOUT, STALLED = "ok", "floor", "failed", "timeout", "stalled"
 
 Bytes = tuple[int | None, ...]
@@ -20,8 +22,9 @@ class ZooRow:
     """One model under one setting; tuples have an entry for each graph that has a backward.
 
     Attributes:
-        setting: ``plain`` for plain torch.compile, or a budget: a fraction stands for bytes, that share of plain's largest graph.
-        budget_bytes: The bytes that were given, for each graph.
+        setting: ``plain`` for plain torch.compile, `ADVICE`, or a budget; a fraction stands for bytes, that share of the
+            largest graph's peak under plain torch.compile.
+        budget_bytes: The bytes that were given, for each graph; of `ADVICE` those that the error asked for.
         graphs: The number of graphs that have a backward.
         predicted_bytes: By the plans that were kept.
         observed_bytes: Peaks that were read of Inductor before any code was emitted; empty where none were.

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.common import harness
 from benchmarks.common.harness import mib
 from benchmarks.zoo import ENTRIES
-from benchmarks.zoo.rows import FAILED, OK, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, plain_of
+from benchmarks.zoo.rows import ADVICE, FAILED, OK, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, plain_of
 
 LIMIT = 0.005
 """Of the error of a prediction."""
@@ -130,13 +130,25 @@ def miss(row: ZooRow, rows: Sequence[ZooRow]) -> str:
         return f"{row.outcome}: {row.failure}"
     if row.setting == PLAIN:
         return ""
+    if row.setting == ADVICE and row.floor_bytes is not None:
+        return f"refused at {mib(row.budget_bytes)}, which an error asked for"
     reasons = _floor_reasons(row, rows) if row.floor_bytes is not None else _plan_reasons(row)
+    reasons += _kept_below_min(row, rows)
     is_one = row.graphs == 1 and row.measured_bytes is not None and row.peak_bytes is not None
     if is_one and abs((row.peak_bytes or 0) / (row.measured_bytes or 1) - 1) > LIMIT:
         reasons.append(f"measured {mib(row.measured_bytes)}")
     if row.gradient_error is not None and row.dtype == "float32" and row.gradient_error > GRADIENT_LIMIT:
         reasons.append(f"gradients {row.gradient_error:.1e} from {row.reference}")
     return "; ".join([*reasons, *(f"warned: {text}" for text in row.warnings[:1] if reasons)])
+
+
+def _kept_below_min(row: ZooRow, rows: Sequence[ZooRow]) -> list[str]:
+    """A budget that is kept more than `LIMIT` below the peak of `min` of the same model."""
+    lowest = next((known for known in rows if known.run == (row.model, "min", row.dtype, row.is_real)), None)
+    if lowest is None or not lowest.peak_bytes or row.budget_bytes is None or row.peak_bytes is None:
+        return []
+    is_below = row.outcome == OK and row.peak_bytes < (1 - LIMIT) * lowest.peak_bytes
+    return [f"min takes {mib(lowest.peak_bytes)}"] if is_below else []
 
 
 def _plan_reasons(row: ZooRow) -> list[str]:
@@ -182,7 +194,11 @@ def text_of(rows: Sequence[ZooRow]) -> str:
     lines = [
         f"{len(models)} models, {len(ours)} rows: {', '.join(f'{n} {name}' for name, n in sorted(outcomes.items()))}",
         f"plain torch.compile: {len(plain)} rows, {sum(row.outcome != OK for row in plain)} without code",
-        *(text for setting in SETTINGS if (text := _errors_text(setting, [r for r in ours if r.setting == setting]))),
+        *(
+            text
+            for setting in (*SETTINGS, ADVICE)
+            if (text := _errors_text(setting, [r for r in ours if r.setting == setting]))
+        ),
         _errors_text("all", ours),
         f"over the budget: {sum(row.is_over for row in ours)} of {sum(row.budget_bytes is not None for row in ours)} rows",
         "rounds: " + _counts(Counter(count for row in ours for count in row.rounds)),

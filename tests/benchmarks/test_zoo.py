@@ -25,7 +25,19 @@ from benchmarks.common.code_only import (
 from benchmarks.zoo import ENTRIES, SAMPLE, child, entry_of, summary
 from benchmarks.zoo import __main__ as command
 from benchmarks.zoo.building import Entry, WithLoss
-from benchmarks.zoo.rows import FAILED, FLOOR, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, is_kept, plain_of, store_of
+from benchmarks.zoo.rows import (
+    ADVICE,
+    FAILED,
+    FLOOR,
+    PLAIN,
+    SETTINGS,
+    STALLED,
+    TIMEOUT,
+    ZooRow,
+    is_kept,
+    plain_of,
+    store_of,
+)
 
 MIB = 1 << 20
 FAMILIES = {
@@ -234,6 +246,27 @@ def test_a_row_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = child.made(ZooRow("small", "torch", "chain", "0.4", budget_bytes=5 * MIB // 4))
     assert refused.outcome == FLOOR and refused.floor_bytes and row.peak_bytes
     assert refused.floor_bytes == pytest.approx(row.peak_bytes, rel=0.05)
+
+
+def test_the_advice_of_an_error_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "entry_of", lambda name: Entry(name, "chain", "torch", small))
+    torch.compiler.reset()
+    row = child.made(ZooRow("small", "torch", "chain", ADVICE))
+    assert (row.outcome, row.graphs) == ("ok", 1) and row.budget_bytes and row.budget_bytes % MIB == 0
+    assert row.peak_bytes and row.budget_bytes - MIB < row.peak_bytes <= row.budget_bytes
+    assert not summary.miss(row, [row])
+    refused = replace(row, outcome=FLOOR, floor_bytes=row.budget_bytes + 1)
+    assert summary.miss(refused, [refused]).startswith("refused at")
+
+
+def test_a_budget_that_is_kept_below_min_misses() -> None:
+    rows = [
+        ROW,
+        kept := replace(ROW, setting="0.4", budget_bytes=MIB, emitted_bytes=(MIB // 2,), predicted_bytes=(MIB // 2,)),
+    ]
+    assert summary.miss(kept, rows) == "min takes 1.0" and not summary.miss(
+        replace(kept, emitted_bytes=(MIB,), predicted_bytes=(MIB,)), [ROW]
+    )
 
 
 def test_a_model_that_cannot_be_built_has_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
