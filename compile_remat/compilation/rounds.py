@@ -187,7 +187,8 @@ class Rounds:
             return False
         before = self.partitioner.assumed
         assumed = assumptions_after(plan.pictures.problem, plan, facts, before)
-        self.partitioner = replace(self.partitioner, assumed=assumed)
+        with_plan = replace(assumed, plans=(*before.plans, (plan.saved, plan.again)))
+        self.partitioner = replace(self.partitioner, assumed=with_plan)
         return assumed != before
 
     def _lowest(self) -> Seen:

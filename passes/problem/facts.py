@@ -84,6 +84,10 @@ Levels = tuple[tuple[str, int], ...]
 """Names of nodes with the bytes in use while their kernels run, in that order."""
 
 
+Plans = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+"""For each plan the names of the values that it saves, and of those that it computes twice in the backward."""
+
+
 @dataclass(frozen=True)
 class PlainFacts:
     """What plain torch.compile takes for a graph: its own partition, lowered under its own options.
@@ -130,6 +134,7 @@ class Assumptions:
         forward_bytes: Bytes in use in the forward while a value is computed, above those that the problem knows of.
         backward_bytes: The same in the backward, of values that are computed again and of steps.
         plain: What plain torch.compile takes, where that was observed.
+        plans: What the plans save that were observed, and what they compute twice: a search goes on from each of them.
     """
 
     stored: tuple[tuple[str, bool], ...] = ()
@@ -137,6 +142,7 @@ class Assumptions:
     forward_bytes: tuple[tuple[str, int], ...] = ()
     backward_bytes: tuple[tuple[str, int], ...] = ()
     plain: PlainFacts | None = None
+    plans: Plans = ()
 
     @property
     def is_empty(self) -> bool:
@@ -146,7 +152,7 @@ class Assumptions:
     def to_text(self) -> str:
         """As `from_text` reads it."""
         plain = None if self.plain is None else astuple(self.plain)
-        return json.dumps([*(getattr(self, name) for name in _PARTS), plain], separators=(",", ":"))
+        return json.dumps([*(getattr(self, name) for name in _PARTS), plain, self.plans], separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> Assumptions:
@@ -156,13 +162,32 @@ class Assumptions:
             ValueError: It is another text.
         """
         parts = json_values.parse(text)
-        if not isinstance(parts, list) or len(parts) != len(_PARTS) + 1:
+        if not isinstance(parts, list) or len(parts) != len(_PARTS) + 2:
             raise ValueError("no assumptions of this version")
-        *parts, plain = parts
+        *parts, plain, plans = parts
         return Assumptions(
             **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)},
             plain=None if plain is None else PlainFacts.from_object(plain),
+            plans=_read_plans(plans),
         )
+
+
+def _read_plans(part: object) -> Plans:
+    """Names by plans.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    plans: list[Any] = part if isinstance(part, list) else [None]
+    for plan in plans:
+        names = [name for each in plan for name in each] if _is_pair_of_lists(plan) else [None]
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("no plans of this version")
+    return tuple((tuple(saved), tuple(again)) for saved, again in plans)
+
+
+def _is_pair_of_lists(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(each, list) for each in value)
 
 
 _PARTS: dict[str, type] = {"stored": bool, "stored_again": bool, "forward_bytes": int, "backward_bytes": int}

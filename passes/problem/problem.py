@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from compile_remat.passes.problem.facts import Assumptions
+from compile_remat.passes.problem.facts import Assumptions, Plans
 
 
 class Kernel(StrEnum):
@@ -238,6 +238,7 @@ class Problem:
             where it was not asked.
         estimated: Operators whose arithmetic no formula knows, priced by the bytes that they move; sorted, each once.
         key_before_facts: The key of the problem that `with_facts` was asked of; empty where it was not.
+        plans: Plans of the graph that were observed, see `Assumptions`.
     """
 
     values: tuple[Value, ...]
@@ -246,6 +247,7 @@ class Problem:
     reference: tuple[int, ...] = ()
     estimated: tuple[str, ...] = ()
     key_before_facts: str = ""
+    plans: Plans = ()
 
     def key(self) -> str:
         """Hash of the graph with its sizes and prices; equal in every process, at every budget, and whatever was observed.
@@ -286,7 +288,7 @@ class Problem:
             return replace(s, **known) if known else s
 
         values, steps = tuple(map(value, self.values)), tuple(map(step, self.steps))
-        return replace(self, values=values, steps=steps, key_before_facts=self.key())
+        return replace(self, values=values, steps=steps, key_before_facts=self.key(), plans=assumed.plans)
 
     @cached_property
     def _key(self) -> str:
@@ -302,7 +304,7 @@ class Problem:
             "estimated": self.estimated,
         }
         if self.key_before_facts:
-            rest["key_before_facts"] = self.key_before_facts
+            rest |= {"key_before_facts": self.key_before_facts, "plans": self.plans}
         return json.dumps({"schema": SCHEMA, **nodes, **rest}, separators=(",", ":"))
 
     @staticmethod
@@ -318,6 +320,7 @@ class Problem:
             reference=tuple(data["reference"]),
             estimated=tuple(data.get("estimated", ())),
             key_before_facts=data.get("key_before_facts", ""),
+            plans=tuple((tuple(saved), tuple(again)) for saved, again in data.get("plans", ())),
         )
 
 

@@ -83,7 +83,7 @@ class Recursion:
         found = self._from_segments(budget_bytes)
         if found is None:
             return None
-        improved = self._improved(found, budget_bytes)
+        improved = self.improved(found, budget_bytes)
         fitting = [c for c in (found, improved) if c.peak_bytes <= budget_bytes]
         return min(fitting, key=lambda c: c.time_ns, default=None)
 
@@ -104,7 +104,7 @@ class Recursion:
                 low_bytes = target
             if low_bytes >= high_bytes:
                 break
-        improved = self._improved(best, best.peak_bytes)
+        improved = self.improved(best, best.peak_bytes)
         return improved if improved.peak_bytes <= best.peak_bytes else best
 
     # -- options ------------------------------------------------------------------------------------------------------
@@ -189,7 +189,8 @@ class Recursion:
     def _may_run_again(self) -> Bools:
         return np.array([may_run_again(v) for v in self.simulator.problem.values], dtype=bool)
 
-    def _improved(self, found: Candidate, budget_bytes: int) -> Candidate:
+    def improved(self, found: Candidate, budget_bytes: int) -> Candidate:
+        """The plan after local search for a budget, which it may still exceed; the same values are computed twice."""
         simulator, values = found.simulator, found.simulator.problem.values
         copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
         pinned = widened(self.pinned, has_copy(self.simulator.problem, found.again))

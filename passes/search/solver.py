@@ -116,7 +116,8 @@ class Planner:
         if self.search.peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
         with self.work.search():
-            return self._within(budget_bytes, once=once)
+            found = self._within(budget_bytes, once=once)
+            return found if once else self._near_known(found, budget_bytes)
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
         is_in_reach = budget_bytes >= self.search.least_peak_bytes
@@ -131,6 +132,17 @@ class Planner:
             min(best, key=lambda c: c.time_ns) if best else min(found, key=lambda c: c.peak_bytes), budget_bytes
         )
 
+    def _near_known(self, found: Plan, budget_bytes: int) -> Plan:
+        """A faster plan within the budget that local search finds from a plan that was observed; else the one that was found."""
+        near = [self._recursion.improved(each, budget_bytes) for each in self._known]
+        fitting = [each for each in near if each.peak_bytes <= budget_bytes]
+        best = min(fitting, key=lambda each: each.time_ns, default=None)
+        if best is None:
+            return found
+        plan = self._plan_of(best, budget_bytes)
+        is_faster = plan.extra_time_ns < found.extra_time_ns
+        return plan if is_faster or found.status is Status.INFEASIBLE else found
+
     def _low(self, budget_bytes: int, *, once: bool) -> list[Candidate]:
         """Plans near the floor, at least one."""
         found: list[Candidate] = []
@@ -143,14 +155,13 @@ class Planner:
         fitting = [m for m in [self.minimum_peak.first] if self.search.peak(m) <= budget_bytes]
         fitting = fitting or [m for m in self.minimum_peak.found if self.search.peak(m) <= budget_bytes]
         if not fitting:
-            return [*found, self._once(min(self.minimum_peak.found, key=self.search.peak))]
+            return [*found, self._once(min(self.minimum_peak.found, key=self.search.peak)) if once else self._lowest]
         lowest = min(fitting, key=self.search.time)
         return [*found, self._once(self.search.from_below(lowest, budget_bytes))]
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
-        recursive = self._lowest_recursive if self.options.uses_recursion and not once else None
-        return self.plan_of(self.minimum_peak.found[0], None) if recursive is None else self._plan_of(recursive, None)
+        return self.plan_of(self.minimum_peak.found[0], None) if once else self._plan_of(self._lowest, None)
 
     def low(self) -> tuple[str, ...]:
         """What a plan of low peak saves that is quickly found; `lowest` searches on."""
@@ -218,6 +229,35 @@ class Planner:
     def _recursion(self) -> Recursion:
         """Plans that recompute some values more than once."""
         return Recursion(self.simulator, self.search.levels[-1], self.pinned, self.search.searcher.weight, self.options)
+
+    @cached_property
+    def _lowest(self) -> Candidate:
+        """The plan of lowest peak, recursive or not; of those of nearly the same peak not the slowest."""
+        recursive = self._lowest_recursive if self.options.uses_recursion else None
+        found = self._once(self.minimum_peak.found[0]) if recursive is None else recursive
+        with self.work.search():
+            pressed = min(map(self._pressed, [found, *self._known]), key=lambda each: each.peak_bytes)
+        return pressed if pressed.peak_bytes < found.peak_bytes * self.options.same_peak else found
+
+    @cached_property
+    def _known(self) -> list[Candidate]:
+        """The plans of the problem that were observed."""
+        names = {value.name for value in self.problem.values if value.is_saveable}
+        return [
+            candidate(self.problem, self.mask_of(saved), again, self.work)
+            for saved, again in self.problem.plans
+            if names.issuperset(saved)
+        ]
+
+    def _pressed(self, found: Candidate) -> Candidate:
+        """The plan after local search for parts of its own peak, for as long as that lowers it; what is computed twice stays."""
+        for share in self.options.pressed_targets:
+            while not self.work.is_spent:
+                lower = self._recursion.improved(found, int(share * found.peak_bytes))
+                if lower.peak_bytes >= found.peak_bytes:
+                    break
+                found = lower
+        return found
 
     @cached_property
     def _lowest_recursive(self) -> Candidate | None:

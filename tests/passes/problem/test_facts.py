@@ -52,7 +52,7 @@ def test_text_gives_the_same_assumptions(assumed: Assumptions) -> None:
 def test_each_part_comes_back_at_its_place() -> None:
     assumed = Assumptions((("a", True),), (("b", False),), (("c", 3),), (("d", 4),))
     assert Assumptions.from_text(assumed.to_text()) == assumed
-    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]],null]'
+    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]],null,[]]'
 
 
 def test_facts_about_plain_come_back() -> None:
@@ -62,26 +62,35 @@ def test_facts_about_plain_come_back() -> None:
         assert not assumed.is_empty and Assumptions(plain=plain).is_empty
 
 
+def test_plans_come_back() -> None:
+    assumed = Assumptions((("a", True),), plans=((("a", "b"), ()), ((), ("c",))))
+    assert Assumptions.from_text(assumed.to_text()) == assumed and hash(assumed)
+    assert Problem.from_json(SMALL.with_facts(assumed).to_json()) == SMALL.with_facts(assumed)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "",
         "{}",
         "[]",
-        "[[],[],[],[]]",
+        "[[],[],[],[],null]",
+        "[[],[],[],[],null,[],[]]",
+        "[[],[],[],[],[],[]]",
         "[[],[],[],[],null,null]",
-        "[[],[],[],[],[]]",
-        "[[],[],[],[],[1,2,[]]]",
-        "[[],[],[],[],[1,true,[],[]]]",
-        "[[],[],[],[],[1,2,[[1,2]],[]]]",
+        "[[],[],[],[],null,[[]]]",
+        "[[],[],[],[],null,[[[1],[]]]]",
+        "[[],[],[],[],[1,2,[]],[]]",
+        "[[],[],[],[],[1,true,[],[]],[]]",
+        "[[],[],[],[],[1,2,[[1,2]],[]],[]]",
         "[[],[],",
         "[1,2,3,4]",
-        '[[["a"]],[],[],[],null]',
-        '[[["a",1]],[],[],[],null]',
-        '[[["a","true"]],[],[],[],null]',
-        '[[],[],[["a",true]],[],null]',
-        '[[],[],[["a",1.5]],[],null]',
-        "[[],[],[],[[3,1]],null]",
+        '[[["a"]],[],[],[],null,[]]',
+        '[[["a",1]],[],[],[],null,[]]',
+        '[[["a","true"]],[],[],[],null,[]]',
+        '[[],[],[["a",true]],[],null,[]]',
+        '[[],[],[["a",1.5]],[],null,[]]',
+        "[[],[],[],[[3,1]],null,[]]",
         "[" * 100_000 + "]" * 100_000,
     ],
 )

@@ -142,7 +142,7 @@ def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         return found
 
     monkeypatch.setattr(Recursion, "_from_segments", from_segments)
-    monkeypatch.setattr(Recursion, "_improved", lambda self, found, budget_bytes: found)
+    monkeypatch.setattr(Recursion, "improved", lambda self, found, budget_bytes: found)
     lowest = planner._recursion.lowest(0, 1000)
     assert lowest is not None
     assert lowest.peak_bytes == min(peak for peak, _ in seen) == 510

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 
 from compile_remat.passes import Plan, Planner, Problem, Status, Step, Value, solve, timeline
+from compile_remat.passes.memory.plan_timeline import peak_bytes_of
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE, SAVE
+from compile_remat.passes.search.options import DEFAULT
 from tests.oracles.exact_plans import AllPlans, all_plans, highs_fastest
 from tests.oracles.random_problems import Shape, chain, problems, seeded_problem
 from tests.oracles.slow_walk import slow_run
 
 MIB = 1 << 20
+LARGE = Shape(max_values=18, max_late=3, max_steps=10)
 SMALL = Shape(max_values=8, max_late=2, max_steps=8)
 EXTERN_ONLY = Shape(max_values=5, max_steps=5, extern_only=True)
 
@@ -259,3 +263,30 @@ def test_a_problem_whose_backward_reads_no_value() -> None:
     for plan in (Planner(problem).fastest(), Planner(problem).lowest(), solve(problem, 4), solve(problem, 1)):
         assert (plan.saved, plan.recomputed, plan.peak_bytes) == ((), (), 4)
     assert not solve(problem, 1).is_feasible
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_goes_on_from_plans_that_were_observed(seed: int) -> None:
+    """Neither the lowest plan nor one within a budget is worse than what local search makes of such a plan."""
+    problem = seeded_problem(seed, LARGE)
+    before = Planner(problem).lowest()
+    grown = replace(
+        problem, values=tuple(replace(v, nbytes=2 * v.nbytes) if k % 3 else v for k, v in enumerate(problem.values))
+    )
+    known = replace(grown, plans=((before.saved, before.again), (("a value of another graph",), ())))
+    lowest, alone = Planner(known).lowest(), Planner(grown).lowest()
+    there_bytes = peak_bytes_of(grown, before.saved, before.again)
+    assert lowest.peak_bytes * DEFAULT.same_peak <= min(alone.peak_bytes, there_bytes)
+    assert lowest.peak_bytes == peak_bytes_of(grown, lowest.saved, lowest.again)
+    budget_bytes = int(1.1 * lowest.peak_bytes)
+    within, without = Planner(known).within(budget_bytes), Planner(grown).within(budget_bytes)
+    assert within.peak_bytes <= budget_bytes and within.status is not Status.INFEASIBLE
+    assert without.status is Status.INFEASIBLE or within.extra_time_ns <= without.extra_time_ns
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_local_search_from_the_lowest_plan_finds_none_much_lower(seed: int) -> None:
+    planner = Planner(seeded_problem(seed, LARGE))
+    lowest = planner.lowest()
+    again = replace(planner.problem, plans=((lowest.saved, lowest.again),))
+    assert Planner(again).lowest().peak_bytes >= lowest.peak_bytes * DEFAULT.same_peak
