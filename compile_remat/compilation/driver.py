@@ -244,13 +244,16 @@ class Compilation:
         first = self._side_file(partitioner)
         rounds = self._found_before(partitioner, first)
         first = None if rounds.is_settled else first
-        while True:
-            before = ProcessCounts()
-            try:
-                return self._round(rounds, first)
-            except Exception as error:
-                self._go_on(rounds, error)
-                before.put_back()
+        try:
+            while True:
+                before = ProcessCounts()
+                try:
+                    return self._round(rounds, first)
+                except Exception as error:
+                    self._go_on(rounds, error)
+                    before.put_back()
+        finally:
+            rounds.searches.clear()
 
     def lowered(self, partitioner: RematPartitioner) -> Rounds:
         """The rounds up to the plan that `run` would take; graphs are lowered and read, and no code is made.

@@ -61,6 +61,7 @@ class Planner:
         self.work = WorkBudget(units_of(limit_seconds(nodes, work_seconds)), is_over)
         self.search = search = Search(problem, self.work, options, archive)
         self.minimum_peak = MinimumPeak(search)
+        self._found: dict[tuple[int | None, bool], Plan] = {}
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
     @property
@@ -115,8 +116,10 @@ class Planner:
         quick = self._fastest
         if self.search.peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
-        with self.work.search():
-            return self._within(budget_bytes, once=once)
+        if (budget_bytes, once) not in self._found:
+            with self.work.search():
+                self._found[budget_bytes, once] = self._within(budget_bytes, once=once)
+        return self._found[budget_bytes, once]
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
         is_in_reach = budget_bytes >= self.search.least_peak_bytes
@@ -149,6 +152,11 @@ class Planner:
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
+        if (None, once) not in self._found:
+            self._found[None, once] = self._lowest_of_all(once=once)
+        return self._found[None, once]
+
+    def _lowest_of_all(self, *, once: bool) -> Plan:
         recursive = self._lowest_recursive if self.options.uses_recursion and not once else None
         return self.plan_of(self.minimum_peak.found[0], None) if recursive is None else self._plan_of(recursive, None)
 
