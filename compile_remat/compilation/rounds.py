@@ -11,12 +11,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compile_remat.compilation.feedback import bytes_to_plan_for, is_lowest, is_too_large, with_run
+from compile_remat.compilation.feedback import bytes_to_plan_for, check_floor, is_lowest, is_too_large, with_run
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
 from compile_remat.passes import Assumptions, Plan, PlanPictures, Status, assumptions_after, largest_at_peak
-from compile_remat.planning.budget_source import source_of
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
 from compile_remat.planning.searches import Searches
@@ -215,14 +214,11 @@ class Rounds:
         Raises:
             BudgetError: Its floor was observed.
         """
-        settings, report = self.partitioner.settings, lowest.report
-        may_miss = not settings.is_given or source_of(settings.budget, from_auto=settings.from_auto)
-        if report.budget_bytes is not None and not may_miss and is_too_large(report, settings):
-            largest = report.plan.largest if report.plan else ()
-            written = settings.budget.written
-            error = self._error or BudgetError(report.budget_bytes, lowest.peak_bytes, largest, written)
-            self._error = error.with_floor(lowest.peak_bytes, largest)
-            raise self._error
+        try:
+            check_floor(lowest.report, self.partitioner.settings, self._error)
+        except BudgetError as error:
+            self._error = error
+            raise
 
     def concluded(self, report: Report) -> Report:
         """The report of the plan that was taken, with what was observed of it and of the others."""
