@@ -153,6 +153,7 @@ def look_at_graph(
             for_budgets=for_budgets,
             early=early,
             assumed=taken.assumed,
+            searches=taken.searches,
             **keywords,
         ),
         options,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ import compile_remat
 import compile_remat.cost_models
 import compile_remat.passes
 from compile_remat.backend import remat
+from compile_remat.compilation import report_cache
+from compile_remat.compilation.readings import PlanRefused
+from compile_remat.compilation.region_run import RegionRun
+from compile_remat.compilation.rounds import Rounds
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.request import FitBelow
+from compile_remat.report import Report
 from compile_remat.runtime.process_state import clear_process_state
 from tests.compile_caches import linked
 from tests.processes import run
@@ -165,3 +173,35 @@ def test_a_graph_that_inductor_rewrites_has_the_name_that_it_came_with() -> None
         call(torch.randn(4, 8)).sum().backward()
         (report,) = compile_remat.reports()
     assert report.from_cache
+
+
+@pytest.mark.usefixtures("empty_kernels")
+def test_a_graph_that_was_rewritten_in_a_refused_round_has_that_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second round gets the graph as the first has left it, and another process has it as it came."""
+    judged, names = list[RematPartitioner](), list[set[str]]()
+
+    def refuse_first(rounds: Rounds, reports: Sequence[Report], run: RegionRun) -> None:
+        judged.append(rounds.partitioner)
+        if len(judged) == 1:
+            rounds.partitioner = replace(rounds.partitioner, request=FitBelow(1 << 20))
+            raise PlanRefused
+
+    monkeypatch.setattr(Rounds, "judge", refuse_first)
+    store = report_cache.store
+    monkeypatch.setattr(report_cache, "store", lambda path, kept: (names[-1].add(path.name), store(path, kept)))
+    weight = torch.randn(8, requires_grad=True)
+    for number in range(3):
+        names.append(set())
+        torch.compiler.reset()
+        clear_process_state()
+        call = torch.compile(
+            lambda x: torch.tanh(torch.cat((x * weight, x * weight, x), -1)),
+            backend=remat,
+            options={"memory_budget": "1MiB"},
+        )
+        call(torch.randn(4, 8)).sum().backward()
+        (report,) = compile_remat.reports()
+        assert len(judged) == 2, "the plan of the second round is taken without another one"
+        assert report.from_cache == (number == 2)
+    first, second, third = names
+    assert second and second < first and not third

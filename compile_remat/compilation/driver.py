@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,12 @@ class Compilation:
             return None
         if isinstance(partitioner.request, Resume):
             return None
-        return report_cache.path_of(self.gm, self.example_inputs, partitioner.uuid(), self._options(partitioner))
+        return report_cache.path_of(lambda: self._text, partitioner.uuid(), self._options(partitioner))
+
+    @cached_property
+    def _text(self) -> str | None:
+        """The graph as it came: Inductor rewrites it in the first round, and another process has it as it came."""
+        return report_cache.text_of(self.gm, self.example_inputs)
 
     def write(self, reports: Sequence[Report]) -> None:
         """Write the reports to `report_dir`, where that is set."""
@@ -244,13 +250,16 @@ class Compilation:
         first = self._side_file(partitioner)
         rounds = self._found_before(partitioner, first)
         first = None if rounds.is_settled else first
-        while True:
-            before = ProcessCounts()
-            try:
-                return self._round(rounds, first)
-            except Exception as error:
-                self._go_on(rounds, error)
-                before.put_back()
+        try:
+            while True:
+                before = ProcessCounts()
+                try:
+                    return self._round(rounds, first)
+                except Exception as error:
+                    self._go_on(rounds, error)
+                    before.put_back()
+        finally:
+            rounds.searches.clear()
 
     def lowered(self, partitioner: RematPartitioner) -> Rounds:
         """The rounds up to the plan that `run` would take; graphs are lowered and read, and no code is made.

@@ -135,14 +135,32 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
         text = f"planned for {format_bytes(target_bytes)}, as Inductor's code for the budget needed more than it"
         return [replace(report, message=joined(report.message, text)) for report in reports]
     report = reports[0]
-    assert report.plan is not None and report.budget_bytes is not None and report.scheduled_peak_bytes is not None
-    if is_lowest(report) and settings.is_given and not source_of(settings.budget, from_auto=settings.from_auto):
-        largest = report.plan.largest
-        raise BudgetError(report.budget_bytes, report.scheduled_peak_bytes, largest, settings.budget.written)
+    assert report.budget_bytes is not None
+    if is_lowest(report):
+        check_floor(report, settings)
     needed = format_bytes(report.budget_bytes + excess_bytes)
     text = f"Inductor's code needs {needed}, which is {format_bytes(excess_bytes)} too much"
     warn(text)
     return [replace(report, message=joined(report.message, text))]
+
+
+def check_floor(lowest: Report, settings: Settings, error: BudgetError | None = None) -> None:
+    """Raise where a budget that the user gave in bytes is too low even for the lowest plan.
+
+    Args:
+        lowest: With the peak of its code, or of its lowered graphs.
+        error: What the planner has said of the budget.
+
+    Raises:
+        BudgetError: The floor is the peak of that plan; all else is as in `error`.
+    """
+    may_miss = not settings.is_given or source_of(settings.budget, from_auto=settings.from_auto)
+    if may_miss or not is_too_large(lowest, settings):
+        return
+    budget_bytes, peak_bytes, plan = lowest.budget_bytes, lowest.scheduled_peak_bytes, lowest.plan
+    assert budget_bytes is not None and peak_bytes is not None and plan is not None
+    found = error or BudgetError(budget_bytes, peak_bytes, plan.largest, settings.budget.written)
+    raise found.with_floor(peak_bytes, plan.largest)
 
 
 def _excess_bytes(reports: Sequence[Report], settings: Settings) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,16 +29,27 @@ LOG = logging.getLogger("compile_remat")
 SCHEMA = 8
 
 
-def path_of(gm: fx.GraphModule, example_inputs: Sequence[Any], uuid: object, options: Mapping[str, Any]) -> Path | None:
-    """The file of one compilation; None where torch caches no partitions, so that our partitioner always runs."""
-    if not cache_key_text.partitions_are_cached(options):
-        return None
+def text_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    """What torch's key has of a Dynamo graph, its inputs and torch's settings; None where that cannot be said.
+
+    To be asked before Inductor compiles the graph, as it rewrites some in place.
+    """
     try:
-        graph = cache_key_text.compilation_text(gm, example_inputs)
+        return cache_key_text.compilation_text(gm, example_inputs)
     except Exception:  # made of whatever a graph holds: it must not stop a training run
         LOG.warning(
             "a graph has no name for its side file: a process that hits the cache will have no report", exc_info=True
         )
+        return None
+
+
+def path_of(graph_text: Callable[[], str | None], uuid: object, options: Mapping[str, Any]) -> Path | None:
+    """The file of one compilation; None where torch caches no partitions, so that our partitioner always runs.
+
+    Args:
+        graph_text: The `text_of` its graph; there is no file without one.
+    """
+    if not cache_key_text.partitions_are_cached(options) or (graph := graph_text()) is None:
         return None
     text = "\n".join([graph, repr(uuid), repr(sorted(options.items()))])
     name = hashlib.sha256(text.encode()).hexdigest()[:32]

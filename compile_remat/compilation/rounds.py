@@ -11,14 +11,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from compile_remat.compilation.feedback import bytes_to_plan_for, is_lowest, is_too_large, with_run
+from compile_remat.compilation.feedback import bytes_to_plan_for, check_floor, is_lowest, is_too_large, with_run
 from compile_remat.compilation.readings import PlanRefused
 from compile_remat.compilation.region_run import RegionRun
 from compile_remat.errors import BudgetError
-from compile_remat.passes import Assumptions, Plan, Planner, PlanPictures, Status, assumptions_after, largest_at_peak
-from compile_remat.planning.budget_source import source_of
+from compile_remat.passes import Assumptions, Plan, PlanPictures, Status, assumptions_after, largest_at_peak
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.request import LOWEST, Fit, FitBelow
+from compile_remat.planning.searches import Searches
 from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
@@ -69,10 +69,12 @@ class Rounds:
         partitioner: For the next plan.
         seen: The plans that were lowered.
         is_settled: Whether the next plan is taken whatever it comes to.
+        searches: What the rounds have searched.
     """
 
     def __init__(self, partitioner: RematPartitioner, *, is_settled: bool = False) -> None:
-        self.partitioner, self.is_settled = partitioner, is_settled
+        self.searches = Searches()
+        self.partitioner, self.is_settled = replace(partitioner, searches=self.searches), is_settled
         self.seen: list[Seen] = []
         self._is_for_lowest = partitioner.settings.budget.kind == "min"
         self._error: BudgetError | None = None  # of the planner, or the one that is raised in the end
@@ -156,7 +158,8 @@ class Rounds:
         """
         assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
         problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
-        plan, seen_bytes = Planner(problem, self.partitioner.settings.time_limit).lowest(), self._lowest().peak_bytes
+        planner = self.searches.planner(problem, self.partitioner.settings.time_limit)
+        plan, seen_bytes = planner.lowest(), self._lowest().peak_bytes
         known = [each.report.plan for each in self.seen if each.report.plan is not None]
         if any((plan.saved, plan.again) == (each.saved, each.again) for each in known):
             return False
@@ -192,7 +195,8 @@ class Rounds:
         return assumed != before
 
     def _lowest(self) -> Seen:
-        return min(self.seen, key=lambda seen: seen.peak_bytes)
+        """Of several as low, the one that was seen last: it needs no other round."""
+        return min(reversed(self.seen), key=lambda seen: seen.peak_bytes)
 
     def _settle(self, on: Seen) -> None:
         """Go back to a plan that was seen.
@@ -211,14 +215,11 @@ class Rounds:
         Raises:
             BudgetError: Its floor was observed.
         """
-        settings, report = self.partitioner.settings, lowest.report
-        may_miss = not settings.is_given or source_of(settings.budget, from_auto=settings.from_auto)
-        if report.budget_bytes is not None and not may_miss and is_too_large(report, settings):
-            largest = report.plan.largest if report.plan else ()
-            written = settings.budget.written
-            error = self._error or BudgetError(report.budget_bytes, lowest.peak_bytes, largest, written)
-            self._error = error.with_floor(lowest.peak_bytes, largest)
-            raise self._error
+        try:
+            check_floor(lowest.report, self.partitioner.settings, self._error)
+        except BudgetError as error:
+            self._error = error
+            raise
 
     def concluded(self, report: Report) -> Report:
         """The report of the plan that was taken, with what was observed of it and of the others."""

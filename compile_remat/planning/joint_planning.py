@@ -69,6 +69,7 @@ from compile_remat.planning.request import (
     SharedOption,
     interrupted_by,
 )
+from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings
 from compile_remat.planning.shared_policy import choose_shared
 from compile_remat.planning.size_search import Varying, log_unbounded_sizes, range_of
@@ -113,6 +114,7 @@ def plan_joint(
     narrows: bool = False,
     readable: ReadableInputs | None = None,
     assumed: Assumptions = NOTHING_ASSUMED,
+    searches: Searches | None = None,
 ) -> Planned | None:
     """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
 
@@ -128,6 +130,7 @@ def plan_joint(
         narrows: Whether values have a narrow form that the plan may save in their place.
         readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
         assumed: What was observed of earlier plans of this graph, in place of crude rules.
+        searches: What earlier rounds have searched.
 
     Raises:
         BudgetError: No plan fits the budget.
@@ -172,7 +175,7 @@ def plan_joint(
     builder = ProblemBuilder(joint, cost, settings.workspace, expandable=settings.expandable)
     problem = builder.build(reference).with_facts(assumed)
     deadline = deadline_of(problem, settings.time_limit) if has_deadline else None
-    planner = Planner(problem, settings.time_limit, deadline)
+    planner = (searches or Searches()).planner(problem, settings.time_limit, deadline)
     budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(effective)
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation

@@ -49,6 +49,7 @@ from compile_remat.planning.request import (
     Fit,
     Request,
 )
+from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings, with_plain_bytes
 from compile_remat.planning.slices.sliced_planning import plan_with_slices
 from compile_remat.report import Report, record
@@ -74,13 +75,14 @@ def split(
     has_deadline: bool = True,
     early: tuple[int, ...] = (),
     assumed: Assumptions = NOTHING_ASSUMED,
+    searches: Searches | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
 
     Args:
         is_cached: Whether torch stores what is returned in its cache.
         has_deadline: See `plan_joint`.
-        early, assumed: See `plan_joint`.
+        early, assumed, searches: See `plan_joint`.
 
     Raises:
         DeadlineReached: The clock stopped the planning, and torch would keep the plan.
@@ -96,6 +98,7 @@ def split(
             has_deadline=has_deadline,
             early=early,
             assumed=assumed,
+            searches=searches,
         )
         if planned is not None:
             if is_cached and planned.resume is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from compile_remat.passes import (
 from compile_remat.planning.inner_planning import with_copies_in_backward
 from compile_remat.planning.joint_split import split, split_without_planner
 from compile_remat.planning.request import Fit, Request
+from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings, with_plain_bytes
 
 
@@ -50,6 +51,7 @@ class RematPartitioner(CustomPartitionerFn):
         early: Positions of the arguments whose gradients leave the backward when they are made.
         is_installed: Whether it is Inductor's own in this process (`install`): no deadline ends the planning, since nobody could
             compile once more, and what a fraction is of is looked up here.
+        searches: What earlier rounds have searched; no plan depends on it.
     """
 
     settings: Settings
@@ -62,6 +64,7 @@ class RematPartitioner(CustomPartitionerFn):
     guarded: bool = False
     early: tuple[int, ...] = ()
     is_installed: bool = False
+    searches: Searches | None = field(default=None, compare=False, repr=False)
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
@@ -85,6 +88,7 @@ class RematPartitioner(CustomPartitionerFn):
                 has_deadline=not self.is_installed,
                 early=self.early,
                 assumed=self.assumed,
+                searches=self.searches,
                 **keywords,
             )
         if by_inductor:
@@ -117,13 +121,13 @@ class RematPartitioner(CustomPartitionerFn):
 
 
 def identity_text(value: object) -> str:
-    """A text that differs between any two different values: every field of a dataclass is in it, shown by `repr` or not.
+    """A text that differs between any two different values: each field that is compared is in it, shown by `repr` or not.
 
     Raises:
         TypeError: There is a value of a type that has no stable text.
     """
     if is_dataclass(value) and not isinstance(value, type):
-        inner = ", ".join(f"{f.name}={identity_text(getattr(value, f.name))}" for f in fields(value))
+        inner = ", ".join(f"{f.name}={identity_text(getattr(value, f.name))}" for f in fields(value) if f.compare)
         return f"{type(value).__qualname__}({inner})"
     if isinstance(value, tuple):
         return f"({', '.join(map(identity_text, value))},)"

@@ -61,6 +61,7 @@ class Planner:
         self.work = WorkBudget(units_of(limit_seconds(nodes, work_seconds)), is_over)
         self.search = search = Search(problem, self.work, options, archive)
         self.minimum_peak = MinimumPeak(search)
+        self._found: dict[tuple[int | None, bool], Plan] = {}
         self.simulator, self.pinned, self.fastest_time_ns = search.simulator, search.pinned, search.fastest_time_ns
 
     @property
@@ -115,9 +116,11 @@ class Planner:
         quick = self._fastest
         if self.search.peak(quick) <= budget_bytes:
             return self.plan_of(quick, budget_bytes)
-        with self.work.search():
-            found = self._within(budget_bytes, once=once)
-            return found if once else self._near_known(found, budget_bytes)
+        if (budget_bytes, once) not in self._found:
+            with self.work.search():
+                found = self._within(budget_bytes, once=once)
+                self._found[budget_bytes, once] = found if once else self._near_known(found, budget_bytes)
+        return self._found[budget_bytes, once]
 
     def _within(self, budget_bytes: int, *, once: bool) -> Plan:
         is_in_reach = budget_bytes >= self.search.least_peak_bytes
@@ -161,7 +164,10 @@ class Planner:
 
     def lowest(self, *, once: bool = False) -> Plan:
         """The plan of lowest peak found (`min`); `once` as in `within`."""
-        return self.plan_of(self.minimum_peak.found[0], None) if once else self._plan_of(self._lowest, None)
+        if (None, once) not in self._found:
+            best = self._once(self.minimum_peak.found[0]) if once else self._lowest
+            self._found[None, once] = self._plan_of(best, None)
+        return self._found[None, once]
 
     def low(self) -> tuple[str, ...]:
         """What a plan of low peak saves that is quickly found; `lowest` searches on."""

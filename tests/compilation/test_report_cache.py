@@ -43,11 +43,15 @@ def another(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) * 3
 
 
+def path_of(graph: fx.GraphModule, x: torch.Tensor = DOUBLE, uuid: object = "a", **options: Any) -> Path | None:
+    return report_cache.path_of(lambda: report_cache.text_of(graph, [x]), uuid, options)
+
+
 def named(
     function: Callable[..., Any] = plain, x: torch.Tensor | None = None, uuid: object = "a", **options: Any
 ) -> Path:
     graph = fx.symbolic_trace(function)
-    path = report_cache.path_of(graph, [torch.ones(4, 4) if x is None else x], uuid, options)
+    path = path_of(graph, torch.ones(4, 4) if x is None else x, uuid, **options)
     assert path is not None
     return path
 
@@ -79,16 +83,16 @@ def test_the_name_changes_with_what_a_plan_depends_on() -> None:
 
 def test_a_users_tag_changes_the_name() -> None:
     graph = fx.symbolic_trace(plain)
-    before = report_cache.path_of(graph, [DOUBLE], "a", {})
+    before = path_of(graph)
     next(n for n in graph.graph.nodes if n.target is torch.sin).meta["recompute"] = "must save"
-    assert report_cache.path_of(graph, [DOUBLE], "a", {}) != before
+    assert path_of(graph) != before
 
 
 def test_without_torchs_cache_there_is_no_file() -> None:
     graph = fx.symbolic_trace(plain)
-    assert report_cache.path_of(graph, [DOUBLE], "a", {"force_disable_caches": True}) is None
+    assert path_of(graph, force_disable_caches=True) is None
     with torch._functorch.config.patch(enable_autograd_cache=False):
-        assert report_cache.path_of(graph, [DOUBLE], "a", {}) is None
+        assert path_of(graph) is None
 
 
 def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,7 +102,7 @@ def test_a_graph_that_cannot_be_named_has_no_file(caplog: pytest.LogCaptureFixtu
 
     graph = fx.symbolic_trace(plain)
     next(iter(graph.graph.nodes)).meta["custom"] = Unspeakable()
-    assert report_cache.path_of(graph, [DOUBLE], "a", {}) is None
+    assert path_of(graph) is None
     assert "no name" in caplog.text
 
 

@@ -97,7 +97,7 @@ def promise(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def set_to(peak_mib: int) -> None:
         lowest = SimpleNamespace(peak_bytes=peak_mib * MIB, saved=("nobody has seen it",), again=())
-        monkeypatch.setattr(module, "Planner", lambda *_: SimpleNamespace(lowest=lambda: lowest))
+        monkeypatch.setattr(module.Searches, "planner", lambda *_: SimpleNamespace(lowest=lambda: lowest))
 
     set_to(1)
     return set_to
@@ -272,6 +272,15 @@ def test_the_lowest_plan_that_was_seen_is_gone_back_to(promise: Promise) -> None
     assert is_taken(rounds, report, run_of(550, "mul"))
     concluded = rounds.concluded(report)
     assert (concluded.observed_peak_bytes, concluded.floor_bytes) == (550 * MIB, 550 * MIB)
+
+
+def test_of_plans_as_low_the_last_one_is_taken_without_another_round(promise: Promise) -> None:
+    rounds = rounds_for(MIN)
+    assert not is_taken(rounds, planned(rounds, 400, 400), run_of(600))
+    last = rounds.partitioner
+    promise(700)
+    assert is_taken(rounds, planned(rounds, 500, 500), run_of(600, "mul"))
+    assert rounds.partitioner == last and not rounds.is_settled
 
 
 def test_no_more_than_six_are_lowered_for_the_lowest(promise: Promise) -> None:

@@ -16,6 +16,7 @@ from compile_remat.passes import Assumptions, Planner
 from compile_remat.planning import plain_peaks
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_sources, identity_text
 from compile_remat.planning.request import ChosenPlan, Fit, FitBelow, Replay, Request, Resume, SharedOption
+from compile_remat.planning.searches import Searches
 from compile_remat.planning.settings import Settings
 from tests.oracles.random_problems import seeded_problem
 
@@ -101,11 +102,18 @@ REQUESTS: list[Request] = [
 
 def test_every_field_is_in_the_cache_key() -> None:
     plain = RematPartitioner(Settings(MemoryBudget("max"), load_device("cpu"), tf32=()))
-    changed = [replace(plain, **{each.name: EXAMPLES[each.name]}) for each in fields(RematPartitioner)]
+    changed = [replace(plain, **{each.name: EXAMPLES[each.name]}) for each in fields(RematPartitioner) if each.compare]
     for each in fields(Settings):
         changed.append(replace(plain, settings=replace(plain.settings, **{each.name: OTHER_SETTINGS[each.name]})))
     keys = {partitioner.uuid() for partitioner in [plain, *changed]}
     assert len(keys) == 1 + len(EXAMPLES) + len(OTHER_SETTINGS)
+
+
+def test_what_was_searched_is_not_in_the_key() -> None:
+    partitioner = RematPartitioner(Settings(MemoryBudget("max"), load_device("cpu")))
+    other = replace(partitioner, searches=Searches())
+    assert other == partitioner and other.uuid() == partitioner.uuid()
+    assert [each.name for each in fields(RematPartitioner) if not each.compare] == ["searches"]
 
 
 def test_every_request_has_a_key_of_its_own() -> None:

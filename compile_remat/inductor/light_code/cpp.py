@@ -41,7 +41,7 @@ class LightCpp(CppScheduling):
         self.kernels, self.is_apart = kernels, is_apart
 
     def ready_to_flush(self) -> bool:
-        """Whether the kernels so far are called now."""
+        """True where the kernels so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or (self.is_apart and bool(V.graph.scheduler.buffer_names_to_free))
 
@@ -106,7 +106,7 @@ class LightLoops(CppKernelProxy):
                 self.loop_nest.tile(k, factor)
 
     def _may_tile(self, nodes: list[Any], sizes: list[Any]) -> bool:
-        """Whether a shared loop may be cut into tiles; mostly it is the innermost one that is."""
+        """True where a shared loop may be cut into tiles; mostly it is the innermost one that is."""
         divided = any(
             expr.has(FloorDiv, ModularIndexing) for node in nodes for expr in node._body.indexing_exprs.values()
         )

@@ -21,6 +21,7 @@ from sympy import sympify
 from torch._inductor import config
 
 from compile_remat._torch.version import private_name
+from compile_remat.errors import warn_once
 from compile_remat.inductor.light_code.backends import use_light_backends
 from compile_remat.inductor.light_code.graph_state import untouched
 from compile_remat.inductor.light_code.kernels import Kernels
@@ -37,6 +38,11 @@ UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 UNSEEN = {"trace.provenance_tracking_level": 0}
 """Options under which Inductor keeps no books on kernels beside their code."""
+
+UNREADABLE = (
+    "a graph cannot be read before Inductor makes its code (the log has the reason): its plan is judged by that code, and plans "
+    "that follow know nothing of it"
+)
 
 Strides = tuple[int, ...]
 
@@ -66,7 +72,7 @@ def watch(graph: Any, told: Told) -> None:
     """Tell `told` of a graph right before Inductor makes its code; called while its scheduler is being made.
 
     Nobody is told of the graphs of control flow and of regions: Inductor lowers them with the graph that they are part of.  Where
-    the graph cannot be read, whatever the reason, that is logged and Inductor goes on.
+    the graph cannot be read, whatever the reason, Inductor goes on; the reason is logged, and the user warned once in a process.
     """
     scheduler, kernels = graph.scheduler, _kernels.get()
     codegen = scheduler.codegen
@@ -93,6 +99,7 @@ def _read(graph: Any) -> Lowered | None:
             return read(graph)
     except Exception:  # Inductor's code generators may raise anything on a graph; it is compiled without being read
         LOG.info("the lowered graph cannot be read", exc_info=True)
+        warn_once(UNREADABLE)
         return None
     finally:
         _kernels.reset(token)
@@ -117,7 +124,7 @@ def read(graph: Any) -> Lowered:
 
 
 def _has_symbols(graph: Any) -> bool:
-    """Whether sizes in the graph may be symbols: of its inputs, or of what only the data knows."""
+    """True where sizes in the graph may be symbols: of its inputs, or of what only the data knows."""
     known = graph.sizevars.shape_env.var_to_range
     return any(symbol_is_type(each, UNBACKED) for each in known) or any(map(_is_symbolic, graph.graph_inputs.values()))
 

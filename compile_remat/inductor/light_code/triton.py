@@ -175,7 +175,7 @@ def loops_of(schedule: list[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def has_form_of_its_own(features: Any) -> bool:
-    """Whether the kernel may need more than its accesses tell: workspaces, or several forms to choose from."""
+    """True where the kernel may need more than its accesses tell: workspaces, or several forms to choose from."""
     options = config.triton
     if not features.is_reduction():
         return False
@@ -185,7 +185,7 @@ def has_form_of_its_own(features: Any) -> bool:
 
 
 def is_in_one_block(features: Any) -> bool:
-    """Whether a reduction has no loop, by Inductor's rules."""
+    """True where a reduction has no loop, by Inductor's rules."""
     if not TritonKernel.has_persistent_RBLOCK(features.reduction_numel):
         return False
     options: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def is_in_one_block(features: Any) -> bool:
 
 
 def is_fresh(name: str, node: Any) -> bool:
-    """Whether a node computes what it stores in a buffer, so that Inductor has no other variable for the value."""
+    """True where a node computes what it stores in a buffer, so that Inductor has no other variable for the value."""
     blocks = [node._body.root_block, *node._body.subblocks.values()]
     stores = [each for block in blocks for each in block.graph.find_nodes(op="call_method", target="store")]
     values = [store.args[3] for store in stores if store.args[1] == name]

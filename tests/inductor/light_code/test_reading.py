@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks import models
+from compile_remat.errors import PlannerWarning
 from compile_remat.inductor.light_code import reading
 from compile_remat.inductor.light_code.reading import Lowered
 from tests.inductor.light_code.emitting import compiled, in_order, sources
@@ -288,7 +290,12 @@ def test_a_graph_that_cannot_be_read_is_compiled(
         raise AssertionError("this code generator knows no graph")
 
     monkeypatch.setattr(reading, "read", fail)
-    with caplog.at_level("INFO", "compile_remat"):
+    reading.warn_once.cache_clear()
+    with caplog.at_level("INFO", "compile_remat"), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         step = compiled(layers(), (x(),))
+    reading.warn_once.cache_clear()
     assert not step.light and len(in_order(step.real)) == 2
-    assert "the lowered graph cannot be read" in caplog.text
+    assert caplog.text.count("the lowered graph cannot be read") == 2
+    (warning,) = [each for each in said if each.category is PlannerWarning]  # of a process, not of each graph
+    assert "cannot be read" in str(warning.message)
