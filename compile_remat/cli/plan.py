@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
         metavar="SECONDS",
         help="work of one search, counted, as time_limit (default: by the graph's size)",
     )
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="plan by rules, also where Inductor could lower the graphs for the device",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write one page with pictures of the plan and the frontier")
 
@@ -136,6 +141,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
     print(found.plan.to_json() if arguments.json else found.plan)
     if not arguments.json:
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
+        print(f"  region peak     {format_bytes(found.peak_bytes)}, {found.facts_text}")
     _write_files(found, arguments)
     return 0
 
@@ -217,7 +223,7 @@ def print_forecast(found: Forecast) -> None:
         ("parameters", format_bytes(found.parameter_bytes)),
         (f"optimizer state ({found.optimizer})", format_bytes(found.optimizer_bytes)),
         ("inputs", format_bytes(found.input_bytes)),
-        ("region peak", format_bytes(plan.peak_bytes)),
+        ("region peak", format_bytes(found.peak_bytes) + " (estimate)" * (found.facts == "estimated")),
         *_gradient_rows(found),
         ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
         *([("rows in slices", plan.slices_text)] if plan.sliced else []),
@@ -234,6 +240,7 @@ def print_forecast(found: Forecast) -> None:
     ]
     rows += [("largest batch", _max_batch_text(found))] if found.largest is not None else []
     print_table(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
+    print(f"region peak: {found.facts_text}")
     if found.message:
         print(f"note: {found.message}")
     if found.compared:
@@ -288,6 +295,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
         gradients=arguments.gradients,
         inputs=arguments.inputs,
+        estimate=arguments.estimate,
         slices=parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
     )
     return builder, target

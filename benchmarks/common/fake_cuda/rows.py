@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda import install
 
 if TYPE_CHECKING:
     from benchmarks.cuda_codegen import CodegenRow

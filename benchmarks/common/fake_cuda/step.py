@@ -13,8 +13,8 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compile_remat._torch.cuda_sdpa import use_cuda_attention
-from compile_remat.api import look_at_graph
 from compile_remat.backend import compile_graph
+from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig
 from compile_remat.inductor.observe import Emitted, observed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda import install
 
 
 def main() -> dict[str, Any]:

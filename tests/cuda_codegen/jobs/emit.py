@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda import install
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda import install
 
 
 def main() -> dict[str, Any]:
