@@ -149,33 +149,30 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
     with _saying_what_is_done() as advance:
-        from compile_remat.forecast.baselines import ready_with_torch
         from compile_remat.forecast.forecasting import forecast
+        from compile_remat.forecast.frontier_forecast import forecast_frontier
         from compile_remat.pages.page import write_page
         from compile_remat.pages.plot import frontier_plot
-        from compile_remat.passes import frontier, marked, plain_time_ns
+        from compile_remat.passes import marked
 
         builder, target = _asked(arguments)
         found = None
         if arguments.html is not None:
             found = forecast(builder, target, with_max_batch=False, with_plain=True, advance=advance)
-        if found is not None and found.plan.pictures is not None:
-            advance("searching for the frontier")
-            plans, plain_ns = list(found.plan.pictures.plans(arguments.points)), found.plan.plain_time_ns
-        else:
-            advance(f"tracing {builder.name}")
-            ready = ready_with_torch(builder, target)
-            advance("searching for the frontier")
-            plans, plain_ns = frontier(ready.planner, arguments.points), plain_time_ns(ready.with_torch)
-    plans = [replace(plan, plain_time_ns=plain_ns) for plan in plans]
-    if found is not None and found.plan.pictures is not None:
+        seen = forecast_frontier(builder, target, arguments.points, advance)
+    plans = [replace(point.plan, peak_bytes=point.peak_bytes) for point in seen.points]
+    if found is not None:
         figures = replace(found.figures(), frontier=marked(plans, found.plan))
         _written(arguments.html, partial(write_page, figures))
     for path in filter(None, (arguments.png, arguments.svg)):
         drawn = frontier_plot(marked(plans, None), plans[0].base, f"{arguments.model} on {arguments.device}")
         _written(path, partial(drawn.savefig, format="svg" if path == arguments.svg else "png", dpi=200))
     if arguments.json:
-        print(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=1))
+        print(
+            json.dumps(
+                [{**json.loads(plan.to_json()), "facts": seen.facts, "why": seen.why} for plan in plans], indent=1
+            )
+        )
         return 0
     rows = [
         (format_bytes(p.peak_bytes), format_time(p.time_ns), f"{p.extra_share:+.2%}", f"{p.bound_share:+.2%}")
@@ -183,6 +180,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
     ]
     print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
     print(f"extra time: beyond the step of {plans[0].base.name}")
+    print(f"region peaks: {seen.facts_text}")
     return 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch.joint_graph import copied_graph
+from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.driver import Compilation
 from compile_remat.compilation.early_gradients import leaf_positions
 from compile_remat.compilation.rounds import Rounds
@@ -16,6 +17,7 @@ from compile_remat.config import RematConfig
 from compile_remat.inductor import inductor_options
 from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.passes import PlainFacts
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings, priced, settings_for, sizes_of
@@ -57,18 +59,20 @@ def planned_graph(
     *,
     for_budgets: bool = False,
     observes: bool = False,
+    plain: dict[Sizes, PlainFacts | None] | None = None,
 ) -> Planned | None:
     """The same under settings that are looked up already.
 
     Args:
         options: Inductor's.
         observes: Whether plans are lowered and read; Inductor has to make code for the devices of `example_inputs`.
+        plain: Of `Compilation`.
     """
     early = leaf_positions(example_inputs) if config.gradients == "early" else ()
     first = RematPartitioner(settings, sizes=sizes_of(example_inputs), early=early, guarded=settings.has_limit(gm))
     rounds = Rounds(first)
     if observes:
-        rounds = Compilation(copied_graph(gm), example_inputs, config, options).lowered(first)
+        rounds = Compilation(copied_graph(gm), example_inputs, config, options, plain=plain).lowered(first)
     taken = rounds.partitioner
     planned = look_at_joint_graph(
         gm,

@@ -19,7 +19,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, built, model_bytes, trace
 from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
-from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed
+from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, facts_text
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
@@ -100,14 +100,10 @@ class Forecast(Viewable):
 
     @property
     def facts_text(self) -> str:
-        """The origin of the plan's bytes in a line, for people."""
-        if self.facts == "estimated":
-            return f"ESTIMATE, by rules and not from lowered graphs: {self.why}"
-        beside = [
-            text for text, is_there in (("largest batch", self.largest), ("baselines", self.compared)) if is_there
-        ]
-        text = "observed: the plan's graphs were lowered by Inductor for the device, and read"
-        return f"{text}; {' and '.join(beside)} by rules" if beside else text
+        """The same in a line, for people."""
+        named = (("largest batch", self.largest), ("baselines", self.compared))
+        beside = " and ".join(text for text, is_there in named if is_there)
+        return facts_text(self.why) + f"; {beside} by rules" * bool(beside and not self.why)
 
     @property
     def total_bytes(self) -> int:
@@ -254,7 +250,7 @@ def _forecast(
     workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
     beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
-    lowering.begin(Asked(builder, target, effective.budget, may_be_missed=bool(effective.source)))
+    lowering.begin(Asked(builder, target, effective.budget, bool(effective.source), with_plain))
     needs_plain = effective.budget.kind in ("max", "fraction")
     is_candidate = needs_plain or with_baselines
     torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,))

@@ -31,10 +31,10 @@ NAME_IT = "name the builder as pkg.module:build to have its graphs lowered"
 
 
 class Lowering(Protocol):
-    """The step of one forecast."""
+    """Lowers steps, one after the other."""
 
     def begin(self, asked: Asked) -> None:
-        """Say which step it is."""
+        """Say which step comes next."""
 
     def result(self) -> Outcome:
         """Wait for it.
@@ -124,7 +124,9 @@ class _Elsewhere:
 
     def begin(self, asked: Asked) -> None:
         try:
-            self.send(asked)
+            self.send(
+                pickle.dumps(asked)
+            )  # twice: the process reads that there is something before it imports what it is
         except (pickle.PicklingError, AttributeError, TypeError) as error:  # a function inside of another, a lambda
             self._failed = NotObserved(f"a second process cannot have the builder ({reason_of(error)})", NAME_IT)
 

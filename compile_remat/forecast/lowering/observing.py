@@ -12,6 +12,7 @@ from torch import fx
 from compile_remat._torch.cuda_sdpa import use_cuda_attention
 from compile_remat._torch.fake import NumbersAreZero, fake_tensors
 from compile_remat._torch.isolated_trace import trace_isolated
+from compile_remat._util.size_range import Sizes
 from compile_remat.budget import MemoryBudget
 from compile_remat.compilation.looking import planned_graph
 from compile_remat.config import RematConfig
@@ -21,8 +22,8 @@ from compile_remat.forecast.fake_trace import kind_of, refuse
 from compile_remat.forecast.target_step import Target
 from compile_remat.inductor.called_regions import inline_regions
 from compile_remat.inductor.entry import without_caches
-from compile_remat.passes import Problem
-from compile_remat.planning.settings import SLICES, Settings
+from compile_remat.passes import PlainFacts, Problem
+from compile_remat.planning.settings import SLICES, Settings, sizes_of
 from compile_remat.report import Report
 
 
@@ -33,12 +34,19 @@ class Asked:
     Attributes:
         budget: Of the region peak; never `auto`.
         may_be_missed: Whether the lowest plan is taken where none keeps the budget; else that is an error.
+        with_plain: Whether plain torch.compile's own partition is lowered, too; a third of the time.  Always under a fraction.
     """
 
     builder: Builder
     target: Target
     budget: MemoryBudget
     may_be_missed: bool = False
+    with_plain: bool = False
+
+    @property
+    def needs_plain(self) -> bool:
+        """Whether somebody asks what plain torch.compile takes."""
+        return self.with_plain or self.budget.kind in ("fraction", "max")
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,17 @@ class NotObserved:
 
 Outcome = Observed | BudgetError | NotObserved
 """A `BudgetError` is an answer: no plan that was lowered keeps the budget, and its floor was read."""
+
+
+def facts_text(why: str) -> str:
+    """The origin of a plan's bytes in a line, for people.
+
+    Args:
+        why: Why they were not observed; empty where they were.
+    """
+    if why:
+        return f"ESTIMATE, by rules and not from lowered graphs: {why}"
+    return "observed: the plan's graphs were lowered by Inductor for the device, and read"
 
 
 def observe(asked: Asked) -> Outcome:
@@ -112,8 +131,9 @@ def observe(asked: Asked) -> Outcome:
 def _of_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Outcome | None:
     """The outcome of one graph; None where it has no backward."""
     config = RematConfig(gradients=asked.target.gradients)
+    plain: dict[Sizes, PlainFacts | None] = {} if asked.needs_plain else {sizes_of(example_inputs): None}
     try:
-        planned = planned_graph(gm, example_inputs, config, _settings(asked), {}, observes=True)
+        planned = planned_graph(gm, example_inputs, config, _settings(asked), {}, observes=True, plain=plain)
     except Exception as error:  # Dynamo would wrap it
         refused = find_error(error, BudgetError)
         return NotObserved(reason_of(error)) if refused is None else without_traceback(refused)
