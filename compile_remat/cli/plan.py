@@ -138,8 +138,10 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
         asked = _asked(arguments)
         found = forecast(*asked, with_max_batch=False, with_plain=arguments.html is not None, advance=advance)
-    print(found.plan.to_json() if arguments.json else found.plan)
-    if not arguments.json:
+    if arguments.json:
+        print(json.dumps({**json.loads(found.plan.to_json()), "facts": found.facts, "why": found.why}, indent=1))
+    else:
+        print(found.plan)
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
         print(f"  region peak     {format_bytes(found.peak_bytes)}, {found.facts_text}")
     _write_files(found, arguments)

@@ -250,7 +250,7 @@ def _forecast(
     workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
     beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
-    lowering.begin(Asked(builder, target, effective.budget, bool(effective.source), with_plain))
+    lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
     needs_plain = effective.budget.kind in ("max", "fraction")
     is_candidate = needs_plain or with_baselines
     torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,))
@@ -272,7 +272,8 @@ def _forecast(
     planner = own.planner
     is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
     source = plain_ready if plain_ready is not None and is_plain else own
-    advance("waiting for its graphs to be lowered")
+    if lowering.is_there:
+        advance("waiting for its graphs to be lowered")
     outcome = lowering.result()
     if isinstance(outcome, BudgetError):
         raise outcome

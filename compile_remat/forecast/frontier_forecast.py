@@ -70,7 +70,8 @@ def forecast_frontier(
         lowering.begin(Asked(builder, target, MemoryBudget("min")))
         advance(f"tracing {builder.name}")
         ready = ready_with_torch(builder, target)
-        advance("waiting for the lowest plan to be lowered")
+        if lowering.is_there:
+            advance("waiting for the lowest plan to be lowered")
         lowest = lowering.result()
         if isinstance(lowest, Observed):
             found = _observed(builder, target, lowering, lowest, points, advance)

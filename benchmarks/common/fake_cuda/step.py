@@ -24,7 +24,7 @@ Compile = Callable[[fx.GraphModule, Sequence[Any]], object]
 
 
 def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
-    """Build a model and its inputs on the fake device, let `use` compile the graph of its step, return the code of each forward and backward.
+    """Build a step on the fake device, let `use` compile its graph, return the code of each forward and backward.
 
     Attention becomes what an H100 runs: without a driver torch's own choice is the explicit products.
     """

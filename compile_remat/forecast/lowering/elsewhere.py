@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +31,13 @@ NAME_IT = "name the builder as pkg.module:build to have its graphs lowered"
 
 
 class Lowering(Protocol):
-    """Lowers steps, one after the other."""
+    """Lowers steps, one after the other.
+
+    Attributes:
+        is_there: Whether it lowers any; else `result` says why not, at once.
+    """
+
+    is_there: bool
 
     def begin(self, asked: Asked) -> None:
         """Say which step comes next."""
@@ -97,6 +103,8 @@ def fake_device(figures: Device) -> FakeDevice:
 
 
 class _Nothing:
+    is_there = False
+
     def __init__(self, reason: NotObserved) -> None:
         self._reason = reason
 
@@ -108,6 +116,7 @@ class _Nothing:
 
 
 class _Here:
+    is_there = True
     _asked: Asked
 
     def begin(self, asked: Asked) -> None:
@@ -118,6 +127,8 @@ class _Here:
 
 
 class _Elsewhere:
+    is_there = True
+
     def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
         self._process, self._errors = process, errors
         self._failed: NotObserved | None = None
@@ -146,7 +157,8 @@ class _Elsewhere:
         assert self._process.stdout is not None
         try:
             found: Outcome | RematError = pickle.load(self._process.stdout)
-        except EOFError:
+        except Exception:  # it has ended, or something else than an answer was written: unpickling raises anything then
+            self._process.kill()
             return self._ended()
         if isinstance(found, RematError) and not isinstance(found, Outcome):
             raise found
@@ -170,20 +182,22 @@ def _started(device: FakeDevice) -> Iterator[_Elsewhere]:
             "TORCHINDUCTOR_CACHE_DIR": str(Path(folder, "inductor")),
             "TRITON_CACHE_DIR": str(Path(folder, "triton")),
         }
-        with (
-            errors.open("wb") as written,
-            subprocess.Popen(
+        with errors.open("wb") as written:
+            process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=written,
                 env=environment,
                 start_new_session=True,
-            ) as process,
-        ):
+            )
             try:
                 lowering = _Elsewhere(process, errors)
                 lowering.send(device)
                 yield lowering
             finally:
                 process.kill()
+                process.wait()
+                for pipe in (process.stdin, process.stdout):
+                    with suppress(BrokenPipeError):  # what it has not read
+                        pipe.close()  # type: ignore[union-attr]

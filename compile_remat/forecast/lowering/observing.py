@@ -33,14 +33,14 @@ class Asked:
 
     Attributes:
         budget: Of the region peak; never `auto`.
-        may_be_missed: Whether the lowest plan is taken where none keeps the budget; else that is an error.
+        from_auto: Whether `auto` was asked for: the lowest plan is taken where none keeps the budget.
         with_plain: Whether plain torch.compile's own partition is lowered, too; a third of the time.  Always under a fraction.
     """
 
     builder: Builder
     target: Target
     budget: MemoryBudget
-    may_be_missed: bool = False
+    from_auto: bool = False
     with_plain: bool = False
 
     @property
@@ -151,7 +151,7 @@ def _settings(asked: Asked) -> Settings:
         asked.budget,
         figures,
         target.cost_model,
-        from_auto=asked.may_be_missed,
+        from_auto=asked.from_auto,
         time_limit=target.time_limit,
         is_here=figures.name == "cpu",
         slices=target.slices if isinstance(target.slices, int) else SLICES[target.slices],
