@@ -9,6 +9,10 @@ from compile_remat.forecast.mesh.step_moments import StepMoment
 from compile_remat.passes import Plan
 
 
+BY_RULES = "the graphs of a rank are not lowered"
+"""Why the plans of ranks are estimates."""
+
+
 @dataclass(frozen=True)
 class RankGraph:
     """One of the different graphs of a step.
@@ -104,4 +108,5 @@ class RankForecast:
         data = asdict(replace(self, graphs=()))
         graphs = [{"name": g.name, "calls": g.calls, "plan": json.loads(g.plan.to_json())} for g in self.graphs]
         own = {"total_bytes": self.total_bytes, "fits": self.fits, "exposed_time_ns": self.exposed_time_ns}
+        own |= {"facts": "estimated", "why": BY_RULES}
         return json.dumps({**data, **own, "graphs": graphs}, indent=1)
