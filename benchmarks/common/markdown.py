@@ -530,10 +530,10 @@ first code over its prediction. What a real device adds (workspaces of cuDNN and
         "forecast_facts.json",
         "python -m benchmarks.forecast_facts --json benchmarks/results/forecast_facts.json",
         """\
-Peaks in MiB. `emitted`: of the code that training would run under that budget, emitted on the fake device, by a dry run. `observed`: what
-[`compile-remat plan`](forecast.md) predicts where it has the plan's graphs lowered for the device, in a process of its own. `estimate`:
-what it predicts by rules, with `--estimate` or without g++ and triton; under 0.5 its plan has another budget, half of an estimated
-peak of plain `torch.compile`. "seconds": wall time of the two forecasts, on two cores shared with others.""",
+Peaks in MiB. `emitted`: of the code that training would run under that budget, emitted on the fake device, by a dry run.
+`observed`: what [`compile-remat plan`](forecast.md) predicts where it has the plan's graphs lowered for the device, in a process of
+its own. `estimate`: what it predicts by rules, with `--estimate` or without g++ and triton; under 0.5 its plan has another budget,
+half of an estimated peak of plain `torch.compile`. "seconds": wall time of the two forecasts, on two cores shared with others.""",
         _forecast_facts,
         _forecast_facts_summary,
     ),

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from compile_remat._torch.fake_cuda import install
+from compile_remat._torch.fake_cuda.installation import install
 
 
 def main(arguments: Sequence[str]) -> None:
     source, dtype, *budgets = arguments
-    install.install()
+    install()
     from benchmarks.common import harness
     from benchmarks.common.fake_cuda import step
     from compile_remat.compilation.region_run import run_region

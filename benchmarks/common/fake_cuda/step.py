@@ -49,7 +49,9 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
         with torch.device("cuda"):
             module, inputs = build()
         torch.compile(module, backend=backend)(*inputs)
-    pairs = (emissions[k : k + 2] for k in range(0, len(emissions), 2))  # our backend has the backward's code made first
+    pairs = (
+        emissions[k : k + 2] for k in range(0, len(emissions), 2)
+    )  # our backend has the backward's code made first
     return [each for pair in pairs for each in sorted(pair, key=lambda emitted: emitted.is_backward)]
 
 

@@ -12,13 +12,14 @@ import sys
 import threading
 from queue import SimpleQueue
 
-from compile_remat._torch.fake_cuda import canaries, install
+from compile_remat._torch.fake_cuda import canaries
+from compile_remat._torch.fake_cuda.installation import install
 
 
 def main() -> None:
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    install.install(pickle.load(sys.stdin.buffer))
+    install(pickle.load(sys.stdin.buffer))
     problem = canaries.problem()
     from compile_remat.errors import RematError
     from compile_remat.forecast.lowering.observing import NotObserved, observe, reason_of

@@ -9,11 +9,12 @@ import json
 import sys
 from typing import Any
 
-from compile_remat._torch.fake_cuda import canaries, install
+from compile_remat._torch.fake_cuda import canaries
+from compile_remat._torch.fake_cuda.installation import install
 
 
 def main(broken: str) -> dict[str, Any]:
-    install.install()
+    install()
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -86,7 +86,8 @@ def _answer_for_fake_tensors() -> None:
     from torch._subclasses import fake_tensor
 
     fake_tensor.init_gpu_context = _always(None)
-    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)
+    mode: Any = fake_tensor.FakeTensorMode
+    mode.avoid_device_init = property(lambda self: True)
 
 
 def _answer_for_dynamo() -> None:
@@ -187,7 +188,7 @@ def _fold_constants_on_cpu() -> None:
     run = folder.run
 
     def run_on_cpu(self: object, *args: object, **kwargs: object) -> Any:
-        with OnCpu():
+        with OnCpu():  # type: ignore[no-untyped-call]
             return run(self, *args, **kwargs)
 
     folder.run = run_on_cpu
