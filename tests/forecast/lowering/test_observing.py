@@ -17,8 +17,9 @@ LLAMA = Builder("tests.planned_models:llama", batch=2, dtype="fp32")
 CPU = Target("cpu")
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("budget", ["0.7", "min"])
+@pytest.mark.parametrize(
+    "budget", [pytest.param("0.7", marks=pytest.mark.full), pytest.param("min", marks=pytest.mark.proof)]
+)
 def test_an_observed_forecast_has_the_peak_of_the_code_that_trains(budget: str) -> None:
     found = forecast(LLAMA, Target("cpu", MemoryBudget.parse(budget)), with_max_batch=False)
     assert found.facts == "observed" and found.why == "" and found.peak_bytes == found.observed_peak_bytes
@@ -31,6 +32,7 @@ def test_an_observed_forecast_has_the_peak_of_the_code_that_trains(budget: str) 
     assert found.plan.saved == report.plan.saved  # type: ignore[union-attr]
 
 
+@pytest.mark.full
 def test_a_budget_that_no_lowered_plan_keeps_is_an_error_with_a_floor_that_was_read() -> None:
     lowest = observe(Asked(LLAMA, CPU, MemoryBudget("min")))
     refused = observe(Asked(LLAMA, CPU, MemoryBudget("bytes", 100_000)))
