@@ -19,7 +19,7 @@ from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.fake_trace import Traced, built, model_bytes, trace
 from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
-from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, facts_text
+from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, facts_text, with_attention_of
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
@@ -274,7 +274,7 @@ def _forecast(
     source = plain_ready if plain_ready is not None and is_plain else own
     if lowering.is_there:
         advance("waiting for its graphs to be lowered")
-    outcome = lowering.result()
+    outcome = with_attention_of(lowering.result(), own.step.problem)
     if isinstance(outcome, BudgetError):
         raise outcome
     if isinstance(outcome, Observed):

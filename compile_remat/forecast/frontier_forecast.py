@@ -11,7 +11,14 @@ from compile_remat.errors import BudgetError
 from compile_remat.forecast.baselines import ready_with_torch
 from compile_remat.forecast.builders import Builder
 from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
-from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, Outcome, facts_text
+from compile_remat.forecast.lowering.observing import (
+    Asked,
+    NotObserved,
+    Observed,
+    Outcome,
+    facts_text,
+    with_attention_of,
+)
 from compile_remat.forecast.target_step import Target
 from compile_remat.passes import Plan, Planner, frontier, plain_time_ns
 
@@ -72,7 +79,7 @@ def forecast_frontier(
         ready = ready_with_torch(builder, target)
         if lowering.is_there:
             advance("waiting for the lowest plan to be lowered")
-        lowest = lowering.result()
+        lowest = with_attention_of(lowering.result(), ready.step.problem)
         if isinstance(lowest, Observed):
             found = _observed(builder, target, lowering, lowest, points, advance)
         else:

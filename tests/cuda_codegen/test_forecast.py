@@ -41,3 +41,12 @@ def test_each_plan_of_a_frontier_is_observed(job: Job) -> None:
     assert len(peaks) >= 2 and peaks == sorted(peaks, reverse=True) and times == sorted(times)
     (row,) = job("benchmarks.common.fake_cuda.forecast_rows", LLAMA, "bf16", "min")
     assert abs(peaks[-1] - row["peak_bytes"]) <= TOLERANCE_BYTES
+
+
+@pytest.mark.full
+def test_attention_whose_kernel_nobody_chooses_is_estimated(job: Job) -> None:
+    """Without a driver Inductor's own attention is explicit products, which hold far more than what a device runs."""
+    target = Target("h100-sxm", MemoryBudget("min"))
+    found = forecast(Builder("tests.planned_models:softmaxes", dtype="bf16"), target, with_max_batch=False)
+    assert found.facts == "estimated" and "attention of its softmaxes" in found.why
+    assert found.plan.pictures is not None

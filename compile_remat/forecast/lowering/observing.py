@@ -83,6 +83,23 @@ Outcome = Observed | BudgetError | NotObserved
 """A `BudgetError` is an answer: no plan that was lowered keeps the budget, and its floor was read."""
 
 
+def with_attention_of(outcome: Outcome, by_rules: Problem) -> Outcome:
+    """The outcome, but no observation where it lacks attention that the device runs: then it has products in its place.
+
+    Inductor makes attention of explicit softmaxes, and which kernel runs that only a driver says; rules know it.
+
+    Args:
+        by_rules: The same step's problem, by rules.
+    """
+    if isinstance(outcome, Observed) and _num_attentions(outcome.problem) < _num_attentions(by_rules):
+        return NotObserved("Inductor makes attention of its softmaxes, whose kernel a fake device cannot choose")
+    return outcome
+
+
+def _num_attentions(problem: Problem) -> int:
+    return sum(value.name.startswith("_scaled_dot_product") for value in problem.values)
+
+
 def facts_text(why: str) -> str:
     """The origin of a plan's bytes in a line, for people.
 
