@@ -24,7 +24,7 @@ from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat._util.size_range import SizeRange as SizeRange
 from compile_remat.compilation.caveats import planned_inside
 from compile_remat.compilation.driver import INNER_OPTIONS, STRICT_OPTIONS
-from compile_remat.compilation.early_gradients import leaf_positions
+from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig as RematConfig
 from compile_remat.errors import (
     BudgetError as BudgetError,
@@ -49,9 +49,7 @@ from compile_remat.forecast.max_batch import MaxBatch as MaxBatch
 from compile_remat.forecast.mesh.rank_figures import RankForecast as RankForecast, RankGraph as RankGraph
 from compile_remat.forecast.mesh.step_moments import StepMoment as StepMoment
 from compile_remat.inductor import inductor_options
-from compile_remat.inductor.called_regions import inline_regions, inlined_calls
 from compile_remat.inductor.install import set_global_partitioner
-from compile_remat.inductor.peek import look_at_joint_graph
 from compile_remat.passes import (
     Plan as Plan,
     Planner,
@@ -60,15 +58,11 @@ from compile_remat.passes import (
     Status as Status,
     frontier,
 )
-from compile_remat._torch.joint_graph import copied_graph
-from compile_remat.compilation.driver import Compilation
-from compile_remat.compilation.rounds import Rounds
 from compile_remat.planning import op_timing
 from compile_remat.planning.joint_planning import Planned
 from compile_remat.planning.joint_split import partition as partition
 from compile_remat.planning.partitioner import RematPartitioner, hash_of_plans, sources_hash
-from compile_remat.planning.settings import place_of, priced, settings_for, sizes_of
-from compile_remat.planning.slices.sliced_planning import plan_with_slices
+from compile_remat.planning.settings import place_of, settings_for
 from compile_remat.report import Report as Report, joined, reports as reports, reset_reports as reset_reports, write_to
 from compile_remat.runtime.peak_monitor import MeasuredStep as MeasuredStep, measured_step as measured_step
 
@@ -118,52 +112,6 @@ def look(
     return seen
 
 
-def look_at_graph(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    config: RematConfig,
-    *,
-    for_budgets: bool = False,
-    observes: bool = False,
-) -> Planned | None:
-    """`look` at one Dynamo graph; None where it has no backward.
-
-    Raises:
-        RematError: No plan fits, or a setting is off.
-    """
-    options = inductor_options.mode_options(config.mode)
-    settings = settings_for(config, example_inputs)
-    if settings.has_limit(gm):
-        inline_regions(gm)
-    settings = priced(settings, gm, example_inputs, config, options)
-    early = leaf_positions(example_inputs) if config.gradients == "early" else ()
-    first = RematPartitioner(settings, sizes=sizes_of(example_inputs), early=early, guarded=settings.has_limit(gm))
-    rounds = Rounds(first)
-    if observes and settings.is_here and config.compiler == "inductor":
-        rounds = Compilation(copied_graph(gm), example_inputs, config, options).lowered(first)
-    taken = rounds.partitioner
-    planned = look_at_joint_graph(
-        gm,
-        example_inputs,
-        lambda joint, keywords: plan_with_slices(
-            joint,
-            settings,
-            taken.request,
-            with_plain=True,
-            for_budgets=for_budgets,
-            early=early,
-            assumed=taken.assumed,
-            searches=taken.searches,
-            **keywords,
-        ),
-        options,
-    )
-    if planned is None:
-        return None
-    report = rounds.concluded(planned.report)
-    return replace(planned, report=replace(report, inlined_calls=inlined_calls(gm)))
-
-
 def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
     """What ``torch.compile(model, backend="remat", options=settings)`` would do with the first graph of a call.
 
@@ -188,7 +136,8 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
     """The plan of the first graph of a call; see `explain`.
 
     With a builder's name (``pkg.module:build``, or one of `zoo`) in place of a model it is planned without data for the `device`
-    that the settings name, which need not be here; `batch`, `seq` and `dtype` among them are the builder's, see `builders`.
+    that the settings name, which need not be here; `batch`, `seq` and `dtype` among them are the builder's, see `builders`.  Its
+    graphs are lowered for the device where g++ and triton are installed, else it is planned by rules; `estimate=True`: always.
 
     >>> plan("llama-2-7b", device="h100-sxm", memory_budget="20GiB", optimizer_state="adamw", batch=2)  # doctest: +SKIP
     """
@@ -214,7 +163,7 @@ def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
     builder, target = _on_device(model, settings)
     if "batch" not in builder.sizes():
         raise ConfigError(f"batch: the builder {builder.name} takes none.")
-    found = forecast(builder, target, needs_max_batch=True).largest
+    found = forecast(builder, replace(target, estimate=True), needs_max_batch=True).largest
     if found is None:
         raise ConfigError(f"device = {target.device!r}: its capacity is not known; set capacity.")
     return found
@@ -268,6 +217,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
     from compile_remat.forecast.target_step import Target
 
     sizes = {key: settings.pop(key) for key in ("batch", "seq", "dtype") if key in settings}
+    estimate = bool(settings.pop("estimate", False))
     builder = Builder(model, **sizes)
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if config.device == "detect":
@@ -283,6 +233,7 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
         config.gradients,
         config.slices,
         config.inputs,
+        estimate,
     )
 
 

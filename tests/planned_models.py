@@ -195,3 +195,20 @@ def needs_batch(batch: int) -> tuple[nn.Module, Tensor]:
 
 def _tokens(batch: int, seq: int) -> Tensor:
     return torch.zeros(batch, seq, dtype=torch.int64)
+
+
+class Softmaxes(nn.Module):
+    """Attention by hand, which Inductor finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.view(x.size(0), -1, 4, 16).transpose(1, 2) for part in self.inner(x).chunk(3, -1))
+        y = torch.softmax(q @ k.transpose(-2, -1) / 4.0, -1) @ v
+        return self.outer(y.transpose(1, 2).reshape(x.shape)).square().mean()  # type: ignore[no-any-return]
+
+
+def softmaxes(batch: int = 4) -> tuple[nn.Module, tuple[Tensor]]:
+    return Softmaxes(), (torch.randn(batch, 128, 64),)

@@ -18,6 +18,7 @@ from benchmarks import (
     cuda_codegen,
     first_step,
     floor,
+    forecast_facts,
     gap,
     gpu_peaks,
     guard,
@@ -348,6 +349,14 @@ def _workspaces(rows: Rows) -> list[Table]:
     return [workspaces.table([workspaces.WorkspaceRow(**fields) for fields in rows])]
 
 
+def _forecast_facts(rows: Rows) -> list[Table]:
+    return [forecast_facts.table([forecast_facts.ForecastRow(**fields) for fields in rows])]
+
+
+def _forecast_facts_summary(rows: Rows) -> str:
+    return forecast_facts.summary([forecast_facts.ForecastRow(**fields) for fields in rows])
+
+
 def _workspaces_summary(rows: Rows) -> str:
     return workspaces.summary([workspaces.WorkspaceRow(**fields) for fields in rows])
 
@@ -515,6 +524,18 @@ planned and compiled. "floor": the budget is below the lowest reachable peak, an
 first code over its prediction. What a real device adds (workspaces of cuDNN and cuBLAS) is not in it.""",
         _cuda_codegen,
         _cuda_codegen_summary,
+    ),
+    Section(
+        "Forecasts against the code for an H100 that is not there",
+        "forecast_facts.json",
+        "python -m benchmarks.forecast_facts --json benchmarks/results/forecast_facts.json",
+        """\
+Peaks in MiB. `emitted`: of the code that training would run under that budget, emitted on the fake device, by a dry run.
+`observed`: what [`compile-remat plan`](forecast.md) predicts where it has the plan's graphs lowered for the device, in a process of
+its own. `estimate`: what it predicts by rules, with `--estimate` or without g++ and triton; under 0.5 its plan has another budget,
+half of an estimated peak of plain `torch.compile`. "seconds": wall time of the two forecasts, on two cores shared with others.""",
+        _forecast_facts,
+        _forecast_facts_summary,
     ),
     Section(
         "CPU time until training runs",

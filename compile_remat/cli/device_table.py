@@ -27,7 +27,8 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
         ConfigError: A device is named twice, or an option makes no sense for several devices.
     """
     from compile_remat.cost_models import device_names
-    from compile_remat.forecast.device_choice import compare_devices
+    from compile_remat.forecast.device_choice import BY_RULES, compare_devices
+    from compile_remat.forecast.lowering.observing import facts_text
 
     for name in ("compare", "html", "chrome_trace", "memory_snapshot", "no_largest_batch", "slices"):
         if getattr(arguments, name):
@@ -46,6 +47,7 @@ def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Ta
         sizes = ", ".join(f"{name} {size}" for name, size in builder.sizes().items())
         title = f"{builder.name} ({sizes}; {builder.dtype_name}), optimizer {target.optimizer}"
         print_table(title, _HEADS, [_cells(row) for row in rows])
+        print(f"what it needs: {facts_text(BY_RULES)}")
         print("times are the cost model's estimates of forward and backward; the optimizer's step is not in them")
         print(f"extra time: beyond the step of {rows[0].plan.base.name}")
         for row in rows:

@@ -60,6 +60,9 @@ def run_mesh_table(arguments: argparse.Namespace, builder: Builder, target: Targ
 
 def print_rank_forecast(found: RankForecast) -> None:
     """The tables."""
+    from compile_remat.forecast.lowering.observing import facts_text
+    from compile_remat.forecast.mesh.rank_figures import BY_RULES
+
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     rows = [
         ("parameters, its part", format_bytes(found.parameter_bytes)),
@@ -96,6 +99,7 @@ def print_rank_forecast(found: RankForecast) -> None:
         _print_graphs(found)
     if found.message:
         print(f"note: {found.message}")
+    print(f"bytes of graphs: {facts_text(BY_RULES)}")
     print(f"worked out in {found.seconds:.0f} s, without the devices; times are the cost model's estimates")
 
 

@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
         metavar="SECONDS",
         help="work of one search, counted, as time_limit (default: by the graph's size)",
     )
+    parser.add_argument(
+        "--estimate",
+        action="store_true",
+        help="plan by rules, also where Inductor could lower the graphs for the device",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write one page with pictures of the plan and the frontier")
 
@@ -133,9 +138,12 @@ def run_explain(arguments: argparse.Namespace) -> int:
 
         asked = _asked(arguments)
         found = forecast(*asked, with_max_batch=False, with_plain=arguments.html is not None, advance=advance)
-    print(found.plan.to_json() if arguments.json else found.plan)
-    if not arguments.json:
+    if arguments.json:
+        print(json.dumps({**json.loads(found.plan.to_json()), "facts": found.facts, "why": found.why}, indent=1))
+    else:
+        print(found.plan)
         print(f"  lowest reachable peak {floor_text(found.floor_bytes, found.plan)}")
+        print(f"  region peak     {format_bytes(found.peak_bytes)}, {found.facts_text}")
     _write_files(found, arguments)
     return 0
 
@@ -143,33 +151,30 @@ def run_explain(arguments: argparse.Namespace) -> int:
 def run_pareto(arguments: argparse.Namespace) -> int:
     """Print plans from the fastest to the one of lowest peak."""
     with _saying_what_is_done() as advance:
-        from compile_remat.forecast.baselines import ready_with_torch
         from compile_remat.forecast.forecasting import forecast
+        from compile_remat.forecast.frontier_forecast import forecast_frontier
         from compile_remat.pages.page import write_page
         from compile_remat.pages.plot import frontier_plot
-        from compile_remat.passes import frontier, marked, plain_time_ns
+        from compile_remat.passes import marked
 
         builder, target = _asked(arguments)
         found = None
         if arguments.html is not None:
             found = forecast(builder, target, with_max_batch=False, with_plain=True, advance=advance)
-        if found is not None and found.plan.pictures is not None:
-            advance("searching for the frontier")
-            plans, plain_ns = list(found.plan.pictures.plans(arguments.points)), found.plan.plain_time_ns
-        else:
-            advance(f"tracing {builder.name}")
-            ready = ready_with_torch(builder, target)
-            advance("searching for the frontier")
-            plans, plain_ns = frontier(ready.planner, arguments.points), plain_time_ns(ready.with_torch)
-    plans = [replace(plan, plain_time_ns=plain_ns) for plan in plans]
-    if found is not None and found.plan.pictures is not None:
+        seen = forecast_frontier(builder, target, arguments.points, advance)
+    plans = [replace(point.plan, peak_bytes=point.peak_bytes) for point in seen.points]
+    if found is not None:
         figures = replace(found.figures(), frontier=marked(plans, found.plan))
         _written(arguments.html, partial(write_page, figures))
     for path in filter(None, (arguments.png, arguments.svg)):
         drawn = frontier_plot(marked(plans, None), plans[0].base, f"{arguments.model} on {arguments.device}")
         _written(path, partial(drawn.savefig, format="svg" if path == arguments.svg else "png", dpi=200))
     if arguments.json:
-        print(json.dumps([json.loads(plan.to_json()) for plan in plans], indent=1))
+        print(
+            json.dumps(
+                [{**json.loads(plan.to_json()), "facts": seen.facts, "why": seen.why} for plan in plans], indent=1
+            )
+        )
         return 0
     rows = [
         (format_bytes(p.peak_bytes), format_time(p.time_ns), f"{p.extra_share:+.2%}", f"{p.bound_share:+.2%}")
@@ -177,6 +182,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
     ]
     print_table(f"{arguments.model} on {arguments.device}", ("region peak", "step", "extra time", "lower bound"), rows)
     print(f"extra time: beyond the step of {plans[0].base.name}")
+    print(f"region peaks: {seen.facts_text}")
     return 0
 
 
@@ -217,7 +223,7 @@ def print_forecast(found: Forecast) -> None:
         ("parameters", format_bytes(found.parameter_bytes)),
         (f"optimizer state ({found.optimizer})", format_bytes(found.optimizer_bytes)),
         ("inputs", format_bytes(found.input_bytes)),
-        ("region peak", format_bytes(plan.peak_bytes)),
+        ("region peak", format_bytes(found.peak_bytes) + " (estimate)" * (found.facts == "estimated")),
         *_gradient_rows(found),
         ("  lowest reachable", floor_text(found.floor_bytes, found.plan)),
         *([("rows in slices", plan.slices_text)] if plan.sliced else []),
@@ -234,6 +240,7 @@ def print_forecast(found: Forecast) -> None:
     ]
     rows += [("largest batch", _max_batch_text(found))] if found.largest is not None else []
     print_table(f"{found.model} ({sizes}; {found.dtype}) on {found.device}", ("", ""), rows)
+    print(f"region peak: {found.facts_text}")
     if found.message:
         print(f"note: {found.message}")
     if found.compared:
@@ -288,6 +295,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
         time_limit=parsed("time_limit", arguments.time_limit, "--time-limit"),
         gradients=arguments.gradients,
         inputs=arguments.inputs,
+        estimate=arguments.estimate,
         slices=parsed("slices", getattr(arguments, "slices", None) or "off", "--slices"),
     )
     return builder, target

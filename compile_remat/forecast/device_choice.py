@@ -19,6 +19,9 @@ from compile_remat.forecast.target_step import Target, beside_graph, largest_gra
 from compile_remat.passes import Plan, plain_time_ns
 from compile_remat.planning.plan_policy import choose
 
+BY_RULES = "a table of devices lowers no graphs; one --device does"
+"""Why the plans of a table of devices are estimates."""
+
 TorchSets = dict[str, list[Any]]
 """Nodes that torch saves of a step, by the name of the choice; see `chosen_by_torch`."""
 
@@ -78,6 +81,7 @@ class DeviceRow:
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "why": "" if largest is None else largest.why,
+            "facts": "estimated",
         }
 
 

@@ -13,15 +13,19 @@ from compile_remat._util.frame_chunk import frames_in_one_chunk
 from compile_remat._util.progress import Advance
 from compile_remat._util.units import format_bytes
 from compile_remat.budget import MemoryBudget
+from compile_remat.errors import BudgetError
 from compile_remat.forecast.baselines import TORCH_BUDGETS, Baseline, chosen_by_torch, compare, hand_written, mask_of
 from compile_remat.forecast.batch_scaling import TracedStep
 from compile_remat.forecast.builders import Builder
-from compile_remat.forecast.fake_trace import built, model_bytes, trace
+from compile_remat.forecast.fake_trace import Traced, built, model_bytes, trace
+from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
+from compile_remat.forecast.lowering.observing import Asked, NotObserved, Observed, facts_text, with_attention_of
 from compile_remat.forecast.max_batch import MaxBatch, find_max_batch, found_or_why, nothing_fits
 from compile_remat.forecast.second_process import Surroundings, Worker
 from compile_remat.forecast.sliced_forecast import found_within, with_slices
 from compile_remat.forecast.target_step import (
     BesideGraph,
+    Ready,
     Target,
     beside_graph,
     largest_gradient_bytes,
@@ -35,6 +39,7 @@ from compile_remat.pages.viewable import Viewable
 from compile_remat.passes import (
     Plan,
     Planner,
+    Problem,
     pictured,
     plain_option,
     plain_time_ns,
@@ -57,6 +62,8 @@ class Forecast(Viewable):
         compared: Baselines, where asked for.
         seconds: Wall time of the forecast.
         plain_peak_bytes: The region peak of plain torch.compile, where asked for.
+        observed_peak_bytes: The plan's region peak as read from what Inductor made of its graphs; None for an estimate.
+        why: Why the plan is an estimate, and the way to one that is observed; empty where it is.
     """
 
     model: str
@@ -78,20 +85,39 @@ class Forecast(Viewable):
     plain_peak_bytes: int | None = None
     optimizer_workspace_bytes: int = 0
     gradients: str = "end"
+    observed_peak_bytes: int | None = None
+    why: str = ""
+
+    @property
+    def facts(self) -> str:
+        """The origin of the plan's bytes: `observed` in its lowered graphs, or `estimated` by rules."""
+        return "estimated" if self.observed_peak_bytes is None else "observed"
+
+    @property
+    def peak_bytes(self) -> int:
+        """The region peak, as it was observed or else as it is estimated."""
+        return self.observed_peak_bytes or self.plan.peak_bytes
+
+    @property
+    def facts_text(self) -> str:
+        """The same in a line, for people."""
+        named = (("largest batch", self.largest), ("baselines", self.compared))
+        beside = " and ".join(text for text, is_there in named if is_there)
+        return facts_text(self.why) + f"; {beside} by rules" * bool(beside and not self.why)
 
     @property
     def total_bytes(self) -> int:
         """Bytes on the device at the step's peak: within forward and backward, or in the optimizer's step behind them."""
         beside_bytes = self.parameter_bytes + self.optimizer_bytes + self.input_bytes
         if self.gradients == "early":
-            return beside_bytes + self.optimizer_workspace_bytes + self.plan.peak_bytes
-        return beside_bytes + max(self.plan.peak_bytes, self.gradient_bytes + self.optimizer_workspace_bytes)
+            return beside_bytes + self.optimizer_workspace_bytes + self.peak_bytes
+        return beside_bytes + max(self.peak_bytes, self.gradient_bytes + self.optimizer_workspace_bytes)
 
     @property
     def peak_moment(self) -> str:
         """When the device holds that much."""
         at_end_bytes = self.gradient_bytes + self.optimizer_workspace_bytes
-        is_at_end = self.gradients == "end" and at_end_bytes > self.plan.peak_bytes
+        is_at_end = self.gradients == "end" and at_end_bytes > self.peak_bytes
         return "the optimizer's step" if is_at_end else "forward and backward"
 
     @property
@@ -125,6 +151,7 @@ class Forecast(Viewable):
             *self.gradient_facts,
             ("sum", format_bytes(self.total_bytes)),
             ("the step's peak is in", self.peak_moment),
+            ("region peak", self.facts_text),
         ]
         if self.limit_bytes is not None:
             facts.append(("capacity less the reserve", format_bytes(self.limit_bytes)))
@@ -144,7 +171,8 @@ class Forecast(Viewable):
         data["compared"] = [{**asdict(c), "ours": json.loads(c.ours.to_json())} for c in self.compared]
         if self.largest is not None and self.largest.plan is not None:
             data["largest"]["plan"] = json.loads(self.largest.plan.to_json())
-        figures = {"total_bytes": self.total_bytes, "fits": self.fits, "planned_time_ns": self.planned_time_ns}
+        names = ("total_bytes", "fits", "planned_time_ns", "facts", "peak_bytes")
+        figures = {name: getattr(self, name) for name in names}
         return json.dumps({**data, **figures}, indent=1)
 
 
@@ -163,6 +191,9 @@ def forecast(
 ) -> Forecast:
     """Trace, plan and, where asked, compare and look for the largest batch.  Allocates nothing, runs nothing.
 
+    The plan's graphs are lowered and read where that can be done (`lowering`); the largest batch and the baselines are planned by
+    rules.
+
     Args:
         with_baselines: Also evaluate what people do today, see `baselines`.
         with_max_batch: Also look for the largest batch that fits; needs a second trace.  Not with rows in slices.
@@ -175,6 +206,32 @@ def forecast(
         BudgetError: The budget was given, and no plan fits it.
         RematError: A setting is off, or the model cannot be traced.
     """
+    with lowered_for(target) as lowering:
+        return _forecast(
+            builder,
+            target,
+            lowering,
+            with_baselines=with_baselines,
+            with_max_batch=with_max_batch,
+            needs_max_batch=needs_max_batch,
+            worker=worker,
+            with_plain=with_plain,
+            advance=advance,
+        )
+
+
+def _forecast(
+    builder: Builder,
+    target: Target,
+    lowering: Lowering,
+    *,
+    with_baselines: bool,
+    with_max_batch: bool,
+    needs_max_batch: bool,
+    worker: Worker | None,
+    with_plain: bool,
+    advance: Advance,
+) -> Forecast:
     start, surroundings = time.perf_counter(), None if worker is None else Surroundings.now()
     device, limit = target.figures(), target.limit_bytes
     model = built(builder)
@@ -193,6 +250,7 @@ def forecast(
     workspace_bytes = optimizer_workspace_bytes(target, trainable_bytes, largest_bytes)
     beside = beside_graph(target, parameter_bytes, trainable_bytes, largest_bytes)
     effective = effective_budget_of(target, limit, beside.fixed_bytes + input_bytes)
+    lowering.begin(Asked(builder, target, effective.budget, target.budget.kind == "auto", with_plain))
     needs_plain = effective.budget.kind in ("max", "fraction")
     is_candidate = needs_plain or with_baselines
     torch_sets = chosen_by_torch(traced.joint, TORCH_BUDGETS if with_baselines else (1.0,))
@@ -211,14 +269,19 @@ def forecast(
     if search and worker is not None:
         worker.send((own.step, beside))
     plain_problem = plain_ready.with_torch if plain_ready is not None and plain_ready.with_torch.reference else None
-    plain = None if plain_problem is None else plain_option(plain_problem)
-    if effective.budget.kind == "fraction" and plain is not None:
-        effective = replace(effective, plain_bytes=plain.peak_bytes)
     planner = own.planner
     is_plain = plain_ready is not None and effective.budget.kind == "max" and not is_early
     source = plain_ready if plain_ready is not None and is_plain else own
-    advance("searching for a plan, and for the lowest one")
-    found = with_slices(found_within(source.planner, planner, effective), traced, target, effective)
+    if lowering.is_there:
+        advance("waiting for its graphs to be lowered")
+    outcome = with_attention_of(lowering.result(), own.step.problem)
+    if isinstance(outcome, BudgetError):
+        raise outcome
+    if isinstance(outcome, Observed):
+        planned = _observed(outcome, with_plain=needs_plain or with_plain)
+    else:
+        advance("searching for a plan, and for the lowest one")
+        planned = _estimated(source, planner, plain_problem, traced, target, effective, outcome)
     compared: list[Baseline] = []
     if with_baselines:
         advance("comparing with what people do today")
@@ -243,21 +306,64 @@ def forecast(
         optimizer_workspace_bytes=workspace_bytes,
         input_bytes=input_bytes,
         limit_bytes=limit,
-        plan=pictured(
-            replace(
-                found.choice.plan, budget_bytes=bytes_of(effective), plain_time_ns=plain_time_ns(source.with_torch)
-            ),
-            found.problem,
-            plain_problem,
-            work_seconds=target.time_limit,
-        ),
-        floor_bytes=found.floor_bytes,
-        message=found.choice.message,
+        plan=planned.plan,
+        floor_bytes=planned.floor_bytes,
+        message=planned.message,
         largest=largest,
         compared=tuple(compared),
         seconds=time.perf_counter() - start,
-        plain_peak_bytes=None if plain is None else plain.peak_bytes,
+        plain_peak_bytes=planned.plain_peak_bytes,
+        observed_peak_bytes=planned.observed_peak_bytes,
+        why=planned.why,
     )
+
+
+# -- the plan -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PlanOfStep:
+    """A plan, and the fields of a `Forecast` that come with it."""
+
+    plan: Plan
+    floor_bytes: int
+    message: str
+    plain_peak_bytes: int | None
+    observed_peak_bytes: int | None = None
+    why: str = ""
+
+
+def _observed(outcome: Observed, *, with_plain: bool) -> _PlanOfStep:
+    report = outcome.report
+    assert report.plan is not None
+    floor_bytes = report.floor_bytes or Planner(outcome.problem).lowest().peak_bytes
+    plain = report.plain if with_plain else None
+    plain_peak_bytes = None if plain is None else plain.peak_bytes
+    return _PlanOfStep(report.plan, floor_bytes, report.message, plain_peak_bytes, outcome.peak_bytes)
+
+
+def _estimated(
+    source: Ready,
+    planner: Planner,
+    plain_problem: Problem | None,
+    traced: Traced,
+    target: Target,
+    effective: EffectiveBudget,
+    reason: NotObserved,
+) -> _PlanOfStep:
+    """The plan by rules.
+
+    Raises:
+        BudgetError: No plan fits.
+    """
+    plain = None if plain_problem is None else plain_option(plain_problem)
+    if effective.budget.kind == "fraction" and plain is not None:
+        effective = replace(effective, plain_bytes=plain.peak_bytes)
+    found = with_slices(found_within(source.planner, planner, effective), traced, target, effective)
+    plan = replace(found.choice.plan, budget_bytes=bytes_of(effective), plain_time_ns=plain_time_ns(source.with_torch))
+    plan = pictured(plan, found.problem, plain_problem, work_seconds=target.time_limit)
+    plain_peak_bytes = None if plain is None else plain.peak_bytes
+    return _PlanOfStep(plan, found.floor_bytes, found.choice.message, plain_peak_bytes, why=str(reason))
 
 
 # -- what fits ----------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Target:
         slices: `off`, `auto` or a number, as the setting.
         inputs: `as_plain` or `constant`, as the setting.
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
+        estimate: Whether the plan is made by rules, also where its graphs could be lowered (`lowering`).
     """
 
     device: str
@@ -44,6 +45,7 @@ class Target:
     gradients: str = "end"
     slices: str | int = "off"
     inputs: str = "as_plain"
+    estimate: bool = False
 
     def figures(self) -> Device:
         """The device's."""

@@ -126,3 +126,10 @@ def without_partition_cache() -> Iterator[None]:
     """AOTAutograd partitions anew: on a hit of its cache no partitioner runs.  Compiled kernels are still found."""
     with functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         yield
+
+
+@contextmanager
+def without_caches() -> Iterator[None]:
+    """Graphs are partitioned and lowered anew: neither comes out of torch's caches, and nothing goes there."""
+    with without_partition_cache(), inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
+        yield

@@ -66,6 +66,7 @@ class Device:
         half_sizes: for products, the lengths (m, n, k) at which each dimension alone would halve the rate; sorted.
             Absent is 0: the rate does not depend on the size.
         launches_ns: launch of kinds or operators whose own differs from `launch_ns`; sorted.
+        compute_capability: of a CUDA device, as "9.0": which code Inductor makes for it; None: no such device, or not known.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Device:
     blas_workspace_bytes: int | None = None
     node_link: str | None = None
     network_link: str | None = None
+    compute_capability: str | None = None
 
     def rate(self, dtype: str) -> int:
         """Dense operations per second in `dtype`; for a type it does not state, that of the wider type it runs as."""

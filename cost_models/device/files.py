@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -65,6 +66,7 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
         or (f"file {where.rpartition('/')[2]}, no sources named",),
         node_link=_link(content.get("node_link"), "node_link", where),
         network_link=_link(content.get("network_link"), "network_link", where),
+        compute_capability=_capability(content.get("compute_capability"), where),
         **counts,
     )
 
@@ -112,6 +114,14 @@ def _link(value: Any, field: str, where: str) -> str | None:
         return load_link(str(value)).name
     except DeviceError as error:
         raise DeviceError(f'{where}: "{field}": {error}') from None
+
+
+def _capability(value: Any, where: str) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or re.fullmatch(r"\d+\.\d", value) is None:
+        raise DeviceError(f'{where}: "compute_capability" has to be a text such as "9.0", found {value!r}.')
+    return value
 
 
 def _count(value: Any, field: str, where: str) -> int | None:

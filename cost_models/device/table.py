@@ -96,6 +96,9 @@ def _from_properties(hardware_name: str, properties: Any) -> Device:
         l2_bytes=getattr(properties, "L2_cache_size", 0) or None,
         multiprocessors=int(properties.multi_processor_count),
         blas_workspace_bytes=32 << 20 if (major, getattr(properties, "minor", 0)) == (9, 0) else 8320 << 10,
+        compute_capability=f"{major}.{getattr(properties, 'minor', 0)}"
+        if major and torch.version.hip is None
+        else None,
         sources=("torch.cuda.get_device_properties: memory as measured, rates a careful guess from clocks and units",),
     )
 

@@ -11,11 +11,14 @@ from tests.cuda_codegen.conftest import Job
 EMIT = "tests.cuda_codegen.jobs.emit"
 
 
-def test_convolutions_are_those_of_cudnn(job: Job) -> None:
-    """Else they are `Slow2d` and give another layout."""
-    (found,) = job("tests.cuda_codegen.jobs.canaries")
-    assert found.pop("contiguous stays") and found.pop("made of numbers") == "FakeTensor"
-    assert len(found) == 4
+@pytest.mark.parametrize(
+    ("broken", "text"), [("device", "believe in"), ("triton", "no Triton"), ("convolution", "not by cuDNN")]
+)
+def test_convolutions_are_those_of_cudnn_and_what_is_not_installed_is_seen(broken: str, text: str, job: Job) -> None:
+    """Else convolutions are `Slow2d` and give another layout."""
+    (found,) = job("tests.cuda_codegen.jobs.canaries", broken)
+    assert found.pop("problem") == "" and text in found.pop("broken")
+    assert found.pop("contiguous stays") and len(found) == 4
     for backend, is_channels_last, device in found.values():
         assert backend in ("Cudnn", "CudaDepthwise2d") and device == "cuda:0"
         assert is_channels_last or backend == "CudaDepthwise2d"

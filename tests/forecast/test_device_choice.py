@@ -32,7 +32,7 @@ def test_each_row_is_the_forecast_for_that_device_and_devices_of_a_kind_share_tr
     def advance(text: str = "", count: int = 1) -> None:
         lines.append(text)
 
-    targets = [Target(name) for name in ("h100-sxm", "a100-80gb", "t4")]
+    targets = [Target(name, estimate=True) for name in ("h100-sxm", "a100-80gb", "t4")]
     rows = compare_devices(builder, targets, advance)
     assert traced == [(2, "h100-sxm"), (4, "h100-sxm"), (2, "t4"), (4, "t4")]
     assert [line for line in lines if line.startswith("planning")] == [f"planning for {t.device}" for t in targets]
@@ -59,7 +59,7 @@ def test_a_device_that_is_not_known_is_said_before_anything_is_traced(monkeypatc
 
 def test_the_largest_batch_is_that_of_the_forecast() -> None:
     found = compile_remat.largest_batch(MODEL, device="t4", optimizer_state="adamw")
-    assert found == forecast(Builder(MODEL), Target("t4")).largest
+    assert found == forecast(Builder(MODEL), Target("t4", estimate=True)).largest
     with pytest.raises(ConfigError, match="takes none"):
         compile_remat.largest_batch("tests.planned_models:broken", device="t4")
     with pytest.raises(ConfigError, match="capacity is not known"):

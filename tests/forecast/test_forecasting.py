@@ -38,7 +38,7 @@ from compile_remat.passes import Plan, Planner, timeline
 from tests import planned_models
 
 OURS = "tests.planned_models"
-H100 = Target("h100-sxm")
+H100 = Target("h100-sxm", estimate=True)
 
 
 def llama(batch: int = 2) -> Builder:
@@ -262,7 +262,10 @@ def test_nothing_of_a_cpu_enters_a_plan_for_a_gpu() -> None:
 
 @pytest.mark.parametrize("budget", ["max", "min"])
 def test_under_max_convolutions_are_torchs_own_and_the_floor_is_that_of_budgets(budget: str) -> None:
-    builder, target = Builder(f"{OURS}:convolution", dtype="fp32"), Target("cpu", MemoryBudget.parse(budget))
+    builder, target = (
+        Builder(f"{OURS}:convolution", dtype="fp32"),
+        Target("cpu", MemoryBudget.parse(budget), estimate=True),
+    )
     model, images = planned_models.convolution()
     (planned,) = api.look(model, [images], memory_budget=budget, device="cpu", capacity="100GiB")
     found = forecast(builder, target, with_max_batch=False)
@@ -281,7 +284,7 @@ def test_a_depthwise_convolution_is_split_where_the_device_has_fast_kernels_for_
 
 
 def test_the_call_for_people_takes_names(found: Forecast) -> None:
-    settings = {"device": "h100-sxm", "memory_budget": 0.7, "batch": 2, "dtype": "bf16"}
+    settings = {"device": "h100-sxm", "memory_budget": 0.7, "batch": 2, "dtype": "bf16", "estimate": True}
     assert compile_remat.plan(f"{OURS}:llama", **settings) == found.plan
     with pytest.raises(ConfigError, match="needs the name of a device"):
         compile_remat.plan(f"{OURS}:llama")
@@ -306,9 +309,9 @@ def test_what_cannot_be_traced_is_said(name: str, text: str) -> None:
 
 
 def test_without_a_capacity_the_plan_is_that_of_max() -> None:
-    result = forecast(llama(), Target("cpu"))
+    result = forecast(llama(), Target("cpu", estimate=True))
     assert result.limit_bytes is None and result.fits is None and result.largest is None
-    fastest = forecast(llama(), Target("cpu", budget=MemoryBudget("max")))
+    fastest = forecast(llama(), Target("cpu", budget=MemoryBudget("max"), estimate=True))
     assert result.plan.saved == fastest.plan.saved
 
 
@@ -343,7 +346,7 @@ def test_a_larger_batch_that_cannot_be_built_leaves_the_plan() -> None:
             raise ValueError("too many\nfor this model")
         return nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16)), (torch.randn(batch, 16),)
 
-    result = forecast(Builder(build), Target("l4"))
+    result = forecast(Builder(build), Target("l4", estimate=True))
     assert result.plan.peak_bytes > 0 and result.fits is True
     assert result.largest == MaxBatch(None, why="ValueError: too many")
     (row,) = compare_devices(Builder(build), [Target("l4")])

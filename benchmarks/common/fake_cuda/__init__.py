@@ -1,13 +1,9 @@
-"""An H100 that is not there: Inductor emits Triton code for fake CUDA tensors, without a GPU, a driver or a CUDA build of torch.
+"""Steps and rows on a CUDA device that is not there: `compile_remat._torch.fake_cuda`, which a process installs first.
 
-    from benchmarks.common.fake_cuda import install   # before torch is imported
-    install.install()
+    from compile_remat._torch.fake_cuda.installation import install   # before torch is imported
+    install()
     from benchmarks.common.fake_cuda import step
     emitted = step.compile_step(...)                   # the wrappers of forward and backward
 
-Needs g++ and the wheel of ``triton`` (with its ptxas), 2.13's wheel of torch for CPUs or any CUDA build from 2.11 on.  Real:
-Dynamo, AOTAutograd, our planner, Inductor with all its passes for CUDA, Triton's compiler down to cubins.  Not there: kernel
-times, the choices of autotuning, workspaces of cuDNN and cuBLAS, the allocator.
-
-A process that has installed it is good for nothing else: `install` replaces functions of ``torch.cuda`` and of Inductor for good.
+Benchmarks and tests emit code here; the product only lowers graphs.
 """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda.installation import install
 
 if TYPE_CHECKING:
     from benchmarks.cuda_codegen import CodegenRow
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plan-only", action="store_true")
     parser.add_argument("settings", nargs="+")
     arguments = parser.parse_args(argv)
-    install.install()
+    install()
     make = _planned_row if arguments.plan_only else _our_row
     for row in rows(arguments.model, arguments.dtype, arguments.settings, arguments.plain, make):
         print(json.dumps(asdict(row)), flush=True)

@@ -13,8 +13,8 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from compile_remat._torch.cuda_sdpa import use_cuda_attention
-from compile_remat.api import look_at_graph
 from compile_remat.backend import compile_graph
+from compile_remat.compilation.looking import look_at_graph
 from compile_remat.config import RematConfig
 from compile_remat.inductor.observe import Emitted, observed
 
@@ -24,7 +24,7 @@ Compile = Callable[[fx.GraphModule, Sequence[Any]], object]
 
 
 def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
-    """Build a model and its inputs on the fake device, let `use` compile the graph of its step, return all code that was emitted.
+    """Build a step on the fake device, let `use` compile its graph, return the code of each forward and backward.
 
     Attention becomes what an H100 runs: without a driver torch's own choice is the explicit products.
     """
@@ -49,7 +49,10 @@ def compile_step(build: Callable[[], Built], use: Compile) -> list[Emitted]:
         with torch.device("cuda"):
             module, inputs = build()
         torch.compile(module, backend=backend)(*inputs)
-    return emissions
+    pairs = (
+        emissions[k : k + 2] for k in range(0, len(emissions), 2)
+    )  # our backend has the backward's code made first
+    return [each for pair in pairs for each in sorted(pair, key=lambda emitted: emitted.is_backward)]
 
 
 def ours(memory_budget: int | str, patches: Mapping[str, Any] | None = None) -> Compile:

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from compile_remat.forecast.mesh.step_moments import StepMoment
 from compile_remat.passes import Plan
 
+BY_RULES = "the graphs of a rank are not lowered"
+"""Why the plans of ranks are estimates."""
+
 
 @dataclass(frozen=True)
 class RankGraph:
@@ -104,4 +107,5 @@ class RankForecast:
         data = asdict(replace(self, graphs=()))
         graphs = [{"name": g.name, "calls": g.calls, "plan": json.loads(g.plan.to_json())} for g in self.graphs]
         own = {"total_bytes": self.total_bytes, "fits": self.fits, "exposed_time_ns": self.exposed_time_ns}
-        return json.dumps({**data, **own, "graphs": graphs}, indent=1)
+        said = {"facts": "estimated", "why": BY_RULES}
+        return json.dumps({**data, **own, **said, "graphs": graphs}, indent=1)

@@ -1,41 +1,44 @@
-"""What the fake device answers where a wrong answer would be silent: python -m tests.cuda_codegen.jobs.canaries
+"""What the fake device answers where a wrong answer would be silent: python -m tests.cuda_codegen.jobs.canaries [BROKEN]
 
-Prints one line of JSON.
+Prints one line of JSON: what `canaries.problem` says as installed, and once the named answer is that of a machine without it.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda import canaries
+from compile_remat._torch.fake_cuda.installation import install
 
 
-def main() -> dict[str, Any]:
-    install.install()
+def main(broken: str) -> dict[str, Any]:
+    install()
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"problem": canaries.problem()}
     with FakeTensorMode(), torch.device("cuda"):
         for dtype in (torch.float32, torch.bfloat16):
             for groups in (1, 16):
-                x = torch.empty(2, 16, 8, 8, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
-                w = torch.empty(16, 16 // groups, 3, 3, dtype=dtype, requires_grad=True)
-                y = torch.nn.functional.conv2d(x, w, padding=1, groups=groups)
-                y.sum().backward()
-                name = f"{dtype} in {groups}"
-                assert x.grad is not None
-                found[name] = [
-                    torch._C._select_conv_backend(x, w, None, (1, 1), (1, 1), (1, 1), False, (0, 0), groups).name,
-                    y.is_contiguous(memory_format=torch.channels_last),
-                    str(x.grad.device),
-                ]
+                found[f"{dtype} in {groups}"] = canaries.convolution(dtype, groups)
         plain = torch.nn.functional.conv2d(torch.empty(2, 16, 8, 8), torch.empty(16, 16, 3, 3))
         found["contiguous stays"] = plain.is_contiguous()
-        found["made of numbers"] = type(torch.tensor(2.0)).__name__
+    if broken == "device":
+        torch.cuda.is_available = lambda: False
+    elif broken == "triton":
+        from torch.utils import _triton
+
+        _triton.has_triton = lambda: False
+    elif broken == "convolution":
+        select, cpu = torch._C._select_conv_backend, torch.empty(2, 16, 8, 8)  # type: ignore[attr-defined]
+        other: Any = torch._C
+        weight = torch.empty(16, 16, 3, 3)
+        other._select_conv_backend = lambda x, w, *rest: select(cpu, weight, *rest[:-1], 1)
+    found["broken"] = canaries.problem()
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(main()))
+    print(json.dumps(main(sys.argv[1])))

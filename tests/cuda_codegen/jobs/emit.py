@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda.installation import install
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    install.install(compiled=job.get("compiled", False))
+    install(compiled=job.get("compiled", False))
     import torch
 
     import compile_remat

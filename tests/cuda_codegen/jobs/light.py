@@ -12,11 +12,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda.installation import install
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    install.install()
+    install()
     import torch
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codegen.triton import TritonScheduling

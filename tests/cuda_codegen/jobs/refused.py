@@ -9,11 +9,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.common.fake_cuda import install
+from compile_remat._torch.fake_cuda.installation import install
 
 
 def main() -> dict[str, Any]:
-    install.install(compiled=False)
+    install(compiled=False)
     from torch._inductor.async_compile import AsyncCompile
 
     from benchmarks.common.fake_cuda import step

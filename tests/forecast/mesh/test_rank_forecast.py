@@ -102,7 +102,7 @@ def test_keeping_what_is_gathered_costs_memory_and_spares_time(by_blocks: RankFo
 
 
 def test_one_rank_is_the_forecast_of_one_device() -> None:
-    alone, one = forecast(STACK, H100, with_max_batch=False), on("dp=1", builder=STACK)
+    alone, one = forecast(STACK, replace(H100, estimate=True), with_max_batch=False), on("dp=1", builder=STACK)
     assert one.peak_bytes == alone.plan.peak_bytes and one.graphs[0].plan.saved == alone.plan.saved
     assert one.total_bytes == alone.total_bytes and one.floor_bytes == alone.floor_bytes
     assert one.collective_time_ns == 0 and one.step_time_ns == one.kernel_time_ns == alone.planned_time_ns

@@ -1,4 +1,4 @@
-// What C++ asks about CUDA, answered as on a machine with one H100 and cuDNN.  See hooks.py.
+// What C++ asks about CUDA, answered as on a machine with one CUDA device and cuDNN.  See hooks.py.
 //
 // A question that is not answered here goes to torch's CUDAHooksInterface, which raises "... without ATen_cuda library".
 #include <ATen/detail/CUDAHooksInterface.h>

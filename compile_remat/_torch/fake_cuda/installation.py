@@ -10,56 +10,32 @@ import tempfile
 import types
 from typing import Any
 
-from benchmarks.common.fake_cuda import hooks
-
-NAME, CAPABILITY, MEMORY_BYTES = "NVIDIA H100 80GB HBM3", (9, 0), 80 << 30
-PROPERTIES = types.SimpleNamespace(
-    name=NAME,
-    major=9,
-    minor=0,
-    total_memory=MEMORY_BYTES,
-    multi_processor_count=132,
-    is_integrated=False,
-    is_multi_gpu_board=False,
-    max_threads_per_multi_processor=2048,
-    max_threads_per_block=1024,
-    warp_size=32,
-    regs_per_multiprocessor=65536,
-    shared_memory_per_block=48 << 10,
-    shared_memory_per_block_optin=227 << 10,
-    shared_memory_per_multiprocessor=228 << 10,
-    L2_cache_size=50 << 20,
-    gcnArchName="",
-    clock_rate=1980000,
-    memory_clock_rate=2619000,
-    memory_bus_width=5120,
-    uuid="fake",
-)
-"""As ``torch.cuda.get_device_properties`` gives them for an H100 SXM5.  Inductor splits reductions by the number of processors."""
+from compile_remat._torch.fake_cuda import hooks
+from compile_remat._torch.fake_cuda.device import H100, FakeDevice
 
 
-def install(*, compiled: bool = False) -> None:
-    """Let this process believe in one H100.
+def install(device: FakeDevice = H100, *, compiled: bool = False) -> None:
+    """Let this process believe in one CUDA device.
 
     Args:
         compiled: Triton kernels are compiled to cubins; else their source is emitted only.
 
     Raises:
-        RuntimeError: Torch was imported before.
+        RuntimeError: Torch was imported before, or g++ cannot build the hooks.
     """
     hooks.register()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp(prefix="fake_cuda"))
-    _answer_for_torch_cuda()
+    _answer_for_torch_cuda(device)
     _answer_for_fake_tensors()
     _answer_for_dynamo()
-    _answer_for_inductor()
-    _answer_for_triton()
+    _answer_for_inductor(device)
+    _answer_for_triton(device)
     _replace_kernels(compiled)
     _fold_constants_on_cpu()
 
 
-def _answer_for_torch_cuda() -> None:
+def _answer_for_torch_cuda(device: FakeDevice) -> None:
     import torch
 
     cuda: Any = torch.cuda
@@ -70,13 +46,13 @@ def _answer_for_torch_cuda() -> None:
         "device_count": 1,
         "current_device": 0,
         "current_stream": types.SimpleNamespace(cuda_stream=0),
-        "get_device_properties": PROPERTIES,
-        "get_device_capability": CAPABILITY,
-        "get_device_name": NAME,
-        "get_arch_list": ["sm_90"],
-        "is_bf16_supported": True,
-        "is_tf32_supported": True,
-        "mem_get_info": (MEMORY_BYTES, MEMORY_BYTES),
+        "get_device_properties": device.properties(),
+        "get_device_capability": device.capability,
+        "get_device_name": device.name,
+        "get_arch_list": ["sm_" + "".join(map(str, device.capability))],
+        "is_bf16_supported": device.has_bfloat16,
+        "is_tf32_supported": device.has_bfloat16,
+        "mem_get_info": (device.memory_bytes, device.memory_bytes),
         "memory_allocated": 0,
         "memory_reserved": 0,
         "max_memory_allocated": 0,
@@ -110,7 +86,8 @@ def _answer_for_fake_tensors() -> None:
     from torch._subclasses import fake_tensor
 
     fake_tensor.init_gpu_context = _always(None)
-    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)
+    mode: Any = fake_tensor.FakeTensorMode
+    mode.avoid_device_init = property(lambda self: True)
 
 
 def _answer_for_dynamo() -> None:
@@ -131,36 +108,37 @@ def _answer_for_dynamo() -> None:
         setattr(interface, name, staticmethod(_always(0)))
 
 
-def _answer_for_inductor() -> None:
+def _answer_for_inductor(device: FakeDevice) -> None:
     """Whether a product is bound by memory, by the data sheet: one that is not Inductor would time with padded operands."""
     import torch
     from torch._inductor import utils
 
     module: Any = utils
-    module.get_gpu_dram_gbps = _always(3350)
-    module.get_device_tflops = lambda dtype: 67 if dtype is torch.float32 else 989
+    module.get_gpu_dram_gbps = _always(device.bandwidth_gbps)
+    module.get_device_tflops = lambda dtype: device.float32_tflops if dtype is torch.float32 else device.tflops
 
 
-def _answer_for_triton() -> None:
+def _answer_for_triton(device: FakeDevice) -> None:
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
 
+    properties = device.properties()
     limits = {
-        "max_shared_mem": PROPERTIES.shared_memory_per_block_optin,
-        "multiprocessor_count": PROPERTIES.multi_processor_count,
-        "warpSize": PROPERTIES.warp_size,
-        "max_num_regs": PROPERTIES.regs_per_multiprocessor,
-        "sm_clock_rate": PROPERTIES.clock_rate,
-        "mem_clock_rate": PROPERTIES.memory_clock_rate,
-        "mem_bus_width": PROPERTIES.memory_bus_width,
+        "max_shared_mem": properties.shared_memory_per_block_optin,
+        "multiprocessor_count": properties.multi_processor_count,
+        "warpSize": properties.warp_size,
+        "max_num_regs": properties.regs_per_multiprocessor,
+        "sm_clock_rate": properties.clock_rate,
+        "mem_clock_rate": properties.memory_clock_rate,
+        "mem_bus_width": properties.memory_bus_width,
     }
     driver = types.SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_target=lambda: GPUTarget("cuda", 10 * device.capability[0] + device.capability[1], 32),
         get_current_device=_always(0),
         get_current_stream=_always(0),
         get_active_torch_device=lambda: torch.device("cuda", 0),
-        get_device_capability=_always(CAPABILITY),
+        get_device_capability=_always(device.capability),
         get_device_interface=lambda: torch.cuda,
         is_active=_always(True),
         utils=types.SimpleNamespace(get_device_properties=_always(limits)),
@@ -210,7 +188,7 @@ def _fold_constants_on_cpu() -> None:
     run = folder.run
 
     def run_on_cpu(self: object, *args: object, **kwargs: object) -> Any:
-        with OnCpu():
+        with OnCpu():  # type: ignore[no-untyped-call]
             return run(self, *args, **kwargs)
 
     folder.run = run_on_cpu

@@ -1,0 +1,96 @@
+"""One Dynamo graph planned without compiling it: its plans are lowered and read where the caller asks for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from compile_remat._torch.joint_graph import copied_graph
+from compile_remat._util.size_range import Sizes
+from compile_remat.compilation.driver import Compilation
+from compile_remat.compilation.early_gradients import leaf_positions
+from compile_remat.compilation.rounds import Rounds
+from compile_remat.config import RematConfig
+from compile_remat.inductor import inductor_options
+from compile_remat.inductor.called_regions import inline_regions, inlined_calls
+from compile_remat.inductor.peek import look_at_joint_graph
+from compile_remat.passes import PlainFacts
+from compile_remat.planning.joint_planning import Planned
+from compile_remat.planning.partitioner import RematPartitioner
+from compile_remat.planning.settings import Settings, priced, settings_for, sizes_of
+from compile_remat.planning.slices.sliced_planning import plan_with_slices
+
+
+def look_at_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    *,
+    for_budgets: bool = False,
+    observes: bool = False,
+) -> Planned | None:
+    """The plan of a graph on this machine, or on the device that `config` names; None where it has no backward.
+
+    Args:
+        for_budgets: Whether the problem is to be the one that budgets are searched in, under `max` as well.
+        observes: Whether plans are lowered and read, as in training, where the device is here.
+
+    Raises:
+        RematError: No plan fits, or a setting is off.
+    """
+    options = inductor_options.mode_options(config.mode)
+    settings = settings_for(config, example_inputs)
+    if settings.has_limit(gm):
+        inline_regions(gm)
+    settings = priced(settings, gm, example_inputs, config, options)
+    observes = observes and settings.is_here and config.compiler == "inductor"
+    return planned_graph(gm, example_inputs, config, settings, options, for_budgets=for_budgets, observes=observes)
+
+
+def planned_graph(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    config: RematConfig,
+    settings: Settings,
+    options: Mapping[str, Any],
+    *,
+    for_budgets: bool = False,
+    observes: bool = False,
+    plain: dict[Sizes, PlainFacts | None] | None = None,
+) -> Planned | None:
+    """The same under settings that are looked up already.
+
+    Args:
+        options: Inductor's.
+        observes: Whether plans are lowered and read; Inductor has to make code for the devices of `example_inputs`.
+        plain: Of `Compilation`.
+    """
+    early = leaf_positions(example_inputs) if config.gradients == "early" else ()
+    first = RematPartitioner(settings, sizes=sizes_of(example_inputs), early=early, guarded=settings.has_limit(gm))
+    rounds = Rounds(first)
+    if observes:
+        rounds = Compilation(copied_graph(gm), example_inputs, config, options, plain=plain).lowered(first)
+    taken = rounds.partitioner
+    planned = look_at_joint_graph(
+        gm,
+        example_inputs,
+        lambda joint, keywords: plan_with_slices(
+            joint,
+            settings,
+            taken.request,
+            with_plain=True,
+            for_budgets=for_budgets,
+            early=early,
+            assumed=taken.assumed,
+            searches=taken.searches,
+            **keywords,
+        ),
+        dict(options),
+    )
+    if planned is None:
+        return None
+    report = rounds.concluded(planned.report)
+    return replace(planned, report=replace(report, inlined_calls=inlined_calls(gm)))

@@ -1,0 +1,123 @@
+"""Plans of a step from the fastest to the lowest, each lowered for the device where that can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from compile_remat._util.progress import Advance
+from compile_remat.budget import MemoryBudget
+from compile_remat.errors import BudgetError
+from compile_remat.forecast.baselines import ready_with_torch
+from compile_remat.forecast.builders import Builder
+from compile_remat.forecast.lowering.elsewhere import Lowering, lowered_for
+from compile_remat.forecast.lowering.observing import (
+    Asked,
+    NotObserved,
+    Observed,
+    Outcome,
+    facts_text,
+    with_attention_of,
+)
+from compile_remat.forecast.target_step import Target
+from compile_remat.passes import Plan, Planner, frontier, plain_time_ns
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """One plan of a frontier.
+
+    Attributes:
+        observed_peak_bytes: Its region peak as read from its lowered graphs; None for an estimate.
+    """
+
+    plan: Plan
+    observed_peak_bytes: int | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The region peak, as it was observed or else as it is estimated."""
+        return self.observed_peak_bytes or self.plan.peak_bytes
+
+
+@dataclass(frozen=True)
+class FrontierForecast:
+    """Plans from the fastest to the one of lowest peak.
+
+    Attributes:
+        why: Why they are estimates; empty where each was lowered and read.
+    """
+
+    points: tuple[FrontierPoint, ...]
+    why: str = ""
+
+    @property
+    def facts(self) -> str:
+        """The origin of the plans' bytes: `observed` in their lowered graphs, or `estimated` by rules."""
+        return "estimated" if self.why else "observed"
+
+    @property
+    def facts_text(self) -> str:
+        """The same in a line, for people."""
+        return facts_text(self.why)
+
+
+def forecast_frontier(
+    builder: Builder, target: Target, points: int, advance: Advance = lambda text="", count=1: None
+) -> FrontierForecast:
+    """The frontier of a step for so many budgets; each plan takes a lowering of its own.
+
+    Args:
+        advance: Told what is done now.
+
+    Raises:
+        RematError: A setting is off, or the model cannot be traced.
+    """
+    with lowered_for(target) as lowering:
+        lowering.begin(Asked(builder, target, MemoryBudget("min")))
+        advance(f"tracing {builder.name}")
+        ready = ready_with_torch(builder, target)
+        if lowering.is_there:
+            advance("waiting for the lowest plan to be lowered")
+        lowest = with_attention_of(lowering.result(), ready.step.problem)
+        if isinstance(lowest, Observed):
+            found = _observed(builder, target, lowering, lowest, points, advance)
+        else:
+            advance("searching for the frontier")
+            plans = frontier(ready.planner, points)
+            found = FrontierForecast(tuple(map(FrontierPoint, plans)), str(lowest))
+    plain_ns = plain_time_ns(ready.with_torch)
+    timed = (replace(point, plan=replace(point.plan, plain_time_ns=plain_ns)) for point in found.points)
+    return replace(found, points=tuple(timed))
+
+
+def _observed(
+    builder: Builder, target: Target, lowering: Lowering, lowest: Observed, points: int, advance: Advance
+) -> FrontierForecast:
+    """The frontier of a problem that has the facts of the lowest plan, each of its plans lowered."""
+    advance("searching for the frontier")
+    plans = frontier(Planner(lowest.problem, target.time_limit), points)
+    seen = [_point(lowest)]
+    for k, plan in enumerate(reversed(plans[:-1])):
+        advance(f"lowering plan {k + 2} of {len(plans)}")
+        lowering.begin(Asked(builder, target, MemoryBudget("bytes", plan.peak_bytes)))
+        outcome: Outcome = lowering.result()
+        if isinstance(outcome, NotObserved):
+            return FrontierForecast(tuple(map(FrontierPoint, plans)), str(outcome))
+        if not isinstance(outcome, BudgetError):  # no plan that was lowered keeps these bytes: no point of the frontier
+            seen.append(_point(outcome))
+    return FrontierForecast(tuple(_best(seen)))
+
+
+def _point(observed: Observed) -> FrontierPoint:
+    assert observed.report.plan is not None
+    return FrontierPoint(observed.report.plan, observed.peak_bytes)
+
+
+def _best(points: list[FrontierPoint]) -> Iterator[FrontierPoint]:
+    """The points that are faster than all that need less memory, the fastest first."""
+    lowest_bytes = None
+    for point in sorted(points, key=lambda point: (point.plan.time_ns, point.peak_bytes)):
+        if lowest_bytes is None or point.peak_bytes < lowest_bytes:
+            lowest_bytes = point.peak_bytes
+            yield point
