@@ -29,7 +29,7 @@ from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
 from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
-from compile_remat.cost_models import FUSED_KINDS, CostModel, Op, OpKind, op_kind
+from compile_remat.cost_models import CostModel, Op, OpKind, op_kind
 from compile_remat.passes.graph.lowering.channels_last import mark_channels_last, mark_layout_copies
 from compile_remat.passes.graph.lowering.materialisation import (
     count_reads,
@@ -51,7 +51,6 @@ from compile_remat.passes.graph.pricing import price
 from compile_remat.passes.graph.rewrites.early_gradients import copied_bytes
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.slices.calls import is_sliced, slices_of
-from compile_remat.passes.graph.views import moved_operands
 from compile_remat.passes.memory.simulator import temporary_bytes
 from compile_remat.passes.problem.problem import (
     CONSTANT,
@@ -254,7 +253,6 @@ def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
         nbytes=0 if writes_into_input(node) else _nbytes(node),
         sources=tuple(graph.drafts_of(*node.all_input_nodes)),
         snapshots=tuple(graph.by_node[copy] for copy in joint.snapshots_for(node)),
-        moved=tuple(graph.drafts_of(*moved_operands(node))) if op.kind in FUSED_KINDS else (),
         input_reads=tuple(
             (r.name, _nbytes(r)) for r in graph.roots_of(*node.all_input_nodes) if r not in graph.by_node
         ),
@@ -330,7 +328,6 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             in_forward=draft.in_forward,
             is_output=draft.is_output,
             realised=draft.is_materialised,
-            moved=_values_among(draft.moved),
             may_differ=draft.may_differ,
             is_snapshot=draft.is_snapshot,
             position=position,
@@ -360,8 +357,6 @@ def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step
             time_ns=draft.time_ns,
             is_output=draft.is_output,
             realised=draft.is_materialised,
-            moved=_values_among(draft.moved),
-            moved_gradients=indices_of(d for d in draft.moved if d.in_backward),
             transient_bytes=draft.unread_bytes + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,

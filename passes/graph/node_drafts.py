@@ -38,7 +38,6 @@ class Draft:
         input_reads: Names and bytes of the graph inputs that it reads.
         snapshots: Copies of inputs that it reads where the backward runs it.
         is_snapshot: Whether it is such a copy.
-        moved: Those of the sources of which it reads other elements than the one it computes.
         depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
         mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
@@ -72,7 +71,6 @@ class Draft:
     input_reads: tuple[tuple[str, int], ...] = ()
     snapshots: tuple[Draft, ...] = ()
     is_snapshot: bool = False
-    moved: tuple[Draft, ...] = ()
     in_forward: bool = True
     in_backward: bool = False
     depth: int = 0
@@ -173,7 +171,6 @@ def copied(graph: DraftGraph) -> DraftGraph:
         draft = made.by_node[node] = copy.copy(read)
         draft.sources = tuple(made.by_node[source.node] for source in read.sources)
         draft.snapshots = tuple(made.by_node[source.node] for source in read.snapshots)
-        draft.moved = tuple(made.by_node[source.node] for source in read.moved)
         draft.copies, draft.ordered_by, draft.parts = [], [], []
         (made.steps if draft.in_backward else made.values).append(draft)
     return made

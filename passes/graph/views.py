@@ -16,10 +16,6 @@ CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_elem
 """Operators that give the numbers of a tensor in another type."""
 
 
-MOVING = ("flip", "rev", "roll", "gather", "index", "index_select", "_unsafe_index", "take", "embedding")
-"""Operators whose elements are other elements of their first argument."""
-
-
 def fake_mode_of(value: Any) -> Any:
     """The mode that a fake tensor was made in; in it, operators give fake tensors."""
     return value.fake_mode
@@ -61,29 +57,10 @@ def may_alias(node: fx.Node) -> bool:
     return value.dtype == read.dtype and str(value.shape) == str(read.shape)
 
 
-def moved_operands(node: fx.Node) -> list[fx.Node]:
-    """Operands of which an operator reads other elements than the one it computes: slices, and what it flips or takes by index."""
-    is_moving = operator_name(node) in MOVING
-    return [n for k, n in enumerate(node.all_input_nodes) if (k == 0 and is_moving) or _is_slice(n)]
-
-
 def operator_name(node: fx.Node) -> str:
     """The name of what a node calls, without its library and overload."""
     parts = str(node.target).split(".")
     return parts[-2 if len(parts) > 2 else 0]
-
-
-def _is_slice(node: fx.Node) -> bool:
-    """Whether a node is a view of some elements of a tensor."""
-    least = math.prod(shape(node))
-    while node.op == "call_function" and node.all_input_nodes and (is_view(node) or is_part(node)):
-        node = node.all_input_nodes[0]
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            num_elements = math.prod(shape(node))
-            if num_elements > least:
-                return True
-            least = num_elements
-    return False
 
 
 def readers_of(node: fx.Node, kind_of: Callable[[fx.Node], OpKind | None] = op_kind) -> set[fx.Node]:

@@ -48,40 +48,24 @@ def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tu
     pairs = []
     for w, value in enumerate(values):
         if overwrites(value):
-            path = own_path(value, values, stored)
+            path = register_path(value.reads, values, stored)
             sources = [v for v in path if may_be_written_over(values[v], value) and not values[v].is_output]
             if sources:
                 pairs.append((w, sources))
     return pairs
 
 
-def own_reads(value: Value) -> list[tuple[int, bool]]:
-    """The values that a value reads, each with whether it reads other elements of it than the one it computes."""
-    return [(v, v in value.moved) for v in value.reads]
-
-
-def own_path(value: Value, values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
-    """`register_path` of what the value itself reads."""
-    return register_path(own_reads(value), values, stored)
-
-
-def register_path(reads: Iterable[tuple[int, bool]], values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
-    """The values that a kernel reads, and those that these read in registers, without what is read `moved` on any way.
-
-    Args:
-        reads: Values that the kernel reads, each with whether it reads other elements of it than the one it computes.
-    """
+def register_path(reads: Iterable[int], values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
+    """The values that a kernel reads, and those that these read in registers, ascending."""
     stack = list(reads)
     seen = set(stack)
     while stack:
-        v, is_moved = stack.pop()
-        value = values[v]
-        if value.kernel == POINTWISE and not stored[v]:
-            new = {(r, is_moved or r in value.moved) for r in value.reads} - seen
+        v = stack.pop()
+        if values[v].kernel == POINTWISE and not stored[v]:
+            new = set(values[v].reads) - seen
             seen |= new
             stack += new
-    moved = {v for v, is_moved in seen if is_moved}
-    return sorted({v for v, _ in seen} - moved)
+    return sorted(seen)
 
 
 def stored_steps(steps: Sequence[Step]) -> list[bool]:
@@ -106,19 +90,16 @@ def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
     return ends
 
 
-def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[tuple[int, bool]]:
-    """Values that the kernel of step `b` reads, through steps that stay in registers, each with whether it is read `moved`."""
-    found: list[tuple[int, bool]] = []
-    stack, seen = [(b, False)], set[tuple[int, bool]]()
+def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
+    """Values that the kernel of step `b` reads, through steps that stay in registers."""
+    found: list[int] = []
+    stack, seen = [b], set[int]()
     while stack:
-        g, is_moved = stack.pop()
-        if (g, is_moved) in seen:
-            continue
-        seen.add((g, is_moved))
-        step = steps[g]
-        found += [(v, is_moved or v in step.moved) for v in step.reads]
-        inside = [x for x in step.gradients if not stored[x] and steps[x].kernel == POINTWISE]
-        stack += [(x, is_moved or x in step.moved_gradients) for x in inside]
+        g = stack.pop()
+        if g not in seen:
+            seen.add(g)
+            found += steps[g].reads
+            stack += [x for x in steps[g].gradients if not stored[x] and steps[x].kernel == POINTWISE]
     return found
 
 
@@ -143,17 +124,16 @@ def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[i
 
 
 def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
-    """The buffers that the kernel of step `b` reads through steps that stay in registers, without those that it reads `moved`."""
-    found: list[int] = []
-    moved, seen = set[int](), set[tuple[int, bool]]()
-    stack = [(g, g in steps[b].moved_gradients) for g in reversed(steps[b].gradients)]
+    """The buffers that the kernel of step `b` reads through steps that stay in registers."""
+    found, seen = list[int](), set[int]()
+    stack = list(reversed(steps[b].gradients))
     while stack:
-        g, is_moved = stack.pop()
-        if (g, is_moved) in seen:
+        g = stack.pop()
+        if g in seen:
             continue
-        seen.add((g, is_moved))
+        seen.add(g)
         if stored[g] or steps[g].kernel != POINTWISE:
-            moved.add(g) if is_moved else found.append(g)
+            found.append(g)
         else:
-            stack.extend((x, is_moved or x in steps[g].moved_gradients) for x in reversed(steps[g].gradients))
-    return [g for g in found if g not in moved]
+            stack.extend(reversed(steps[g].gradients))
+    return found

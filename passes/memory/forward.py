@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, own_path
+from compile_remat.passes.memory.buffers import Bools, Ints, may_be_written_over, register_path
 from compile_remat.passes.memory.forward_epilogue import Source, epilogue_sources
 from compile_remat.passes.memory.inplace import Overwriting
 from compile_remat.passes.memory.reader_levels import in_levels
@@ -194,7 +194,7 @@ class Forward:
         shortest, longest = self.shortest.tolist(), self.longest.tolist()
         for w, value in enumerate(values):
             if value.kernel == POINTWISE and value.in_forward and (stored[w] or self._may_be_cut[w]):
-                path = own_path(value, values, stored)
+                path = register_path(value.reads, values, stored)
                 own = [v for v in path if stored[v] and v not in self.joined_at]  # not a part of another
                 last_read = [v for v in own if shortest[v] <= w <= longest[v]]
                 sources = [v for v in last_read if may_be_written_over(values[v], value) and not values[v].is_output]

@@ -10,7 +10,7 @@ from compile_remat.passes.problem.problem import Problem, Step, Value
 
 _Node = TypeVar("_Node", Value, Step)
 
-INDICES = ("reads", "moved", "copies", "ordered_by", "parts")
+INDICES = ("reads", "copies", "ordered_by", "parts")
 """Fields of a `Value` or a `Step` that hold indices of values."""
 
 

@@ -39,9 +39,9 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
     made: list[Value] = []
     for v, value in enumerate(values):
         reads, copies = _moved(value.reads, read_own), _moved(value.copies, read_own)
-        parts, moved = _moved(value.parts, read_own), _moved(value.moved, read_own)
+        parts = _moved(value.parts, read_own)
         ordered_by = _moved(value.ordered_by, read_own)  # who is saved is an original
-        changes = {"reads": reads, "copies": copies, "ordered_by": ordered_by, "parts": parts, "moved": moved}
+        changes = {"reads": reads, "copies": copies, "ordered_by": ordered_by, "parts": parts}
         made.append(_with(value, position=places[v], **changes))
         if is_copied[v]:
             made.append(
@@ -52,7 +52,6 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
                     copies=_moved(value.copies, read_copy),
                     ordered_by=ordered_by,
                     parts=_moved(value.parts, read_copy),
-                    moved=_moved(value.moved, read_copy),
                     position=places[v] + 1,
                     pin=RECOMPUTE,
                     in_forward=False,
@@ -64,7 +63,6 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
         _with(
             step,
             reads=_moved(step.reads, read_copy),
-            moved=_moved(step.moved, read_copy),
             copies=_moved(step.copies, read_copy),
         )
         for step in problem.steps

@@ -67,8 +67,6 @@ KERNELS_OWN = frozenset(
     {
         "workspace_bytes",
         "held_bytes",
-        "moved",
-        "moved_gradients",
         "is_channels_last",
         "copies",
         "ordered_by",
@@ -124,8 +122,6 @@ class Value:
         realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
         realised_again: The same where it is computed again; None where that is no different.  The backward reads fewer or more
             buffers for it than the forward: what is saved is loaded, and what the forward wrote for its readers may be computed.
-        moved: Indices of values of which it reads other elements than the one it computes, as of a slice or a flipped tensor: they
-            cannot be written over while it runs.
         position: Place in the forward order in which a node stands right behind what it reads.
         late_step: For a node that stands among the backward steps in the joint graph: the step before which it
             stands, at which the partition computes it at the latest; -1 where there is none.
@@ -163,7 +159,6 @@ class Value:
     is_output: bool = False
     realised: bool = False
     realised_again: bool | None = None
-    moved: tuple[int, ...] = ()
     position: int = 0
     late_step: int = -1
     transient_bytes: int = 0
@@ -199,7 +194,6 @@ class Step:
         reads: Indices of the values that it reads.
         gradients: Indices of the steps that it reads, each below its own.
         is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
-        moved, moved_gradients: As `moved` of a `Value`: among the values and among the steps that it reads.
         copies: As for a `Value`.
         workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
         is_channels_last: As for a `Value`.
@@ -215,8 +209,6 @@ class Step:
     time_ns: int = 0
     is_output: bool = False
     realised: bool = False
-    moved: tuple[int, ...] = ()
-    moved_gradients: tuple[int, ...] = ()
     transient_bytes: int = 0
     workspace_bytes: int = 0
     held_bytes: int = 0

@@ -375,16 +375,6 @@ def test_a_short_sum_is_no_reduction() -> None:
         assert [value.kernel for value in values if value.name.startswith("sum")] == [kernel]
 
 
-def test_what_is_read_elsewhere_is_named() -> None:
-    def half(x: Tensor) -> Tensor:
-        y = x.sin()
-        return y.flip(0).exp() * y + y[:256].cos().repeat(2, 1)
-
-    problem = problem_of(half, *weights(1))
-    names = {value.name: [problem.values[i].name for i in value.moved] for value in problem.values if value.moved}
-    assert names == {"flip": ["sin"], "cos": ["sin"], "sin_1": ["sin"]}  # the last one for the gradient of `cos`
-
-
 def test_a_constant_that_is_scattered_into_itself_is_written() -> None:
     """Zeros that are the start and the elements alike: ATen's kernel reads these from memory."""
 

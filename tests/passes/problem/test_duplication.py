@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +11,8 @@ from compile_remat.passes.problem.duplication import original, with_copies
 from compile_remat.passes.problem.problem import Problem, Step, Value
 from tests.oracles.random_problems import problems
 
-OF_VALUES = ("reads", "moved", "copies", "ordered_by", "parts")
-OF_STEPS = ("gradients", "moved_gradients", "gradient_readers")
+OF_VALUES = ("reads", "copies", "ordered_by", "parts")
+OF_STEPS = ("gradients", "gradient_readers")
 
 
 def names(problem: Problem, node: Value | Step, field: str) -> list[str]:
@@ -29,8 +29,6 @@ def test_all_fields_with_indices_are_known_here() -> None:
 
 @given(problems, st.integers(0, 2**12 - 1))
 def test_indices_stand_for_what_they_stood_for(problem: Problem, bits: int) -> None:
-    values = tuple(replace(v, moved=v.reads[:1]) for v in problem.values)
-    problem = replace(problem, values=values, steps=tuple(replace(s, moved=s.reads[:1]) for s in problem.steps))
     again = [v.name for k, v in enumerate(problem.values) if bits >> k & 1]
     copied = with_copies(problem, again)
     for field in (*OF_VALUES, *OF_STEPS):

@@ -145,7 +145,7 @@ def test_key_changes_with_a_step(name: str) -> None:
 
 def test_key_ignores_how_the_code_runs_a_node() -> None:
     """Another processor takes other workspaces, and finds the plan nevertheless."""
-    assert with_value(workspace_bytes=5, moved=(0,)).key() == TINY.key() == with_step(held_bytes=7).key()
+    assert with_value(workspace_bytes=5, is_channels_last=True).key() == TINY.key() == with_step(held_bytes=7).key()
 
 
 def test_key_changes_with_the_number_of_nodes() -> None:
