@@ -25,7 +25,7 @@ from compile_remat.compilation import driver
 from compile_remat.cost_models import load_device
 from compile_remat.device.measure import peak_bytes
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlanMismatchError, PlannerWarning
-from compile_remat.planning import joint_planning, partitioner
+from compile_remat.planning import partitioner, searches
 from compile_remat.planning.partitioner import RematPartitioner
 from compile_remat.planning.settings import Settings
 from tests.correctness.harness import attention_dtype
@@ -404,7 +404,7 @@ def broken(*args: Any, **kwargs: Any) -> Any:
 def test_a_broken_planner_does_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, x = convolutions(2).double(), torch.randn(2, 4, 8, 8, dtype=torch.float64)
-    monkeypatch.setattr(joint_planning, "Planner", broken)
+    monkeypatch.setattr(searches, "Planner", broken)
     with pytest.warns(PlannerWarning, match="the planner broke"):
         actual = train(compiled(memory_budget="min", compiler="eager"), model, x)
     assert_same(actual, train(lambda m: m, model, x))
@@ -414,7 +414,7 @@ def test_a_broken_planner_keeps_the_dropout_masks_under_inductor(monkeypatch: py
     model, x = Dropped(2, 8), torch.randn(256, 8)
     expected = train(lambda m: torch.compile(m), model, x)
     torch.compiler.reset()
-    monkeypatch.setattr(joint_planning, "Planner", broken)
+    monkeypatch.setattr(searches, "Planner", broken)
     with pytest.warns(PlannerWarning, match="the planner broke"):
         assert_same(train(compiled(memory_budget="min"), model, x), expected)
 
@@ -428,7 +428,7 @@ def test_torchs_own_partition_is_the_last_resort(monkeypatch: pytest.MonkeyPatch
         used.append(1)
         return own(*args, **kwargs)
 
-    monkeypatch.setattr(joint_planning, "Planner", broken)
+    monkeypatch.setattr(searches, "Planner", broken)
     monkeypatch.setattr(joint_graph, "extract_modules", broken)
     monkeypatch.setattr(joint_graph, "torch_partition", count)
     with pytest.warns(PlannerWarning):

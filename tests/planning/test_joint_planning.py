@@ -15,7 +15,7 @@ from compile_remat import partition
 from compile_remat.backend import remat
 from compile_remat.errors import BudgetError, ConfigError, DeviceError, PlannerWarning
 from compile_remat.passes.problem.duplication import original
-from compile_remat.planning import joint_planning
+from compile_remat.planning import searches
 
 MIB = 1 << 20
 
@@ -153,7 +153,7 @@ def test_a_broken_planner_warns_and_gradients_stay_right(monkeypatch: pytest.Mon
     def broken(*args: Any) -> Any:
         raise IndexError("the planner broke")
 
-    monkeypatch.setattr(joint_planning, "Planner", broken)
+    monkeypatch.setattr(searches, "Planner", broken)
     inputs = tensors(*SHAPES)
     with pytest.warns(PlannerWarning, match="the planner broke"):
         actual = gradients(Traced(chain, memory_budget="min").call, inputs)
@@ -188,7 +188,7 @@ def test_readers_of_a_mutated_buffer_are_saved_when_the_planner_breaks(monkeypat
     def broken(*args: Any) -> Any:
         raise IndexError("the planner broke")
 
-    monkeypatch.setattr(joint_planning, "Planner", broken)
+    monkeypatch.setattr(searches, "Planner", broken)
     call = torch.compile(reads_then_mutates, backend=remat, options={"compiler": "eager"})
     with pytest.warns(PlannerWarning):
         actual = mutating_step(call)
