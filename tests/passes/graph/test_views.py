@@ -63,18 +63,3 @@ view: (16,), 3 readers, read in its own shape
 permute: (4, 4), 2 readers, read in its own shape
 exp: (16,), 3 readers, read in its own shape""",
     )
-
-
-def test_operands_that_are_read_elsewhere() -> None:
-    """Slices, however far away, and what an operator takes by its place; not a tensor in another shape or order."""
-
-    def moving(x: Tensor, i: Tensor) -> Tensor:
-        half, whole = x[:2].sin(), x.t().reshape(16).cos()
-        column = x[:, 1:2].expand(4, 4).tanh()
-        return half.sum() + whole.sum() + column.sum() + x.flip(0).sum() + x.gather(0, i).sum() + (x * x[:1]).sum()
-
-    index = torch.zeros(4, 4, dtype=torch.int64)
-    graph = joint_of(moving, torch.randn(4, 4, requires_grad=True), index).module.graph
-    found = {n.name: [m.name for m in views.moved_operands(n)] for n in graph.nodes if n.op == "call_function"}
-    names = ("sin", "cos", "tanh", "flip", "gather", "mul")
-    assert [found[name] for name in names] == [["slice_1"], [], ["expand"], ["primals_1"], ["primals_1"], ["slice_3"]]
