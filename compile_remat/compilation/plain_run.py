@@ -1,4 +1,4 @@
-"""What plain torch.compile takes for a graph: its own partition under its own options, lowered and read, and no code made."""
+"""Peaks of plain torch.compile for a graph: its own partition under its own options, lowered and read, and no code made."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class SearchOptions:
         min_peak_targets: Targets, as parts of the last peak, of the local search that lowers it further.
         min_peak_rounds: Rounds of local search at each of them.
         pressed_targets: The same of a local search that moves more values and goes on from the lowest plan of all; without it
-            `min` of a vision transformer was 3.7 % higher (`python -m benchmarks.digest --part plans`).
+            `min` of a small BERT was 1.9 % higher (`python -m benchmarks.digest --part plans`).
         uses_floor_search: Whether the whole search for a budget is run at `floor_search_target` of the lowest peak so far, and then
             at the `descent_targets` of it, one after the other, for as long as one of them lowers it.  With 0.95 alone, a
             WaveNet's lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).

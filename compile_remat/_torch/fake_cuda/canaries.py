@@ -1,4 +1,4 @@
-"""Whether the fake device took: answers that would be wrong without an error.  To be asked in a process that has installed it."""
+"""Checks that the fake device took: answers that would be wrong without an error; for a process that has installed it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def problem() -> str:
-    """What is wrong with the answers, in a line; empty where nothing is."""
+    """Returns the first wrong answer, in a line; empty where nothing is."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._triton import has_triton

@@ -52,7 +52,7 @@ class Lowering(Protocol):
 
 @contextmanager
 def lowered_for(target: Target) -> Iterator[Lowering]:
-    """What lowers a step for the target; a process that does is killed when the context ends."""
+    """Yields the `Lowering` for a target; its process, if it has one, is killed when the context ends."""
     figures = target.figures()
     reason = NOT_WANTED if target.estimate else obstacle_to(figures)
     if reason is not None:

@@ -34,7 +34,7 @@ class Asked:
     Attributes:
         budget: Of the region peak; never `auto`.
         from_auto: Whether `auto` was asked for: the lowest plan is taken where none keeps the budget.
-        with_plain: Whether plain torch.compile's own partition is lowered, too; a third of the time.  Always under a fraction.
+        with_plain: Whether plain torch.compile's own partition is lowered, too; it always is under a fraction.
     """
 
     builder: Builder
