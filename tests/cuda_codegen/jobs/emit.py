@@ -7,7 +7,6 @@ it wants; ``options`` of Inductor; ``out``, a file for what was emitted.  Prints
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -30,6 +29,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         entry.under_guard = lambda compiler: compiler
     set_to: list[object] = []
     torch.cuda.set_device = set_to.append
+    binaries = binaries_of_triton()
 
     def build() -> tuple[Any, Any]:
         module, inputs = toys.make(toys.drop if job.get("dropout") else None)
@@ -53,8 +53,24 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "cpu_buffers": sources.count("empty_strided_cpu("),
         "multi_kernels": sources.count("async_compile.multi_kernel("),
         "partitions": sources.count("\ndef partition_"),
-        "cubins": len(list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))),
+        "cubins": len(set(binaries)),
     }
+
+
+def binaries_of_triton() -> list[bytes]:
+    """The list that every cubin goes to from now on; Inductor deletes the folder that it compiled in."""
+    import triton
+
+    binaries: list[bytes] = []
+    compile_kernel = triton.compile
+
+    def compile_and_keep(*args: Any, **kwargs: Any) -> Any:
+        kernel = compile_kernel(*args, **kwargs)
+        binaries.append(kernel.asm["cubin"])
+        return kernel
+
+    triton.compile = compile_and_keep
+    return binaries
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A round whose code is refused, and one that is accepted: how many kernels had been asked for behind each, as one line of JSON.
+"""A round whose code is refused, and one that is accepted: how many kernels had been asked for behind each, and in all.
 
-Inductor is told that compiling processes are there, to which it would hand kernels while it writes code.
+Inductor is told that compiling processes are there, to which it hands kernels while it writes code and again when it loads it;
+equal ones are counted once.  Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def main() -> dict[str, Any]:
     Rounds.judge = refuse_once  # type: ignore[method-assign]
     emitted = step.compile_step(lambda: toys.make(None), step.ours("0.8"))
     last = "\n".join(e.source_code for e in emitted[-2:])
-    return {"rounds": rounds, "asked": len(asked), "in the code": last.count("async_compile.triton(")}
+    return {"rounds": rounds, "asked": len(set(asked)), "in the code": last.count("async_compile.triton(")}
 
 
 def threads() -> int:
