@@ -89,8 +89,8 @@ class Recursion:
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
         """The plan of lowest peak found between the two; None where there is none clearly below `high_bytes`."""
-        best = self._from_segments(int(high_bytes * self.options.recursive_gain))
-        if best is None or best.peak_bytes > high_bytes * self.options.recursive_gain:
+        best = self._clearly_below(high_bytes)
+        if best is None:
             return None
         high_bytes = best.peak_bytes
         for _ in range(self.options.recursive_bisections):
@@ -106,6 +106,20 @@ class Recursion:
                 break
         improved = self.improved(best, best.peak_bytes)
         return improved if improved.peak_bytes <= best.peak_bytes else best
+
+    def _clearly_below(self, high_bytes: int) -> Candidate | None:
+        """A plan below the first of `recursive_targets`; None where there is none.
+
+        Which options of the segments are corrected depends on the budget, so a lower one may be met where a higher one is not.
+        """
+        targets = [int(share * high_bytes) for share in self.options.recursive_targets]
+        for target in targets:
+            found = self._from_segments(target)
+            if found is None or self.simulator.work.is_spent:
+                return None  # no path of uncorrected options: none for a lower budget either
+            if found.peak_bytes <= targets[0]:
+                return found
+        return None
 
     # -- options ------------------------------------------------------------------------------------------------------
 

@@ -149,6 +149,24 @@ def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert (510, 490) in seen
 
 
+def test_a_lower_budget_may_be_met_where_a_higher_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for 980 bytes ends at 995, the one for 900 at 850."""
+    problem = chain(12)
+    planner = Planner(problem)
+
+    def from_segments(self: Recursion, budget_bytes: int) -> Candidate | None:
+        if budget_bytes < 840:
+            return None
+        found = candidate(problem, planner.pinned, ())
+        found.batch.__dict__["peak"] = np.array([995 if budget_bytes > 900 else 850])
+        return found
+
+    monkeypatch.setattr(Recursion, "_from_segments", from_segments)
+    monkeypatch.setattr(Recursion, "improved", lambda self, found, budget_bytes: found)
+    lowest = planner._recursion.lowest(0, 1000)
+    assert lowest is not None and lowest.peak_bytes == 850
+
+
 def test_only_where_the_budget_asks_for_it() -> None:
     planner = Planner(chain(DEEP, nbytes=1000, time_ns=10))
     once, lowest = planner.lowest(once=True), planner.lowest()
