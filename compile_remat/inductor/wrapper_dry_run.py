@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compile_remat._torch import sizes
 from compile_remat._torch.operators import Like
 from compile_remat.inductor.workspace import workspace_bytes
-from compile_remat.inductor.wrapper_names import names_of
+from compile_remat.inductor.wrapper_names import constants_of, names_of
 
 SELECTOR = "_selector"
 """How the name ends that tells which branch of a `cond` runs, from torch 2.15 on: ``buf1_selector = int(gt.item())``."""
@@ -79,7 +79,9 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
         raise NotUnderstood(f"the output code is not Python: {error}") from None
     function = _call_of(module)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        run = _Run(names_of(module), [_copy(x) for x in inputs], counted or {}, _functions_of(module))
+        constants = constants_of(source_code)
+        given = [_copy(x) for x in inputs]
+        run = _Run(names_of(module, constants), given, counted or {}, _functions_of(module), list(constants.values()))
         with run.workspace:
             run.block(function.body)
     return run.result()
@@ -157,6 +159,7 @@ class _Run:
         inputs: list[object],
         counted: Counted,
         functions: Mapping[str, ast.FunctionDef],
+        constants: Sequence[torch.Tensor] = (),
     ) -> None:
         self.inputs = inputs  # kept alive: a storage's address is its key
         self.header, self.functions = names, functions
@@ -166,7 +169,8 @@ class _Run:
         self.names = {**names, "args": inputs}
         self.holders: dict[int, int] = {}  # storage -> variables that hold it
         self.bytes: dict[int, int] = {}
-        self.given = {k for i, x in enumerate(inputs) if i not in counted for k, _ in _tensors(x)}
+        uncounted = [x for i, x in enumerate(inputs) if i not in counted]
+        self.given = {key for key, _ in _tensors([uncounted, constants])}
         self.held: dict[str, list[int]] = {}
         self.live = 0
         self.workspace = _Workspace()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ CHECKS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment"
 
 ARITHMETIC = (abs, bool, float, int, max, min, round, tuple)
 """Builtins that expressions of sizes use."""
+
+
+CONSTANT = re.compile(
+    r"^(?P<name>\w+) = None  # device\(type='(?P<type>\w+)'(?:, index=\d+)?\) "
+    r"torch\.(?P<dtype>\w+) \((?P<size>[\d, ]*)\) \((?P<stride>[\d, ]*)\) ",
+    re.MULTILINE,
+)
+"""How the header writes a constant of the graph, which Inductor sets once the module is loaded."""
 
 
 class Nothing:
@@ -44,9 +53,10 @@ class Extern:
         return call
 
 
-def names_of(module: ast.Module) -> dict[str, Any]:
-    """The names that the functions of an output code see: those of its header, and its kernels."""
+def names_of(module: ast.Module, constants: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """The names that the functions of an output code see: those of its header, its kernels and its constants."""
     return {
+        **constants,
         **{function.__name__: function for function in ARITHMETIC},
         **dict.fromkeys([*CHECKS, "get_raw_stream", *_kernels(module)], Nothing()),
         "torch": torch,
@@ -65,6 +75,20 @@ def names_of(module: ast.Module) -> dict[str, Any]:
         "reinterpret_tensor": _reinterpret,
         "extern_kernels": Extern(),
     }
+
+
+def constants_of(source_code: str) -> dict[str, torch.Tensor]:
+    """The constants that an output code reads, by name, with nothing in them."""
+    return {
+        found["name"]: torch.empty_strided(
+            _ints(found["size"]), _ints(found["stride"]), dtype=getattr(torch, found["dtype"]), device=found["type"]
+        )
+        for found in CONSTANT.finditer(source_code)
+    }
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",") if part.strip()]
 
 
 def _kernels(module: ast.Module) -> list[str]:

@@ -80,6 +80,15 @@ def test_what_cannot_be_followed_is_said(lines: list[str]) -> None:
         dry_run(code(*lines), [X])
 
 
+@pytest.mark.parametrize(("device", "nbytes"), [("device(type='cpu')", 48), ("device(type='cuda', index=0)", 512)])
+def test_constants_are_there_and_do_not_count(device: str, nbytes: int) -> None:
+    """Inductor sets them once its module is loaded."""
+    header = f"_tensor_constant0 = None  # {device} torch.int64 (3, 2) (2, 1) 7ffa68643c50\n"
+    lines = ["x, = args", "cpp_fused_0(_tensor_constant0, x)", "a = torch.ops.aten.clone.default(_tensor_constant0)"]
+    run = dry_run(header + code(*lines, "return (a,)"), [X])
+    assert run.peak_bytes == run.output_bytes == nbytes
+
+
 def test_kernels_of_triton_are_left_out() -> None:
     """The wrapper's `set_device` would change the process's device, as the guard around it is not entered."""
     lines = [
