@@ -11,9 +11,9 @@ from contextlib import contextmanager
 def collector_paused() -> Iterator[None]:
     """Free by reference counts alone inside; the collector is as before afterwards, also behind an exception.
 
-    Planning makes hundreds of thousands of small objects and keeps most of them until its end, beside the many that torch keeps.
-    The collector walks over them again and again and finds next to nothing.  What it would find, a few graphs of `torch.fx`, is
-    left to it for afterwards.
+    Planning and lowering make hundreds of thousands of small objects and keep most of them until their end, beside the many that
+    torch keeps.  The collector walks over them again and again and finds next to nothing.  Its first walk afterwards is over all
+    that was made inside, and frees the graphs that were left.
     """
     was_enabled = gc.isenabled()
     gc.disable()

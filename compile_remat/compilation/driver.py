@@ -16,6 +16,7 @@ from torch import fx
 from compile_remat._torch.autograd_node import written_inputs
 from compile_remat._torch.joint_graph import copied_graph
 from compile_remat._torch.sizes import sizes_at
+from compile_remat._util.collector import collector_paused
 from compile_remat._util.size_range import Sizes
 from compile_remat.announcement import announce
 from compile_remat.compilation import report_cache
@@ -356,7 +357,8 @@ def _entered(
     enter: Callable[..., Compiled], partitioner: RematPartitioner, observer: Observer | None, readings: Readings | None
 ) -> Compiled:
     """Compile; an exception by which the plan was left is raised, also where torch has suppressed it."""
-    compiled = enter(partitioner, observer, readings)
+    with collector_paused():
+        compiled = enter(partitioner, observer, readings)
     if readings is not None and readings.left is not None:
         raise readings.left
     return compiled

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx
 
 from compile_remat._torch import joint_graph
+from compile_remat._util.collector import collector_paused
 from compile_remat._util.size_range import Sizes
 from compile_remat.compilation.feedback import Emissions
 from compile_remat.compilation.readings import PlanTaken, Readings
@@ -54,7 +55,7 @@ def lowered_plain(
     before, emissions = ProcessCounts(), Emissions()
     reason = "its code is not understood"
     try:
-        with without_partition_cache(), building_postponed(patches):
+        with collector_paused(), without_partition_cache(), building_postponed(patches):
             compile_with_partitioner(
                 gm,
                 example_inputs,
