@@ -67,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _pair(case: Case, compiler: str) -> ParameterSet:
     name, marks = f"{case}-{compiler}", []
-    if compiler == "inductor" and case.name not in WITH_KERNELS:
+    if case.is_full or (compiler == "inductor" and case.name not in WITH_KERNELS):
         marks.append(pytest.mark.full)
     if name in PROOFS:
         marks.append(pytest.mark.proof)

@@ -58,6 +58,7 @@ class Case:
             `KERNEL_ROUNDING` between Inductor and eager mode.
         compilers: Those it is run with.
         options: Further options of the backend, beside `memory_budget` and `compiler`.
+        is_full: Whether it runs with `--full` alone, as a case beside another one.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Case:
     atol: float | None = None
     compilers: tuple[str, ...] = ("eager", "inductor")
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_full: bool = False
 
     def __str__(self) -> str:
         return self.name

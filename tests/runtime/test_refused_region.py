@@ -22,7 +22,7 @@ COMPILERS = ["eager", pytest.param("inductor", marks=pytest.mark.full)]
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())])
+    return nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU())])
 
 
 def compiled(compiler: str, *, dynamic: bool | None = True, **options: Any) -> Any:
