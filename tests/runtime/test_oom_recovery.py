@@ -175,8 +175,9 @@ def test_operator_by_operator(place: int) -> None:
     torch.testing.assert_close(w.grad, once)
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("place", [2, PLACES - 2])
+@pytest.mark.parametrize(
+    "place", [pytest.param(2, marks=pytest.mark.proof), pytest.param(PLACES - 2, marks=pytest.mark.full)]
+)
 def test_the_first_step_of_all(expected: list[list[Tensor]], place: int) -> None:
     torch.compiler.reset()
     with pytest.warns(PlannerWarning, match="planned again"):

@@ -22,7 +22,7 @@ from compile_remat.forecast.lowering.elsewhere import fake_device, lowered_for, 
 from compile_remat.forecast.lowering.observing import Asked, NotObserved
 from compile_remat.forecast.target_step import Target
 
-LLAMA = Builder("tests.planned_models:llama", batch=2, dtype="bf16")
+ATTENTION = Builder("tests.planned_models:attention", batch=2, dtype="bf16")
 H100_SXM = Target("h100-sxm", MemoryBudget.parse("0.7"))
 
 
@@ -63,13 +63,13 @@ def test_without_a_compiler_or_triton_the_forecast_is_a_labelled_estimate(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None if missing == "g++" else name)
     monkeypatch.setattr(hooks.importlib.util, "find_spec", lambda name: None)
-    found = forecast(LLAMA, H100_SXM, with_max_batch=False)
+    found = forecast(ATTENTION, H100_SXM, with_max_batch=False)
     assert found.facts == "estimated" and found.why.startswith(("g++", "the package triton")) and missing in found.why
     assert "install g++ and the package triton" in found.why and "ESTIMATE" in found.facts_text
     data = json.loads(found.to_json())
     assert data["facts"] == "estimated" and data["why"] == found.why and data["observed_peak_bytes"] is None
     assert any(found.facts_text == text for _, text in found.figures().facts)
-    frontier = forecast_frontier(LLAMA, H100_SXM, 3)
+    frontier = forecast_frontier(ATTENTION, H100_SXM, 3)
     assert frontier.facts == "estimated" and frontier.why == found.why
     assert all(point.observed_peak_bytes is None for point in frontier.points)
 
@@ -79,9 +79,9 @@ def test_a_process_that_fails_leaves_an_estimate(
     module: str, text: str, there: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elsewhere, "MODULE", module)
-    found = forecast(LLAMA, H100_SXM, with_max_batch=False)
+    found = forecast(ATTENTION, H100_SXM, with_max_batch=False)
     assert found.facts == "estimated" and text in found.why
-    assert found.peak_bytes == forecast(LLAMA, replace(H100_SXM, estimate=True), with_max_batch=False).peak_bytes
+    assert found.peak_bytes == forecast(ATTENTION, replace(H100_SXM, estimate=True), with_max_batch=False).peak_bytes
 
 
 def test_the_process_ends_with_the_forecast(there: None, monkeypatch: pytest.MonkeyPatch) -> None:

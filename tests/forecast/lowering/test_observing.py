@@ -14,16 +14,22 @@ from compile_remat.forecast.lowering.observing import Asked, Observed, observe
 from compile_remat.forecast.target_step import Target
 
 LLAMA = Builder("tests.planned_models:llama", batch=2, dtype="fp32")
+ATTENTION = Builder("tests.planned_models:attention", batch=2, dtype="fp32")
 CPU = Target("cpu")
 
 
 @pytest.mark.parametrize(
-    "budget", [pytest.param("0.7", marks=pytest.mark.full), pytest.param("min", marks=pytest.mark.proof)]
+    ("builder", "budget"),
+    [
+        pytest.param(ATTENTION, "min", id="attention at min", marks=pytest.mark.proof),
+        pytest.param(LLAMA, "min", id="llama at min", marks=pytest.mark.full),
+        pytest.param(LLAMA, "0.7", id="llama at 0.7", marks=pytest.mark.full),
+    ],
 )
-def test_an_observed_forecast_has_the_peak_of_the_code_that_trains(budget: str) -> None:
-    found = forecast(LLAMA, Target("cpu", MemoryBudget.parse(budget)), with_max_batch=False)
+def test_an_observed_forecast_has_the_peak_of_the_code_that_trains(builder: Builder, budget: str) -> None:
+    found = forecast(builder, Target("cpu", MemoryBudget.parse(budget)), with_max_batch=False)
     assert found.facts == "observed" and found.why == "" and found.peak_bytes == found.observed_peak_bytes
-    model, inputs = LLAMA.build()
+    model, inputs = builder.build()
     reset_reports()
     with without_compiler():
         compile_code(model, inputs, budget)
