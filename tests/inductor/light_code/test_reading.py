@@ -49,6 +49,11 @@ def layers(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(*[Layer(dropout=dropout) for _ in range(2)])
 
 
+def mlp() -> nn.Module:
+    """Kernels of each kind in few of them: statistics, a sum over outer loops that are shared, pointwise ones, products."""
+    return nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+
+
 def x(*shape: int) -> Tensor:
     return torch.randn(shape or (4, 16, 32))
 
@@ -120,6 +125,9 @@ class Autocast(nn.Module):
 
 
 KINDS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Tensor, ...], dict[str, Any]]]] = {
+    "MLP": lambda: (mlp(), (x(),), {}),
+    "MLP in bfloat16": lambda: (mlp().bfloat16(), (x().bfloat16(),), {}),
+    "MLP, as Inductor calls kernels": lambda: (mlp(), (x(),), {"guarded": False}),
     "transformer": lambda: (layers(), (x(),), {}),
     "nothing recomputed": lambda: (layers(), (x(),), {"ratio": 1.0}),
     "as Inductor calls kernels": lambda: (layers(), (x(),), {"guarded": False}),
@@ -138,7 +146,7 @@ KINDS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Tensor, ...], dict
 }
 NOT_UNDERSTOOD = ("scan",)
 """Kinds whose code no dry run follows: it writes into elements of a list."""
-ALWAYS = ("transformer", "as Inductor calls kernels", "bfloat16")
+ALWAYS = ("MLP", "MLP in bfloat16", "MLP, as Inductor calls kernels")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ALWAYS else pytest.mark.full) for k in KINDS])
@@ -163,7 +171,7 @@ def test_bfloat16_models_are_read_as_their_code(name: str) -> None:
 
 
 def test_kernels_and_buffers_have_their_nodes() -> None:
-    step = compiled(layers(), (x(),))
+    step = compiled(mlp(), (x(),))
     for graph in step.light:
         buffers = {name for name in graph.nodes_of if name.startswith("buf")}
         kernels = {name for name in graph.nodes_of if name.startswith("kernel_")}
@@ -225,7 +233,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[dict[str, Any]
     yield found
 
 
-@pytest.mark.parametrize("kind", ["transformer", pytest.param("bfloat16", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "kind", ["MLP", *(pytest.param(k, marks=pytest.mark.full) for k in ("transformer", "bfloat16"))]
+)
 def test_reading_leaves_nothing_behind(kind: str, reads: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     function, inputs, options = KINDS[kind]()
     compiled(function, inputs, **options)
@@ -237,7 +247,7 @@ def test_reading_leaves_nothing_behind(kind: str, reads: list[tuple[dict[str, An
 ALIKE = ("transformer", "bfloat16", "dynamic shapes", "cond", "regions", "nested tensors")
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k in ALWAYS else pytest.mark.full) for k in ALIKE])
+@pytest.mark.parametrize("kind", ["MLP", *(pytest.param(k, marks=pytest.mark.full) for k in ALIKE)])
 def test_code_behind_a_read_is_the_code_without_one(kind: str) -> None:
     torch.manual_seed(3)
     function, inputs, options = KINDS[kind]()
@@ -252,7 +262,7 @@ def test_code_behind_a_read_is_the_code_without_one(kind: str) -> None:
 
 @pytest.mark.parametrize("refused", ["forward", "backward"])
 def test_a_refused_graph_has_no_code_and_the_next_one_is_plain_torchs(refused: str) -> None:
-    function, inputs = layers(), (x(),)
+    function, inputs = mlp(), (x(),)
     plain = compiled(function, inputs, is_read=False, guarded=False)
     step = compiled(function, inputs, refused=refused)
     assert not step.real
@@ -277,7 +287,7 @@ def test_the_users_own_passes_run_once_and_first(monkeypatch: pytest.MonkeyPatch
     if hasattr(inductor_config, "_post_fusion_custom_pass"):
         passes["_post_fusion_custom_pass"] = behind_fusions
     with inductor_config.patch(passes):
-        step = compiled(layers(), (x(),))
+        step = compiled(mlp(), (x(),))
     assert len(step.light) == len(step.real) == 2
     names = ["before", "behind"][: len(passes)]
     assert ran == [f"{name} {graph}" for graph in ("forward", "backward") for name in names]
@@ -293,7 +303,7 @@ def test_a_graph_that_cannot_be_read_is_compiled(
     reading.warn_once.cache_clear()
     with caplog.at_level("INFO", "compile_remat"), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        step = compiled(layers(), (x(),))
+        step = compiled(mlp(), (x(),))
     reading.warn_once.cache_clear()
     assert not step.light and len(in_order(step.real)) == 2
     assert caplog.text.count("the lowered graph cannot be read") == 2
