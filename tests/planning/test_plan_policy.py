@@ -174,7 +174,7 @@ def test_a_checkpoint_is_set_aside_where_the_budget_demands_it() -> None:
 
 def test_what_must_be_recomputed_is_not_set_aside() -> None:
     tags = policy(other=CheckpointPolicy.MUST_RECOMPUTE)
-    lowest = planned(Blocks(tags, 8, one_region=True), "min")
+    lowest = planned(Blocks(tags, 4, one_region=True), "min")
     assert not set(lowest.plan.saved) & {v.name for v in lowest.problem.values if v.tag} and not lowest.report.message
 
 
@@ -184,7 +184,7 @@ def test_prefer_save_is_obeyed_while_it_fits_and_ignored_at_max_as_torch_does() 
     tagged = {v.name for v in fastest.problem.values if v.tag}
     assert not tagged & set(fastest.plan.recomputed) and not fastest.report.message
     assert tagged & set(lowest.plan.recomputed) and "set aside: PREFER_SAVE;" in lowest.report.message
-    assert most.plan.saved == planned(Blocks(None, 8), "max").plan.saved
+    assert most.plan.saved == planned(Blocks(None, 4), "max").plan.saved
 
 
 def test_the_lowest_plan_keeps_tags_that_cost_nothing() -> None:
@@ -197,7 +197,7 @@ def test_the_lowest_plan_keeps_tags_that_cost_nothing() -> None:
 
 
 def test_a_stored_plan_that_set_tags_aside_is_replayed(tmp_path: Path) -> None:
-    first, second = (planned(Blocks("plain", 8, one_region=True), "min", plan_dir=str(tmp_path)) for _ in range(2))
+    first, second = (planned(Blocks("plain", 4, one_region=True), "min", plan_dir=str(tmp_path)) for _ in range(2))
     assert first.report.message and second.plan.status is Status.REPLAYED
     assert (second.plan.saved, second.plan.peak_bytes) == (first.plan.saved, first.plan.peak_bytes)
 
@@ -207,7 +207,7 @@ def test_a_stored_plan_that_set_tags_aside_is_replayed(tmp_path: Path) -> None:
 
 def test_a_plan_of_a_search_without_work_left_says_so() -> None:
     with pytest.warns(PlannerWarning, match=r"ended at its limit of work \(time_limit\); a larger one") as seen:
-        lowest = planned(Blocks("plain", 8, one_region=True), "min", time_limit=1e-9)
+        lowest = planned(Blocks("plain", 4, one_region=True), "min", time_limit=1e-9)
     assert len([w for w in seen if w.category is PlannerWarning]) == 1
     lapsed, ended = lowest.report.message.rsplit("; the search", 1)
     assert "set aside" in lapsed and ended.endswith("may find a lower plan")
@@ -216,7 +216,7 @@ def test_a_plan_of_a_search_without_work_left_says_so() -> None:
 @pytest.mark.filterwarnings("error::compile_remat.PlannerWarning")
 @pytest.mark.parametrize("budget", ["max", "1GiB"])
 def test_without_a_search_nothing_is_said_of_its_limit(budget: object) -> None:
-    assert planned(Blocks(None, 8), budget, time_limit=1e-9).report.message == ""
+    assert planned(Blocks(None, 4), budget, time_limit=1e-9).report.message == ""
 
 
 def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Planner, "__init__", seen)
     with pytest.raises(TagConflictError) as caught:
-        planned(Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 8), "80KiB", time_limit=0.5)
+        planned(Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 4), "80KiB", time_limit=0.5)
     assert len(limits) == 3 and set(limits) == {0.5} and not hasattr(caught.value, "__notes__")
 
 
@@ -239,7 +239,7 @@ def test_every_planner_of_a_choice_has_the_same_limit(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("tag", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.MUST_RECOMPUTE])
 def test_a_conflict_names_the_region_the_module_and_the_line(tag: CheckpointPolicy) -> None:
     with pytest.raises(TagConflictError) as caught:
-        planned(Blocks(policy(other=tag), 8, one_region=True), "80KiB")
+        planned(Blocks(policy(other=tag), 4, one_region=True), "80KiB")
     error = caught.value
     assert error.budget_bytes < error.floor_bytes and error.free_floor_bytes < error.floor_bytes
     assert error.tagged and all(f"({tag.name} in checkpointed region 1)" in str(t) for t in error.tagged)
@@ -259,7 +259,7 @@ def test_without_a_tag_in_the_way_it_is_a_plain_budget_error() -> None:
 
 def test_a_conflict_reaches_the_caller_of_a_compiled_model() -> None:
     call = torch.compile(
-        Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 8),
+        Blocks(policy(other=CheckpointPolicy.MUST_SAVE), 4),
         backend=remat,
         options={"memory_budget": "80KiB", "compiler": "eager"},
     )
@@ -272,9 +272,9 @@ def test_a_conflict_reaches_the_caller_of_a_compiled_model() -> None:
 
 def test_a_fraction_below_the_floor_is_the_lowest_plan_and_one_warning() -> None:
     with pytest.warns(PlannerWarning) as seen:
-        found = planned(Blocks(None, 8), 0.05)
+        found = planned(Blocks(None, 4), 0.05)
     (warning,) = [str(w.message) for w in seen if w.category is PlannerWarning]
-    lowest = planned(Blocks(None, 8), "min").plan
+    lowest = planned(Blocks(None, 4), "min").plan
     assert found.plan.peak_bytes == found.report.floor_bytes <= lowest.peak_bytes / 0.99
     assert "memory_budget = 0.05" in warning and format_bytes(found.plan.peak_bytes) in warning
     assert found.report.budget == "0.05" and found.report.message in warning
@@ -283,18 +283,18 @@ def test_a_fraction_below_the_floor_is_the_lowest_plan_and_one_warning() -> None
 def test_a_fraction_and_a_tag_in_its_way_say_so() -> None:
     tags = policy(other=CheckpointPolicy.MUST_SAVE)
     with pytest.warns(PlannerWarning, match="without MUST_SAVE and MUST_RECOMPUTE it would be"):
-        assert not planned(Blocks(tags, 8), 0.2).plan.is_feasible
+        assert not planned(Blocks(tags, 4), 0.2).plan.is_feasible
 
 
 @pytest.mark.parametrize("checkpointed", [pytest.param(None, marks=pytest.mark.proof), "plain"])
 def test_a_fraction_is_of_what_plain_torch_compile_takes(checkpointed: str | None) -> None:
     """The user's checkpoints included: its bytes are those of `max`, which takes torch's own saved set here."""
-    most, half = (planned(Blocks(checkpointed, 8, one_region=True), budget) for budget in ("max", 0.5))
+    most, half = (planned(Blocks(checkpointed, 4, one_region=True), budget) for budget in ("max", 0.5))
     assert half.report.plain is not None and half.report.plain.peak_bytes >= most.plan.peak_bytes
     assert half.report.plain.saved == most.plan.saved
     assert half.report.budget_bytes == half.report.plain.peak_bytes // 2
     assert (
-        half.plan.saved == planned(Blocks(checkpointed, 8, one_region=True), f"{half.report.budget_bytes} B").plan.saved
+        half.plan.saved == planned(Blocks(checkpointed, 4, one_region=True), f"{half.report.budget_bytes} B").plan.saved
     )
 
 
@@ -436,22 +436,22 @@ def unbudgeted(model: Callable[..., Any], **settings: Any) -> Planned:
 
 def test_torchs_ratio_is_a_fraction_of_plains_peak() -> None:
     with ratio(0.6):
-        found = unbudgeted(Blocks(None, 8))
+        found = unbudgeted(Blocks(None, 4))
     assert found.report.budget == "0.6" and found.plan.is_feasible
-    assert found.plan == planned(Blocks(None, 8), 0.6).plan
+    assert found.plan == planned(Blocks(None, 4), 0.6).plan
 
 
 def test_torchs_ratio_is_of_each_graph_by_itself() -> None:
     plain_peaks.note_plain_bytes("cpu", 1 << 30)
     with ratio(0.6):
-        found = unbudgeted(Blocks(None, 8))
+        found = unbudgeted(Blocks(None, 4))
     assert found.report.budget_bytes is not None and found.report.budget_bytes < 1 << 20
 
 
 def test_torchs_ratio_below_the_floor_is_the_lowest_plan_and_a_warning() -> None:
     with ratio(0.05), pytest.warns(PlannerWarning, match=r"activation_memory_budget = 0\.05 allows"):
-        found = unbudgeted(Blocks(None, 8))
-    lowest = planned(Blocks(None, 8), "min").plan
+        found = unbudgeted(Blocks(None, 4))
+    lowest = planned(Blocks(None, 4), "min").plan
     assert found.plan.peak_bytes <= lowest.peak_bytes / 0.99
     assert found.report.floor_bytes == found.plan.peak_bytes and "lowest plan" in found.report.message
 
@@ -461,15 +461,15 @@ def test_torchs_ratio_zero_is_min_and_one_is_no_ratio() -> None:
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", DeprecationWarning)
         with ratio(0.0):
-            assert unbudgeted(Blocks(None, 8)).report.budget == "min"
+            assert unbudgeted(Blocks(None, 4)).report.budget == "min"
         with ratio(1.0):
-            assert unbudgeted(Blocks(None, 8)).report.budget == "max"  # `auto` on a device of unknown capacity
+            assert unbudgeted(Blocks(None, 4)).report.budget == "max"  # `auto` on a device of unknown capacity
 
 
 def test_a_ratio_and_a_tag_in_its_way_say_so() -> None:
     tags = policy(other=CheckpointPolicy.MUST_SAVE)
     with ratio(0.2), pytest.warns(PlannerWarning, match="without MUST_SAVE and MUST_RECOMPUTE it would be"):
-        assert not unbudgeted(Blocks(tags, 8)).plan.is_feasible
+        assert not unbudgeted(Blocks(tags, 4)).plan.is_feasible
 
 
 @pytest.mark.parametrize("given", ["option", "variable", "auto"])
@@ -479,7 +479,7 @@ def test_a_given_budget_beats_torchs_ratio_with_one_warning(given: str, monkeypa
     settings = {} if given == "variable" else {"memory_budget": "max" if given == "option" else "auto"}
     with ratio(0.4), warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        found = [unbudgeted(Blocks(None, 8), **settings) for _ in range(2)]
+        found = [unbudgeted(Blocks(None, 4), **settings) for _ in range(2)]
     assert [f.report.budget for f in found] == ["max", "max"]
     (warning,) = [w for w in seen if w.category is SettingWarning]
     assert "activation_memory_budget is set, and so is memory_budget = max, which wins" in str(warning.message)
@@ -528,7 +528,7 @@ def test_auto_still_holds_beside_a_ratio(is_free: bool) -> None:
     from compile_remat.planning.budget_source import EffectiveBudget
     from compile_remat.planning.plan_policy import choose
 
-    planner = Planner(planned(Blocks(None, 8)).problem)
+    planner = Planner(planned(Blocks(None, 4)).problem)
     peak = planner.fastest().peak_bytes
     limit = peak if is_free else int(0.5 * peak)
     plan = choose(planner, EffectiveBudget(MemoryBudget("fraction", 0.8), limit, "a test", peak)).plan
