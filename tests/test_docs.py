@@ -195,6 +195,7 @@ def test_states_of_a_region_are_those_of_the_code(table: str) -> None:
     assert dedent(table).strip("\n") in (ROOT / "docs/several-graphs.md").read_text()
 
 
+@pytest.mark.proof
 def test_error_of_the_readme_is_what_the_code_raises() -> None:
     from torch.nn.functional import gelu
 

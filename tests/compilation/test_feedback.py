@@ -267,7 +267,7 @@ def test_below_the_lowest_code_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     lowest = compile_remat.plan(Chain(), X, memory_budget="min", compiler="eager").peak_bytes
     seen = _inflate(monkeypatch, 1.5)
     with pytest.raises(BudgetError) as caught:
-        train(int(lowest * 1.05))[1]()
+        train(f"{int(lowest * 1.05)} B")[1]()
     assert caught.value.floor_bytes == min(seen) > int(lowest * 1.05)
     assert compile_remat.reports() == []
 
@@ -309,8 +309,8 @@ def test_a_second_process_enters_with_the_plan_that_was_found(
 
 
 @pytest.mark.usefixtures("empty_kernels")
-def test_a_pinned_plan_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"plan_dir": str(tmp_path / "plans"), "memory_budget": 0.8}
+def test_a_pinned_plan_stays(monkeypatch: pytest.MonkeyPatch, fastest_bytes: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"plan_dir": str(tmp_path / "plans"), "memory_budget": int(fastest_bytes * 0.8)}
     for factor in (1.0, 1.3):
         torch.compiler.reset()
         seen = _inflate(monkeypatch, factor)

@@ -179,7 +179,7 @@ def test_what_must_be_recomputed_is_not_set_aside() -> None:
 
 
 def test_prefer_save_is_obeyed_while_it_fits_and_ignored_at_max_as_torch_does() -> None:
-    model = functools.partial(Blocks, policy(other=CheckpointPolicy.PREFER_SAVE), 8)
+    model = functools.partial(Blocks, policy(other=CheckpointPolicy.PREFER_SAVE), 4)
     fastest, lowest, most = planned(model(), "1GiB"), planned(model(), "min"), planned(model(), "max")
     tagged = {v.name for v in fastest.problem.values if v.tag}
     assert not tagged & set(fastest.plan.recomputed) and not fastest.report.message
