@@ -93,8 +93,9 @@ class SizeLadder(Hook):
 
     def _known(self, region: CompiledRegion, sizes: Sequence[int]) -> RunningPlan | None:
         """The fastest plan there is for these sizes; None where there is none."""
-        if all(rung.running is not region.running for rung in self.rungs):  # another hook has changed the plan
-            self.rungs = [self._rung(region.running)]
+        running = region.running  # read before the rungs: another thread's plan is among them before it runs
+        if all(rung.running is not running for rung in self.rungs):  # another hook has changed the plan
+            self.rungs = [self._rung(running)]
         return next((rung.running for rung in self.rungs if rung.serves(sizes)), None)
 
     def _extended(self, call: CallInFlight, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
@@ -163,10 +164,10 @@ class SizeLadder(Hook):
     def _taken(self, region: CompiledRegion, found: RunningPlan, target: tuple[int, ...]) -> RunningPlan:
         """Keep a new plan, the fastest one first, and report it; of a shared budget, in place of those for smaller sizes."""
         self.largest = tuple(map(max, self.largest, target))
+        kept = [] if found.report.offers else self.rungs
         if found.report.offers:
-            self.rungs = []
             region.forget_plans()
-        rungs = [*self.rungs, self._rung(found, target)]
+        rungs = [*kept, self._rung(found, target)]
         self.rungs = sorted(rungs, key=lambda rung: rung.running.plan.extra_time_ns / rung.running.plan.step_time_ns)
         region.publish(found.report, replaces=bool(found.report.offers))
         LOG.info("a plan for larger sizes:\n%s", found.report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from compile_remat.planning.plain_peaks import largest_plain_bytes
 from compile_remat.planning.request import Request
 from compile_remat.runtime.process_state import clear_process_state
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook, RunningPlan
-from compile_remat.runtime.size_ladder import RUNGS, SizeLadder
+from compile_remat.runtime.size_ladder import RUNGS, Rung, SizeLadder
 from tests.processes import run
 
 KIB = 1024
@@ -404,6 +404,23 @@ def test_calls_at_the_same_moment_run_their_own_plans() -> None:
     for call in calls:
         call.join()
     assert ran[50] == (100,) and max(ran[400]) >= 400
+
+
+def test_a_plan_that_another_thread_adds_while_one_is_chosen_drops_none() -> None:
+    """The rungs change, and the plan that runs, between two looks at them."""
+    start, larger = running((100,)), running((400,))
+    hook = SizeLadder([("s0", 0)], start)
+    region = CompiledRegion(start, [hook], Compiler())
+
+    class Changing(list[Rung]):
+        def __iter__(self) -> Iterator[Rung]:
+            hook.rungs = [*hook.rungs[:1], Rung(larger, (480,))]
+            region.run_under(larger)
+            return super().__iter__()
+
+    hook.rungs = Changing(hook.rungs)
+    assert served(region, 50) == (100,)
+    assert [rung.running for rung in hook.rungs] == [start, larger]
 
 
 def test_random_sizes_in_three_threads_are_all_served_within_the_ladder() -> None:
