@@ -39,6 +39,9 @@ is_sym_node = private_name("torch.fx.experimental.proxy_tensor", "is_sym_node")
 py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types")
 make_graph_module = private_name("torch.fx._lazy_graph_module", "_make_graph_module")
 
+WRITE = private_name("torch._inductor.inductor_prims", "force_stride_order")
+"""The operator by which Inductor itself has a value written in an order of its dimensions."""
+
 RATIO_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "_region_activation_memory_budget")
 """Where a node's ``meta["custom"]`` holds the ratio of its region; nothing writes it before 2.13."""
 
@@ -366,6 +369,25 @@ def extract_modules(
     forward = P.thread_graphsafe_rng_from_hops(forward, is_backward=False)
     backward = P.thread_graphsafe_rng_from_hops(backward, is_backward=True)
     return forward, backward
+
+
+def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> None:
+    """Have Inductor write the named nodes to memory, in their own strides, where it meets them; it decides by their readers else.
+
+    A name belongs to what is written, afterwards.  A node with a stride that is no number stays as it is.
+    """
+    graph = module.graph
+    for node in [each for each in graph.nodes if each.name in names]:
+        strides = node.meta["val"].stride()
+        if not all(isinstance(stride, int) for stride in strides):
+            continue
+        with graph.inserting_after(node):
+            written = graph.call_function(WRITE, (node, strides))
+        node.name, written.name = f"{node.name}__unwritten", node.name
+        written.meta = dict(node.meta)
+        node.replace_all_uses_with(written, delete_user_cb=lambda user, written=written: user is not written)
+    if names:
+        module.recompile()
 
 
 def torch_partition(

@@ -161,7 +161,7 @@ class Rounds:
         planner = self.searches.planner(problem, self.partitioner.settings.time_limit)
         plan, seen_bytes = planner.lowest(), self._lowest().peak_bytes
         known = [each.report.plan for each in self.seen if each.report.plan is not None]
-        if any((plan.saved, plan.again) == (each.saved, each.again) for each in known):
+        if any((plan.saved, plan.again, plan.written) == (each.saved, each.again, each.written) for each in known):
             return False
         fits = report.budget_bytes is not None and plan.peak_bytes <= report.budget_bytes < seen_bytes
         return fits or plan.peak_bytes < seen_bytes * (1 + AS_PROMISED * (1 if is_above else -1))

@@ -110,7 +110,7 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
     except ValueError as error:
         raise PlanMismatchError(f"{path} does not fit this graph: {error}.") from None
-    plan = replace(plan, problem_key=key, status=Status.REPLAYED)
+    plan = replace(plan, problem_key=key, status=Status.REPLAYED, written=stored.written)
     if budget_bytes is None or plan.is_feasible:
         return ChosenPlan(plan)
     message = (

@@ -45,13 +45,17 @@ def extract(
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
     with reading_snapshots(joint, frozenset(plan.saved)):
-        modules = joint_graph.extract_modules(
-            joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again))
-        )
+        modules = joint_graph.extract_modules(joint, handed, functools.partial(_rewrite, joint=joint, plan=plan))
     restore_forward(modules[0], joint)
     for module in modules:
         expand_bit_ops(module)
     return modules
+
+
+def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, plan: Plan) -> None:
+    """Change the backward as the plan says: what is computed twice, and what is written to memory."""
+    _copy(backward, joint, frozenset(plan.again))
+    joint_graph.write_to_memory(backward, frozenset(plan.written))
 
 
 def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:

@@ -35,7 +35,9 @@ NOTEWORTHY = 1e-4
 def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: Assumptions) -> Assumptions:
     """What to assume in the next search, after a plan was observed.
 
-    In the problem with these assumptions the plan's peak is at least the one that was observed.
+    In the problem with these assumptions the plan's peak is at least the one that was observed, but for steps that the plan has in
+    memory and that were left in registers: what they are computed from stays alive until their last reader.  Where that took more
+    than was planned, they are written from now on, and nothing else of the plan's backward is a fact any more.
 
     Args:
         problem: The one that the plan was found in, `before` among its facts.
@@ -43,11 +45,17 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
     """
     is_first = before.is_empty
     found = candidate_of(problem, plan.saved, plan.again)
+    backward_stored = _backward_stored(found, facts.backward)
     stored = replace(
         before,
         stored=_merged(before.stored, _forward_stored(found, facts.forward), is_first),
-        stored_again=_merged(before.stored_again, _backward_stored(found, facts.backward), is_first),
+        stored_again=_merged(before.stored_again, backward_stored, is_first),
     )
+    left = {step.name for step in problem.steps if not backward_stored.get(step.name, True)} - set(before.written)
+    if left and facts.peak_bytes > plan.peak_bytes:
+        again = {name: is_stored for name, is_stored in backward_stored.items() if name not in left}
+        written = tuple(sorted({*before.written, *left}))
+        return replace(stored, stored_again=_merged(before.stored_again, again, is_first), written=written)
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
     small_bytes = int(NOTEWORTHY * facts.peak_bytes)
     forward = _excess(facts.forward.kernels, forward_levels(found), small_bytes)

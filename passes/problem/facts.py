@@ -135,6 +135,7 @@ class Assumptions:
         backward_bytes: The same in the backward, of values that are computed again and of steps.
         plain: What plain torch.compile takes, where that was observed.
         plans: What the plans save that were observed, and what they compute twice: a search goes on from each of them.
+        written: Steps that plans have in memory, and that were left in registers: from now on the graph says that they are written.
     """
 
     stored: tuple[tuple[str, bool], ...] = ()
@@ -143,16 +144,18 @@ class Assumptions:
     backward_bytes: tuple[tuple[str, int], ...] = ()
     plain: PlainFacts | None = None
     plans: Plans = ()
+    written: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether no plan was observed: crude rules alone."""
-        return not any(getattr(self, name) for name in _PARTS)
+        return not self.written and not any(getattr(self, name) for name in _PARTS)
 
     def to_text(self) -> str:
         """As `from_text` reads it."""
         plain = None if self.plain is None else astuple(self.plain)
-        return json.dumps([*(getattr(self, name) for name in _PARTS), plain, self.plans], separators=(",", ":"))
+        parts = [getattr(self, name) for name in _PARTS]
+        return json.dumps([*parts, plain, self.plans, self.written], separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> Assumptions:
@@ -162,13 +165,14 @@ class Assumptions:
             ValueError: It is another text.
         """
         parts = json_values.parse(text)
-        if not isinstance(parts, list) or len(parts) != len(_PARTS) + 2:
+        if not isinstance(parts, list) or len(parts) != len(_PARTS) + 3:
             raise ValueError("no assumptions of this version")
-        *parts, plain, plans = parts
+        *parts, plain, plans, written = parts
         return Assumptions(
             **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)},
             plain=None if plain is None else PlainFacts.from_object(plain),
             plans=_read_plans(plans),
+            written=_read_plans([[written, []]])[0][0],
         )
 
 

@@ -60,6 +60,7 @@ class Plan(Viewable):
             own peak; for a plan without `again`, of any other such plan.
         least_peak_bytes: Proven: no plan has a lower peak, whatever it recomputes and how often.
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
+        written: Steps that the backward's graph says are written to memory, see `Assumptions`.
         sliced: What is computed in slices of rows; the other names are those of the graph that has it so.
         narrowed: Names of the values that it saves in a narrow form: those in `saved` that are one end in ``_narrow``.
         plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None where nobody asked for it.
@@ -85,6 +86,7 @@ class Plan(Viewable):
     again: tuple[str, ...] = ()
     least_peak_bytes: int = 0
     sliced: tuple[SlicedProduct, ...] = ()
+    written: tuple[str, ...] = ()
     narrowed: tuple[str, ...] = ()
     saving_time_ns: int = 0
     plain_time_ns: int | None = field(default=None, compare=False)
@@ -222,4 +224,5 @@ class Plan(Viewable):
         """The same of JSON that is parsed already."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not a plan of schema {SCHEMA}")
-        return json_values.read_as(Plan, {name: value for name, value in data.items() if name != "schema"})
+        fields = {name: value for name, value in data.items() if name != "schema"}
+        return json_values.read_as(Plan, {"written": [], **fields})  # files of before it was there

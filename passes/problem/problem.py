@@ -230,7 +230,7 @@ class Problem:
             where it was not asked.
         estimated: Operators whose arithmetic no formula knows, priced by the bytes that they move; sorted, each once.
         key_before_facts: The key of the problem that `with_facts` was asked of; empty where it was not.
-        plans: Plans of the graph that were observed, see `Assumptions`.
+        plans, written: See `Assumptions`.
     """
 
     values: tuple[Value, ...]
@@ -240,6 +240,7 @@ class Problem:
     estimated: tuple[str, ...] = ()
     key_before_facts: str = ""
     plans: Plans = ()
+    written: tuple[str, ...] = ()
 
     def key(self) -> str:
         """Hash of the graph with its sizes and prices; equal in every process, at every budget, and whatever was observed.
@@ -280,7 +281,8 @@ class Problem:
             return replace(s, **known) if known else s
 
         values, steps = tuple(map(value, self.values)), tuple(map(step, self.steps))
-        return replace(self, values=values, steps=steps, key_before_facts=self.key(), plans=assumed.plans)
+        known = {"key_before_facts": self.key(), "plans": assumed.plans, "written": assumed.written}
+        return replace(self, values=values, steps=steps, **known)
 
     @cached_property
     def _key(self) -> str:
@@ -296,7 +298,7 @@ class Problem:
             "estimated": self.estimated,
         }
         if self.key_before_facts:
-            rest |= {"key_before_facts": self.key_before_facts, "plans": self.plans}
+            rest |= {"key_before_facts": self.key_before_facts, "plans": self.plans, "written": self.written}
         return json.dumps({"schema": SCHEMA, **nodes, **rest}, separators=(",", ":"))
 
     @staticmethod
@@ -313,6 +315,7 @@ class Problem:
             estimated=tuple(data.get("estimated", ())),
             key_before_facts=data.get("key_before_facts", ""),
             plans=tuple((tuple(saved), tuple(again)) for saved, again in data.get("plans", ())),
+            written=tuple(data.get("written", ())),
         )
 
 

@@ -207,6 +207,7 @@ class Planner:
             saved=tuple(names[v] for v in np.flatnonzero(batch.used[:, 0])),
             recomputed=tuple(dict.fromkeys(names[v] for v in np.flatnonzero(batch.recomputed[:, 0]))),
             again=found.again,
+            written=self.problem.written,
             peak_bytes=seen.peak_bytes,
             forward_peak_bytes=seen.forward_peak_bytes,
             saved_bytes=int(batch.saved_bytes[0]),

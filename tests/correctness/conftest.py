@@ -25,8 +25,8 @@ WITH_KERNELS = {
     "a bias, by data": "a copy of an input could be taken for an operation without effect",
     "flex_inference": "an operator that only Inductor lowers",
 }
-"""Cases that `make test` runs through Inductor where they are short (`tests/durations.txt`), and what eager mode cannot show of each. The planner and the graphs are the same
-for both compilers, so that all other cases need no C++ compiler."""
+"""Cases that `make test` runs through Inductor where they are short (`tests/durations.txt`), and what eager mode
+cannot show of each. The planner and the graphs are the same for both compilers, so that all other cases need no C++ compiler."""
 
 
 PROOFS = (

@@ -19,6 +19,7 @@ from torch._inductor.decomposition import select_decomp_table
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import UnitCost
 from compile_remat.passes import Planner, build_problem, extract, timeline
+from compile_remat.passes.problem.problem import POINTWISE
 from tests.passes.joint import text as graph_text
 
 
@@ -97,6 +98,21 @@ def test_golden_of_an_mlp_that_saves_nothing() -> None:
     )
 
 
+def test_golden_of_a_step_that_is_written() -> None:
+    joint, _ = joint_of(mlp, inputs())
+    prepared = joint_graph.prepare(joint, num_fwd_outputs=1)
+    plan = replace(Planner(build_problem(prepared, cost=UnitCost())).fastest(), written=("mul", "elsewhere"))
+    _, backward = extract(prepared, plan)
+    assert_expected_inline(
+        calls(backward),
+        """mul inductor_force_stride_order permute mm permute mm scalar_tensor where permute mm permute mm where permute mm permute mm -> mm mm mm mm""",  # noqa: E501
+    )
+    backward.graph.lint()
+    (written,) = [n for n in backward.graph.nodes if n.name == "mul"]
+    assert written.args[1] == (8, 1) and [n.name for n in written.all_input_nodes] == ["mul__unwritten"]
+    assert list(written.args[0].users) == [written]
+
+
 def none(prepared: joint_graph.Joint) -> Any:
     return np.zeros(len(build_problem(prepared, cost=UnitCost()).values), dtype=bool)
 
@@ -127,9 +143,13 @@ def test_invariants(function: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize("choice", ("fastest", "lowest", "half", "torch"))
+@pytest.mark.parametrize("choice", ("fastest", "lowest", "half", "torch", "written"))
 def test_gradients_equal_eager(function: Callable[..., Tensor], choice: str) -> None:
     def choose(planner: Planner) -> Any:
+        if choice == "written":
+            return replace(
+                planner.lowest(), written=tuple(step.name for step in planner.problem.steps if step.kernel == POINTWISE)
+            )
         if choice == "half":
             return planner.within((planner.fastest().peak_bytes + planner.lowest().peak_bytes) // 2)
         return planner.no_worse_than_torch() if choice == "torch" else getattr(planner, choice)()

@@ -52,7 +52,7 @@ def test_text_gives_the_same_assumptions(assumed: Assumptions) -> None:
 def test_each_part_comes_back_at_its_place() -> None:
     assumed = Assumptions((("a", True),), (("b", False),), (("c", 3),), (("d", 4),))
     assert Assumptions.from_text(assumed.to_text()) == assumed
-    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]],null,[]]'
+    assert assumed.to_text() == '[[["a",true]],[["b",false]],[["c",3]],[["d",4]],null,[],[]]'
 
 
 def test_facts_about_plain_come_back() -> None:
@@ -63,7 +63,7 @@ def test_facts_about_plain_come_back() -> None:
 
 
 def test_plans_come_back() -> None:
-    assumed = Assumptions((("a", True),), plans=((("a", "b"), ()), ((), ("c",))))
+    assumed = Assumptions((("a", True),), plans=((("a", "b"), ()), ((), ("c",))), written=("d", "e"))
     assert Assumptions.from_text(assumed.to_text()) == assumed and hash(assumed)
     assert Problem.from_json(SMALL.with_facts(assumed).to_json()) == SMALL.with_facts(assumed)
 
@@ -75,19 +75,22 @@ def test_plans_come_back() -> None:
         "{}",
         "[]",
         "[[],[],[],[],null]",
-        "[[],[],[],[],null,[],[]]",
+        "[[],[],[],[],null,[]]",
+        "[[],[],[],[],null,[],[1]]",
+        "[[],[],[],[],null,[],null]",
+        "[[],[],[],[],null,[],[],[]]",
         "[[],[],[],[],[],[]]",
-        "[[],[],[],[],null,null]",
-        "[[],[],[],[],null,[[]]]",
-        "[[],[],[],[],null,[[[1],[]]]]",
-        "[[],[],[],[],[1,2,[]],[]]",
-        "[[],[],[],[],[1,true,[],[]],[]]",
-        "[[],[],[],[],[1,2,[[1,2]],[]],[]]",
+        "[[],[],[],[],null,null,[]]",
+        "[[],[],[],[],null,[[]],[]]",
+        "[[],[],[],[],null,[[[1],[]]],[]]",
+        "[[],[],[],[],[1,2,[]],[],[]]",
+        "[[],[],[],[],[1,true,[],[]],[],[]]",
+        "[[],[],[],[],[1,2,[[1,2]],[]],[],[]]",
         "[[],[],",
         "[1,2,3,4]",
-        '[[["a"]],[],[],[],null,[]]',
-        '[[["a",1]],[],[],[],null,[]]',
-        '[[["a","true"]],[],[],[],null,[]]',
+        '[[["a"]],[],[],[],null,[],[]]',
+        '[[["a",1]],[],[],[],null,[],[]]',
+        '[[["a","true"]],[],[],[],null,[],[]]',
         '[[],[],[["a",true]],[],null,[]]',
         '[[],[],[["a",1.5]],[],null,[]]',
         "[[],[],[],[[3,1]],null,[]]",
