@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.narrowing.bit_ops import expand_bit_ops
 from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.snapshots import reading_snapshots, restore_forward
@@ -49,8 +48,6 @@ def extract(
             joint, handed, functools.partial(_copy, joint=joint, names=frozenset(plan.again))
         )
     restore_forward(modules[0], joint)
-    for module in modules:
-        expand_bit_ops(module)
     return modules
 
 
