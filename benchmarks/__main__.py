@@ -20,7 +20,6 @@ NAMES = (
     "max_speed",
     "step_time",
     "slices",
-    "narrowing",
     "against_torch",
     "predicted_time",
     "gap",
@@ -30,7 +29,7 @@ NAMES = (
 APART = frozenset(
     {
         "ablation", "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "gpu_peaks", "inputs",
-        "narrowing_time", "picture", "plain", "planning_time", "published", "scheduler_scale", "slice_time", "workspaces",
+        "picture", "plain", "planning_time", "published", "scheduler_scale", "slice_time", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which are called by themselves."""

@@ -24,7 +24,6 @@ from benchmarks import (
     guard,
     inputs,
     max_speed,
-    narrowing,
     planning_time,
     predicted_time,
     promise,
@@ -257,10 +256,6 @@ def _guard(rows: Rows) -> list[Table]:
 
 def _slices(rows: Rows) -> list[Table]:
     return [slices.table([slices.SliceRow(**_timed(fields)) for fields in rows])]
-
-
-def _narrowing(rows: Rows) -> list[Table]:
-    return [narrowing.table([narrowing.NarrowingRow(**fields) for fields in rows])]
 
 
 def _max_speed(rows: Rows) -> list[Table]:
@@ -633,19 +628,6 @@ what the C++ compiler is called with for that step in empty folders, headers inc
 a machine that was busy with other things. The row of `gpt` is an earlier one (2026-11-25 00:26 UTC), with
 steps of 2 s: on the processor of the others, without instructions for bfloat16, three did not end in a quarter of an hour.""",
         _slices,
-    ),
-    Section(
-        "Saved values in fewer bits",
-        "narrowing_cpu.json",
-        "python -m benchmarks.narrowing --case bert --rounds 100, and --case gpt --rounds 40",
-        """\
-Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with `off`. `bert`: six blocks of width 256
-with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096; `gpt`: six blocks like them.
-CPU time of one thread, interleaved, with other work on the machine at times; "estimated" is the same ratio of the plans' extra
-times. "equal" asks for equal bits of all gradients. The extra time of `bert` is a twentieth of a step, and what narrow forms
-change in it is lost in the noise: with 40 rounds the same command gave 0.76 [0.10, 1.43] and 0.84 [-0.08, 1.62]. The row of
-`gpt` is of 19:28 UTC.""",
-        _narrowing,
     ),
     Section(
         "Inductor kept to the plan",

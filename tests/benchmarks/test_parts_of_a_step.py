@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from benchmarks import narrowing_time, slice_time
+from benchmarks import slice_time
 from benchmarks.common import harness
 
 
@@ -17,10 +17,3 @@ def test_a_step_whole_and_in_slices_beside_its_wide_product() -> None:
     rows = slice_time.measured(toy(slices=2, rounds=2))
     assert list(rows) == ["step, whole", "step, 2 slices", "product, whole", "product, 2 slices"]
     assert all(len(times) == 2 and min(times) > 0 for times in rows.values())
-
-
-@pytest.mark.full
-def test_a_mask_by_what_becomes_of_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert narrowing_time.main(["--toy", "--rounds", "1"]) == 0
-    rows = capsys.readouterr().out.splitlines()[-3:]
-    assert [row.split("  ")[0] for row in rows] == ["drawn again", "saved as bytes", "saved as bits"]
