@@ -22,7 +22,9 @@ ENV_PREFIX = "REMAT_"
 LONGEST_SECONDS = 1_000_000
 """Of `time_limit`: eleven days of search."""
 
-NARROW_IS_GONE = "does nothing any more and goes with the next version: masks and indices are saved as they are. Leave it out."
+NARROW_IS_GONE = (
+    "does nothing any more and goes with the next version: masks and indices are saved as they are. Leave it out."
+)
 
 _LOG = logging.getLogger("compile_remat")
 _T = TypeVar("_T")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    ablation,
     conv_gradients,
     cuda_codegen,
     first_step,
@@ -21,14 +20,12 @@ from benchmarks import (
     forecast_facts,
     gap,
     gpu_peaks,
-    guard,
     inputs,
     max_speed,
     planning_time,
     predicted_time,
     promise,
     scale,
-    scheduler_scale,
     slices,
     step_time,
     together,
@@ -36,8 +33,8 @@ from benchmarks import (
 )
 from benchmarks.common import frontier
 from benchmarks.common.harness import MIB
+from benchmarks.common.result_rows import Row
 from benchmarks.common.timing import RatioInterval
-from benchmarks.common.verdicts import Row
 from benchmarks.literature import tables as literature_tables
 from benchmarks.literature.rows import rows_of
 from benchmarks.literature.sources import SOURCES
@@ -248,12 +245,6 @@ def _together(rows: Rows) -> list[Table]:
     return [together.table([together.StepRow(**fields) for fields in rows])]
 
 
-def _guard(rows: Rows) -> list[Table]:
-    peaks = [guard.PeakRow(**fields) for fields in rows if "case" in fields]
-    times = [guard.TimeRow(**_timed(fields)) for fields in rows if "model" in fields]
-    return [guard.peak_table(peaks), guard.time_table(times)]
-
-
 def _slices(rows: Rows) -> list[Table]:
     return [slices.table([slices.SliceRow(**_timed(fields)) for fields in rows])]
 
@@ -297,15 +288,6 @@ def _floor(rows: Rows) -> list[Table]:
 
 def _scale(rows: Rows) -> list[Table]:
     return [scale.scale_table([scale.ScaleRow(**fields) for fields in rows])]
-
-
-def _scheduler_scale(rows: Rows) -> list[Table]:
-    return [scheduler_scale.table([scheduler_scale.Row(**fields) for fields in rows])]
-
-
-def _ablation(rows: Rows) -> list[Table]:
-    search, rules = ablation.rows_of(rows)
-    return [table for table in (ablation.search_table(search), ablation.rule_table(rules)) if table[1]]
 
 
 def _cuda_codegen(rows: Rows) -> list[Table]:
@@ -630,15 +612,6 @@ steps of 2 s: on the processor of the others, without instructions for bfloat16,
         _slices,
     ),
     Section(
-        "Inductor kept to the plan",
-        "guard_cpu.json",
-        "python -m benchmarks.guard --pairs 12",
-        """\
-Measured peaks of four small models under the plan `min`, with and without the fusion guard and the order of kernels; and what both
-cost in time at `max`, where they are off by default.""",
-        _guard,
-    ),
-    Section(
         "Plans against lower bounds and optima",
         "gap_cpu.json",
         "python -m benchmarks.gap",
@@ -709,24 +682,5 @@ largest. "floor": the budget is below the lowest reachable peak; "worst" is the 
 Transformer layers made without a model, planned at 0.7 of the fastest plan's peak. CPU seconds of one plan, host memory beyond the
 problem's own, and CPU seconds of the lowest peak ("floor") and of a frontier of 20 budgets.""",
         _scale,
-    ),
-    Section(
-        "Time of the fusion guard and of the order of kernels",
-        "scheduler_scale_cpu.json",
-        "python -m benchmarks.scheduler_scale",
-        """\
-Scheduler nodes made without a model. "changed" counts kernels that were joined or moved, "growth" is the exponent from the row
-before: 1 is linear. CPU seconds, on a machine that was busy with other things.""",
-        _scheduler_scale,
-    ),
-    Section(
-        "What each heuristic and each rule is worth",
-        "ablation_cpu.json",
-        "python -m benchmarks.ablation",
-        """\
-Each heuristic of the search is switched off in turn, on stored problems at 0.8, 0.6, 0.4 and 0.3 of the fastest plan's peak and
-at the lowest peak: changes of extra time and gap in % of the step, of the lowest peak in %, and CPU time as a multiple. Below
-that, the error of the predicted peak against the emitted code's, with all special rules of the memory model and without each.""",
-        _ablation,
     ),
 )
