@@ -13,15 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NAMES = (
-    "table_a",
     "promise",
     "together",
-    "guard",
     "max_speed",
     "step_time",
     "slices",
-    "narrowing",
-    "against_torch",
     "predicted_time",
     "gap",
     "scale",
@@ -29,8 +25,8 @@ NAMES = (
 )
 APART = frozenset(
     {
-        "ablation", "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "gpu_peaks", "inputs",
-        "narrowing_time", "picture", "plain", "planning_time", "published", "scheduler_scale", "slice_time", "workspaces",
+        "conv_gradients", "cuda_codegen", "digest", "first_step", "floor", "forecast_facts", "gpu_peaks", "inputs",
+        "picture", "planning_time", "published", "workspaces",
     }
 )  # fmt: skip
 """Commands with options of their own, which are called by themselves."""

@@ -22,8 +22,8 @@ from benchmarks import models
 from benchmarks.common import harness
 from benchmarks.common.compile_caches import private_compile_caches
 from benchmarks.common.harness import MIB, Training, mib
+from benchmarks.common.runner import fresh_state
 from benchmarks.models import Case, chains
-from benchmarks.table_a import fresh_state
 
 ASKED = {"linear20": 5.5, "relu1024": 6.0, "chain256": 21.0, "gpt": 36.0}
 """MiB, for models of full size."""

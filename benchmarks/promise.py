@@ -39,16 +39,16 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import models, table_a
+from benchmarks import models
 from benchmarks.common import harness
 from benchmarks.common.code_only import kernels_replaced_by
 from benchmarks.common.compile_caches import private_compile_caches
 from benchmarks.common.harness import mib, percent
+from benchmarks.common.result_rows import Row, lowest_peak
 from benchmarks.common.row_store import RowStore, rows_of_file
+from benchmarks.common.runner import FRACTIONS, TORCH_BUDGETS, CodeRunner, Runner, floor_text
 from benchmarks.common.stale_rows import StaleRow, planned_again
 from benchmarks.common.stale_rows import table as stale_table
-from benchmarks.common.verdicts import Row, lowest_peak
-from benchmarks.table_a import FRACTIONS, TORCH_BUDGETS, CodeRunner, Runner
 
 TITLES = ("model", "setting", "budget", "predicted", "scheduled", "measured", "use", "error", "sched error", "verdict")
 WORST_ERROR = 0.03
@@ -241,7 +241,7 @@ def verdict(row: Row, rows: Sequence[Row]) -> str:
         return f"miss: {row.failure}"
     if row.floor_bytes is not None:
         lowest = lowest_peak(rows)
-        text = table_a.floor_text(row, rows)
+        text = floor_text(row, rows)
         is_right = lowest is not None and abs(row.floor_bytes / lowest - 1) <= FLOOR_TOLERANCE
         return text if is_right and row.budget_bytes and row.budget_bytes < lowest else f"miss: {text}"
     if row.kind != "remat" or not row.peak_bytes:

@@ -15,12 +15,16 @@ from typing import Any, Self, TypeVar, cast
 
 from compile_remat._util.suggestions import closest, did_you_mean
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
-from compile_remat.errors import ConfigError
+from compile_remat.errors import ConfigError, warn_once
 
 ENV_PREFIX = "REMAT_"
 
 LONGEST_SECONDS = 1_000_000
 """Of `time_limit`: eleven days of search."""
+
+NARROW_IS_GONE = (
+    "does nothing any more and goes with the next version: masks and indices are saved as they are. Leave it out."
+)
 
 _LOG = logging.getLogger("compile_remat")
 _T = TypeVar("_T")
@@ -185,8 +189,7 @@ class RematConfig:
             budget needs, or a number.
         inputs: `as_plain` (default): the backward reads from outside of its graph only what that of plain torch.compile reads;
             `constant`: nothing that the graph reads from outside changes until its backward has run.
-        narrow: `auto` saves bools as bits and indices in the smallest type for their range where that makes a plan faster or
-            lower; `off` (default) saves every value as it is.
+        narrow: does nothing and goes with the next version; `off` (default) or, with a warning, `auto`, which saved bools as bits.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
             on their own.
         report_dir: a folder for one report per compiled graph, or None.
@@ -242,6 +245,8 @@ class RematConfig:
             hint = did_you_mean(config.mode, modes)
             problem = f"no such mode. Allowed: {', '.join(sorted(modes))}.{hint}"
             raise ConfigError(f"mode = {config.mode!r} (from {values['mode'][1]}): {problem}")
+        if config.narrow != "off":
+            warn_once(f"narrow = {config.narrow} (from {values['narrow'][1]}) {NARROW_IS_GONE}")
         return config
 
 

@@ -71,7 +71,6 @@ class Report(Viewable):
         early_bytes: Bytes of these gradients, each counted once.
         num_snapshots: How many copies of inputs the plan saves, which the backward reads in place of the inputs (`inputs`).
         snapshot_bytes, snapshot_time_ns: Their bytes, and the estimated time of making them; part of the peak and the extra time.
-        spared_bytes: How much less the values of `Plan.narrowed` take than they would as they are.
         inputs_beyond_plain: Positions of the arguments that the backward reads and that of plain torch.compile does not: they
             must not change before it has run.
         inputs_as_plain: Where there are such, the positions of the others that it reads.
@@ -108,7 +107,6 @@ class Report(Viewable):
     num_snapshots: int = 0
     snapshot_bytes: int = 0
     snapshot_time_ns: int = 0
-    spared_bytes: int = 0
     inputs_beyond_plain: tuple[int, ...] = ()
     inputs_as_plain: tuple[int, ...] = ()
     size_range: SizeRange | None = None
@@ -143,8 +141,6 @@ class Report(Viewable):
             yield "input snapshots", f"{self.num_snapshots}, {size}, {time} (inputs = as_plain)"
         if self.num_early:
             yield "gradients leave early", f"{self.num_early}, {format_bytes(self.early_bytes)}"
-        if self.plan is not None and self.plan.narrowed:
-            yield "saved narrow", f"{len(self.plan.narrowed)} tensors, {format_bytes(self.spared_bytes)} less"
 
     def _error_of(self, peak_bytes: int | None) -> float | None:
         measured_bytes = self.measured_peak_bytes
@@ -282,7 +278,8 @@ class Report(Viewable):
         if not isinstance(data, dict) or "plan" not in data:
             raise ValueError("not a report")
         plan = None if data["plan"] is None else Plan.from_object(data["plan"])
-        return replace(json_values.read_as(Report, {**data, "plan": None}), plan=plan)
+        known = {name: value for name, value in data.items() if name != "spared_bytes"}  # older reports have it
+        return replace(json_values.read_as(Report, {**known, "plan": None}), plan=plan)
 
 
 def reports() -> list[Report]:

@@ -28,12 +28,6 @@ from compile_remat.passes.graph.rewrites.early_gradients import NO_LEAF as NO_LE
 from compile_remat.passes.graph.rewrites.early_gradients import deliver_marked as deliver_marked
 from compile_remat.passes.graph.rewrites.early_gradients import mark_gradients as mark_gradients
 from compile_remat.passes.graph.rewrites.early_gradients import marked_bytes as marked_bytes
-from compile_remat.passes.graph.rewrites.narrowing import NARROW as NARROW
-from compile_remat.passes.graph.rewrites.narrowing import NarrowForm as NarrowForm
-from compile_remat.passes.graph.rewrites.narrowing import keep_narrow as keep_narrow
-from compile_remat.passes.graph.rewrites.narrowing import may_narrow as may_narrow
-from compile_remat.passes.graph.rewrites.narrowing import narrow_values as narrow_values
-from compile_remat.passes.graph.rewrites.narrowing import narrowable_bytes as narrowable_bytes
 from compile_remat.passes.graph.slices.largest import NotSliced as NotSliced
 from compile_remat.passes.graph.slices.largest import SlicedGraph as SlicedGraph
 from compile_remat.passes.graph.slices.largest import slice_largest as slice_largest
@@ -98,14 +92,12 @@ __all__ = [
     "MUST",
     "MUST_RECOMPUTE",
     "MUST_SAVE",
-    "NARROW",
     "NO_LEAF",
     "PREFER_RECOMPUTE",
     "WORK",
     "Bools",
     "InnerBackward",
     "LiveBuffer",
-    "NarrowForm",
     "NodeFacts",
     "NodeTable",
     "NotSliced",
@@ -135,18 +127,14 @@ __all__ = [
     "frontier",
     "inputs_handed_over",
     "keep_matmuls_in_place",
-    "keep_narrow",
     "lay_gradients_out_once",
     "left_alone",
     "limit_seconds",
     "mark_gradients",
     "marked",
     "marked_bytes",
-    "may_narrow",
     "merged",
     "must_be_saved",
-    "narrow_values",
-    "narrowable_bytes",
     "obeyed_tags",
     "obeying",
     "option_of",

@@ -187,6 +187,25 @@ def test_a_plan_that_is_no_text(tmp_path: Path) -> None:
         trained(memory_budget="min", plan_dir=tmp_path)
 
 
+@pytest.mark.parametrize("narrowed", [[], ["relu"]])
+def test_a_plan_of_a_version_that_could_save_values_in_fewer_bits(narrowed: list[str], tmp_path: Path) -> None:
+    """Its file has a field for them: without any the plan is replayed, else it is refused."""
+    trained(memory_budget="min", plan_dir=tmp_path)
+    (path,) = tmp_path.glob("*.plan.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "narrowed": narrowed}))
+    torch.compiler.reset()
+    compile_remat.reset_reports()
+    if narrowed:
+        with pytest.raises(
+            PlanMismatchError, match=f"{path.name} is not a plan of this version: .*fewer bits.* Delete it"
+        ):
+            trained(memory_budget="min", plan_dir=tmp_path)
+        return
+    trained(memory_budget="min", plan_dir=tmp_path)
+    (report,) = compile_remat.reports()
+    assert report.plan is not None and report.plan.status is Status.REPLAYED
+
+
 def test_a_plan_that_saves_what_it_computes_a_second_time(tmp_path: Path) -> None:
     trained(memory_budget="max", plan_dir=tmp_path)
     (path,) = tmp_path.glob("*.plan.json")

@@ -5,6 +5,8 @@ import logging
 import math
 import os
 import pickle
+import re
+import warnings
 from fractions import Fraction
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from compile_remat import config
 from compile_remat._util.units import GIB, MIB
 from compile_remat.budget import MemoryBudget, OptimizerState, Reserve
 from compile_remat.config import RematConfig, split_options
-from compile_remat.errors import ConfigError
+from compile_remat.errors import ConfigError, PlannerWarning
 
 MODES = ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -305,6 +307,34 @@ def test_split_options() -> None:
     assert own == {"memory_budget": "1GiB", "log": "info"}
     assert inductor == {"max_autotune": True, "triton.cudagraphs": False}
     assert RematConfig.resolve(own, {}).memory_budget == MemoryBudget("bytes", GIB)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "where"),
+    [
+        ({"narrow": "AUTO"}, {}, "the option 'narrow'"),
+        ({}, {"REMAT_NARROW": "auto"}, "the environment variable REMAT_NARROW"),
+    ],
+)
+def test_narrow_says_once_that_it_does_nothing(options: dict[str, object], environ: dict[str, str], where: str) -> None:
+    said = re.escape(f"narrow = auto (from {where}) does nothing any more and goes with the next version")
+    with pytest.warns(PlannerWarning, match=said) as noted:
+        for _ in range(3):
+            assert RematConfig.resolve(options, environ).narrow == "auto"
+    assert len(noted) == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"narrow": "off"}, {"narrow": None}])
+def test_without_narrow_nothing_is_said(options: dict[str, object]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert RematConfig.resolve(options, {"REMAT_NARROW": ""}).narrow == "off"
+
+
+def test_narrow_takes_no_other_value() -> None:
+    assert "narrow = 'bits' (from the option 'narrow'): 'bits' is not a choice. Allowed: off, auto." in error_of(
+        narrow="bits"
+    )
 
 
 def test_unknown_variables_are_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:

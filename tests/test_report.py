@@ -98,7 +98,6 @@ def test_json_holds_everything() -> None:
         "num_snapshots": 0,
         "snapshot_bytes": 0,
         "snapshot_time_ns": 0,
-        "spared_bytes": 0,
         "inputs_beyond_plain": [],
         "inputs_as_plain": [],
         "size_range": None,
@@ -118,6 +117,12 @@ def test_operators_that_were_estimated_are_named() -> None:
     older = json.loads(report.to_json())
     del older["estimated_ops"]
     assert Report.from_json(json.dumps(older)).estimated_ops == ()
+
+
+def test_a_report_with_fields_that_are_gone_is_read() -> None:
+    older = json.loads(REPORT.to_json())
+    older |= {"spared_bytes": 0, "plan": {**older["plan"], "narrowed": []}}
+    assert Report.from_json(json.dumps(older)) == REPORT
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}}', '{"plan": null, "colour": 1}'])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
-    ablation,
     conv_gradients,
     cuda_codegen,
     first_step,
@@ -21,15 +20,12 @@ from benchmarks import (
     forecast_facts,
     gap,
     gpu_peaks,
-    guard,
     inputs,
     max_speed,
-    narrowing,
     planning_time,
     predicted_time,
     promise,
     scale,
-    scheduler_scale,
     slices,
     step_time,
     together,
@@ -37,8 +33,8 @@ from benchmarks import (
 )
 from benchmarks.common import frontier
 from benchmarks.common.harness import MIB
+from benchmarks.common.result_rows import Row
 from benchmarks.common.timing import RatioInterval
-from benchmarks.common.verdicts import Row
 from benchmarks.literature import tables as literature_tables
 from benchmarks.literature.rows import rows_of
 from benchmarks.literature.sources import SOURCES
@@ -249,18 +245,8 @@ def _together(rows: Rows) -> list[Table]:
     return [together.table([together.StepRow(**fields) for fields in rows])]
 
 
-def _guard(rows: Rows) -> list[Table]:
-    peaks = [guard.PeakRow(**fields) for fields in rows if "case" in fields]
-    times = [guard.TimeRow(**_timed(fields)) for fields in rows if "model" in fields]
-    return [guard.peak_table(peaks), guard.time_table(times)]
-
-
 def _slices(rows: Rows) -> list[Table]:
     return [slices.table([slices.SliceRow(**_timed(fields)) for fields in rows])]
-
-
-def _narrowing(rows: Rows) -> list[Table]:
-    return [narrowing.table([narrowing.NarrowingRow(**fields) for fields in rows])]
 
 
 def _max_speed(rows: Rows) -> list[Table]:
@@ -302,15 +288,6 @@ def _floor(rows: Rows) -> list[Table]:
 
 def _scale(rows: Rows) -> list[Table]:
     return [scale.scale_table([scale.ScaleRow(**fields) for fields in rows])]
-
-
-def _scheduler_scale(rows: Rows) -> list[Table]:
-    return [scheduler_scale.table([scheduler_scale.Row(**fields) for fields in rows])]
-
-
-def _ablation(rows: Rows) -> list[Table]:
-    search, rules = ablation.rows_of(rows)
-    return [table for table in (ablation.search_table(search), ablation.rule_table(rules)) if table[1]]
 
 
 def _cuda_codegen(rows: Rows) -> list[Table]:
@@ -635,28 +612,6 @@ steps of 2 s: on the processor of the others, without instructions for bfloat16,
         _slices,
     ),
     Section(
-        "Saved values in fewer bits",
-        "narrowing_cpu.json",
-        "python -m benchmarks.narrowing --case bert --rounds 100, and --case gpt --rounds 40",
-        """\
-Extra time of a budget over `max`, with [`narrow="auto"`](narrowing.md) and with `off`. `bert`: six blocks of width 256
-with dropout 0.1 behind embedding, attention and MLP, a vocabulary of 4,096; `gpt`: six blocks like them.
-CPU time of one thread, interleaved, with other work on the machine at times; "estimated" is the same ratio of the plans' extra
-times. "equal" asks for equal bits of all gradients. The extra time of `bert` is a twentieth of a step, and what narrow forms
-change in it is lost in the noise: with 40 rounds the same command gave 0.76 [0.10, 1.43] and 0.84 [-0.08, 1.62]. The row of
-`gpt` is of 19:28 UTC.""",
-        _narrowing,
-    ),
-    Section(
-        "Inductor kept to the plan",
-        "guard_cpu.json",
-        "python -m benchmarks.guard --pairs 12",
-        """\
-Measured peaks of four small models under the plan `min`, with and without the fusion guard and the order of kernels; and what both
-cost in time at `max`, where they are off by default.""",
-        _guard,
-    ),
-    Section(
         "Plans against lower bounds and optima",
         "gap_cpu.json",
         "python -m benchmarks.gap",
@@ -727,24 +682,5 @@ largest. "floor": the budget is below the lowest reachable peak; "worst" is the 
 Transformer layers made without a model, planned at 0.7 of the fastest plan's peak. CPU seconds of one plan, host memory beyond the
 problem's own, and CPU seconds of the lowest peak ("floor") and of a frontier of 20 budgets.""",
         _scale,
-    ),
-    Section(
-        "Time of the fusion guard and of the order of kernels",
-        "scheduler_scale_cpu.json",
-        "python -m benchmarks.scheduler_scale",
-        """\
-Scheduler nodes made without a model. "changed" counts kernels that were joined or moved, "growth" is the exponent from the row
-before: 1 is linear. CPU seconds, on a machine that was busy with other things.""",
-        _scheduler_scale,
-    ),
-    Section(
-        "What each heuristic and each rule is worth",
-        "ablation_cpu.json",
-        "python -m benchmarks.ablation",
-        """\
-Each heuristic of the search is switched off in turn, on stored problems at 0.8, 0.6, 0.4 and 0.3 of the fastest plan's peak and
-at the lowest peak: changes of extra time and gap in % of the step, of the lowest peak in %, and CPU time as a multiple. Below
-that, the error of the predicted peak against the emitted code's, with all special rules of the memory model and without each.""",
-        _ablation,
     ),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from benchmarks.common import harness
-from benchmarks.common.verdicts import Row
+from benchmarks.common.result_rows import Row
 
 R = TypeVar("R")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.common.harness import ascii_table, mib
-from benchmarks.common.verdicts import Row
+from benchmarks.common.result_rows import Row
 from benchmarks.models import Case
 
 TITLES = ("model", "setting", "budget", "stored", "now", "stored extra ms", "now", "differs in")

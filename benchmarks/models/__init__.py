@@ -71,7 +71,6 @@ CASES: dict[str, Callable[[float], Built]] = {
     "wavenet": heldout.wavenet,
     "autoencoder": heldout.autoencoder,
 }
-TABLE_A = ("gpt", "chain256", "chain1024")
 MAX_SPEED = ("chain256", "gpt", "bert", "resnet", "mixer")
 HELD_OUT = ("llama", "vit", "convnext", "experts", "wavenet", "autoencoder")
 DEEP = (

@@ -22,7 +22,7 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import torch
@@ -188,13 +188,6 @@ def prepare(
         {n: tag.name.lower() for n, tag in asked.items() if n.meta["recompute"] == tag and tag in USER_TAGS},
         handed_on,
     )
-
-
-def classified_again(joint: Joint) -> Joint:
-    """The same graph, after nodes were added to it or taken from it."""
-    info = P.classify_nodes(joint.module, [], joint.num_fwd_outputs)
-    info.static_lifetime_input_nodes = joint.info.static_lifetime_input_nodes
-    return replace(joint, info=info)
 
 
 def copied_graph(module: fx.GraphModule) -> fx.GraphModule:

@@ -26,7 +26,7 @@ from compile_remat.report import Report
 
 LOG = logging.getLogger("compile_remat")
 
-SCHEMA = 10
+SCHEMA = 11
 
 
 def text_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:

@@ -31,7 +31,6 @@ from compile_remat.passes import (
     left_alone,
     mark_gradients,
     marked_bytes,
-    narrow_values,
     pictured,
     plain_option,
     plain_time_ns,
@@ -41,7 +40,6 @@ from compile_remat.passes import (
 )
 from compile_remat.planning.budget_source import EffectiveBudget, bytes_of, effective_budget
 from compile_remat.planning.deadline import deadline_of, noting_early_end, with_search_message
-from compile_remat.planning.narrowing.narrow_plans import SearchedGraph, with_saved_forms
 from compile_remat.planning.plan_policy import (
     LOWER,
     choose,
@@ -85,7 +83,6 @@ class Planned:
 
     Attributes:
         resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
-        time_ns: Estimated time of a step: other graphs of the same program compare with it.
     """
 
     joint: joint_graph.Joint
@@ -94,7 +91,6 @@ class Planned:
     plan: Plan
     report: Report
     resume: Resume | None = None
-    time_ns: int = 0
 
 
 def plan_joint(
@@ -111,7 +107,6 @@ def plan_joint(
     is_stored: bool = True,
     pinned: PinnedPlan | None = None,
     early: tuple[int, ...] = (),
-    narrows: bool = False,
     readable: ReadableInputs | None = None,
     assumed: Assumptions = NOTHING_ASSUMED,
     searches: Searches | None = None,
@@ -127,7 +122,6 @@ def plan_joint(
         for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
         is_stored: Whether the plan is written to `plan_dir`.
         pinned: The plan that a file has for this graph; None where `plan_dir` is still to be looked at.
-        narrows: Whether values have a narrow form that the plan may save in their place.
         readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
         assumed: What was observed of earlier plans of this graph, in place of crude rules.
         searches: What earlier rounds have searched.
@@ -167,7 +161,6 @@ def plan_joint(
         plain = plain_option(plain_problem, assumed.plain)
     if plain is not None and is_fraction:
         effective = replace(effective, plain_bytes=max(settings.plain_bytes, plain.peak_bytes))
-    joint, forms = narrow_values(joint, are_wanted=narrows)
     joint = rewritten(joint, splits_convolutions=for_budgets or effective.budget.kind != "max")
     joint, at_the_end = _with_marks(joint, early)
     joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
@@ -180,23 +173,12 @@ def plan_joint(
     if isinstance(request, Resume) and request.problem_key != problem.key():
         request = request_now  # another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain, pinned)
-    found, key = chosen, planner.problem.key()
-    kept = with_saved_forms(
-        SearchedGraph(joint, forms, builder, planner, chosen),
-        lambda graph: ProblemBuilder(graph, cost, settings.workspace, expandable=settings.expandable),
-        lambda other: _chosen(other, request, effective, settings, budget_bytes, plain, pinned),
-        request,
-        budget_bytes,
-    )
-    joint, builder, planner, chosen = kept.joint, kept.builder, kept.planner, kept.chosen
-    problem = planner.problem
     plain_ns = plain_time_ns(replace(problem, reference=builder.saved_by(torch_saves, problem)))
     said = gain_of_constant(planner, chosen.plan, effective, is_asked=with_plain and isinstance(request_now, Fit))
     chosen = replace(chosen, message=joined(chosen.message, said))
-    narrowed = kept.narrowed_by(chosen.plan)
-    resume = Resume(request_now, key, kept.incumbent(found, chosen)) if CLOCK in planner.ends else None
+    resume = Resume(request_now, problem.key(), chosen) if CLOCK in planner.ends else None
     plan = pictured(
-        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=key, narrowed=narrowed, plain_time_ns=plain_ns),
+        replace(chosen.plan, budget_bytes=budget_bytes, problem_key=problem.key(), plain_time_ns=plain_ns),
         problem,
         plain_problem,
         observed=assumed.plain,
@@ -219,8 +201,7 @@ def plan_joint(
         log_unbounded_sizes(joint)
     varying = Varying(joint, problem, cost, settings.expandable)
     report = replace(report, size_range=range_of(varying, request_now, effective, planner, plan, plain))
-    time_ns = plan.step_time_ns + plan.extra_time_ns + planner.fastest_time_ns
-    return Planned(joint, cost, problem, plan, report, resume, time_ns)
+    return Planned(joint, cost, problem, plan, report, resume)
 
 
 def _with_borders(

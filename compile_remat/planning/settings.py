@@ -56,7 +56,6 @@ class Settings:
         time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
         is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
         slices: In how many slices the rows of the largest temporaries are computed; 1: none, 0: as many as the budget needs.
-        narrows: Whether values may be saved in fewer bits than they have.
         inputs_are_constant: Whether nothing that a graph reads from outside changes until its backward has run; else a backward
             reads only those inputs that the backward of plain torch.compile reads.
         expandable: Whether torch's CUDA allocator has expandable segments.
@@ -76,7 +75,6 @@ class Settings:
     plain_bytes: int = 0
     is_here: bool = True
     slices: int = 1
-    narrows: bool = False
     inputs_are_constant: bool = False
     expandable: bool = field(default_factory=free_memory.has_expandable_segments)
 
@@ -149,7 +147,6 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
         time_limit=config.time_limit,
         is_here=config.device == "detect" or device.name == detect(place).name,
         slices=config.slices if isinstance(config.slices, int) else SLICES[config.slices],
-        narrows=config.narrow == "auto",
         inputs_are_constant=config.inputs == "constant",
     )
     return with_plain_bytes(settings)

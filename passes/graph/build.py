@@ -27,7 +27,6 @@ from torch import fx
 
 from compile_remat._torch import conv_layout, joint_graph, sizes
 from compile_remat._torch.codegen_rules import InductorRules, RulesOf, inductor_rules
-from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import inner_graphs, tree_leaves
 from compile_remat.cost_models import CostModel, Op, OpKind, op_kind
 from compile_remat.passes.graph.lowering.channels_last import mark_channels_last, mark_layout_copies
@@ -36,7 +35,6 @@ from compile_remat.passes.graph.lowering.materialisation import (
     drop_fused_buffers,
     is_fused_scatter,
     is_unrolled,
-    loaded_by,
     mark_parts,
     mark_written_constants,
     read_own,
@@ -332,7 +330,7 @@ def _values(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> tuple[Va
             is_snapshot=draft.is_snapshot,
             position=position,
             late_step=draft.epilogue_step,
-            transient_bytes=draft.unread_bytes + draft.copied_bytes + _drawn_bytes(draft),
+            transient_bytes=draft.unread_bytes + draft.copied_bytes,
             is_channels_last=draft.is_channels_last,
             workspace_bytes=workspace(draft.node) if draft.kernel == EXTERN else 0,
             held_bytes=draft.copied_input_bytes,
@@ -370,11 +368,6 @@ def _steps(graph: DraftGraph, workspace: BytesOf, origin: OriginOf) -> list[Step
 
 def _values_among(drafts: Iterable[Draft]) -> tuple[int, ...]:
     return indices_of(draft for draft in drafts if not draft.in_backward)
-
-
-def _drawn_bytes(draft: Draft) -> int:
-    """Bytes of random numbers that a kernel for bits reads: they are drawn in another kernel, since its loops go over bytes."""
-    return sum(read.nbytes for read in loaded_by(draft) if read.is_drawn) if draft.node.target is PACK_BITS else 0
 
 
 def _positions(values: Sequence[Draft]) -> list[int]:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from torch import fx
 
 from compile_remat._torch import joint_graph
-from compile_remat._torch.narrowing.bit_ops import expand_bit_ops
 from compile_remat.cost_models import OpKind, op_kind
 from compile_remat.passes.graph.saved_symints import symints_to_save
 from compile_remat.passes.graph.snapshots import reading_snapshots, restore_forward
@@ -47,8 +46,6 @@ def extract(
     with reading_snapshots(joint, frozenset(plan.saved)):
         modules = joint_graph.extract_modules(joint, handed, functools.partial(_rewrite, joint=joint, plan=plan))
     restore_forward(modules[0], joint)
-    for module in modules:
-        expand_bit_ops(module)
     return modules
 
 

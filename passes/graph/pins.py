@@ -7,7 +7,6 @@ from torch import fx
 
 from compile_remat._torch import joint_graph, sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
-from compile_remat._torch.narrowing.bit_ops import PACK_BITS, UNPACK_BITS
 from compile_remat._torch.operators import is_mutable, namespace_of, waits_for_others
 from compile_remat.cost_models import Op, OpKind, describe
 from compile_remat.passes.graph.slices.calls import is_sliced
@@ -137,7 +136,7 @@ def _can_be_saved(node: fx.Node, op: Op) -> bool:
 
 
 def _is_impure(node: fx.Node) -> bool:
-    if is_sliced(node) or node.target in (PACK_BITS, UNPACK_BITS):  # nothing random is ever inside of a slice
+    if is_sliced(node):  # nothing random is ever inside of a slice
         return False
     namespace = namespace_of(node)
     return not _is_python_builtin(node.target) if namespace is None else namespace not in PURE_NAMESPACES

@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat.cost_models import CostModel
-from compile_remat.passes.graph.lowering.materialisation import loaded_by
 from compile_remat.passes.graph.node_drafts import Draft
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, SCATTER
 
@@ -31,8 +29,7 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
         has_buffer = draft in (forward_buffers if draft.in_forward else backward_buffers)
         draft.time_ns = _time(draft, work, has_buffer, cost)
         once_more[draft] = _time(draft, work, draft in backward_buffers, cost)
-    only_if_saved = {d: _packing_time(d, cost) for d in values if d.node.target is PACK_BITS}
-    only_if_saved |= {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
+    only_if_saved = {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
     step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in only_if_saved)
     for draft in values:
         draft.time_ns = once_more[draft]  # what is a buffer in the forward may stay in registers in the backward
@@ -114,12 +111,6 @@ def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
         return 0
     traffic_ns = cost.traffic_time_ns(work.read_bytes + (draft.nbytes if has_buffer else 0), work.cached_bytes)
     return (cost.launch_time_ns if has_buffer else 0) + max(work.arithmetic_ns, traffic_ns)
-
-
-def _packing_time(draft: Draft, cost: CostModel) -> int:
-    """A kernel for bits: it reads what the bool tensor is computed from, and writes a byte for eight elements."""
-    read_bytes = sum(source.nbytes for source in loaded_by(draft)) + draft.nbytes
-    return cost.launch_time_ns + max(cost.arithmetic_time_ns(draft.op), cost.traffic_time_ns(read_bytes))
 
 
 def _snapshot_time(draft: Draft, cost: CostModel) -> int:

@@ -12,16 +12,13 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import fx
 
-from compile_remat._torch import sizes
 from compile_remat._torch.codegen_rules import RulesOf, inductor_rules
 from compile_remat._torch.delivery.delivery_ops import DELIVER, GRADIENT_READY
-from compile_remat.cost_models import FUSED_KINDS, OpKind, is_random, op_kind
+from compile_remat.cost_models import FUSED_KINDS, OpKind, op_kind
 from compile_remat.passes.graph.views import is_part, may_alias, most_users, readers_of, root_of
 
 ENDS = (DELIVER, GRADIENT_READY)
 """Where a gradient leaves the graph."""
-
-DRAWN = (torch.ops.prims.inductor_random.default, torch.ops.prims.inductor_randint.default)
 
 
 def readers_of_memory(*nodes: fx.Node) -> list[fx.Node]:
@@ -69,22 +66,3 @@ def kernels_of(readers: Sequence[fx.Node], inlined: Collection[fx.Node]) -> list
         found |= dict.fromkeys(more)
         pending += more
     return list(found)
-
-
-def bytes_of_sources(node: fx.Node) -> int | None:
-    """Bytes that a fused kernel reads to compute a node, bools and whole numbers being computed on the way; None if not fused."""
-    found, pending, nbytes = set[fx.Node](), [node], 0
-    while pending:
-        reader = pending.pop()
-        if op_kind(reader) is not OpKind.POINTWISE or reader.target in DRAWN or is_random(reader):
-            return None
-        for source in map(root_of, reader.all_input_nodes):
-            value = source.meta.get("val")
-            if source in found or op_kind(source) is OpKind.CONSTANT or not isinstance(value, torch.Tensor):
-                continue
-            found.add(source)
-            if op_kind(source) is OpKind.POINTWISE and not value.dtype.is_floating_point:
-                pending.append(source)
-            else:
-                nbytes += sizes.storage_nbytes(value)
-    return nbytes

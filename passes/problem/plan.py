@@ -13,6 +13,9 @@ from compile_remat.pages.figures import PLAIN, PREDICTED, BaseStep, PageFigures,
 from compile_remat.pages.viewable import Viewable
 from compile_remat.passes.problem.problem import SCHEMA
 
+NARROWED = "narrowed"
+"""A field that plan files had: the values that the plan saves in fewer bits.  Read where it names none."""
+
 
 class Status(StrEnum):
     """How a plan ended; failure is data, not an exception."""
@@ -62,7 +65,6 @@ class Plan(Viewable):
         simulations: Plans tried on the way: the deterministic measure of the planner's work.
         written: Steps that the backward's graph says are written to memory, see `Assumptions`.
         sliced: What is computed in slices of rows; the other names are those of the graph that has it so.
-        narrowed: Names of the values that it saves in a narrow form: those in `saved` that are one end in ``_narrow``.
         plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None where nobody asked for it.
         pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
     """
@@ -87,7 +89,6 @@ class Plan(Viewable):
     least_peak_bytes: int = 0
     sliced: tuple[SlicedProduct, ...] = ()
     written: tuple[str, ...] = ()
-    narrowed: tuple[str, ...] = ()
     saving_time_ns: int = 0
     plain_time_ns: int | None = field(default=None, compare=False)
     pictures: PictureSource | None = field(default=None, compare=False, repr=False)
@@ -149,8 +150,6 @@ class Plan(Viewable):
         ]
         if self.sliced:
             rows.append(("slices", self.slices_text))
-        if self.narrowed:
-            rows.append(("narrowed", f"{len(self.narrowed)} saved tensors: bools as bits, indices in fewer bytes"))
         if self.least_peak_bytes:
             rows.append(("peak bound", f"{self.least_peak_bytes / mib:.1f} MiB: no plan needs less"))
         lines = [f"  {name:<15} {text}" for name, text in rows]
@@ -224,5 +223,7 @@ class Plan(Viewable):
         """The same of JSON that is parsed already."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not a plan of schema {SCHEMA}")
-        fields = {name: value for name, value in data.items() if name != "schema"}
+        if data.get(NARROWED, []) != []:
+            raise ValueError('it saves values in fewer bits (narrow="auto"), which no version does any more')
+        fields = {name: item for name, item in data.items() if name not in ("schema", NARROWED)}
         return json_values.read_as(Plan, {"written": [], **fields})  # files of before it was there

@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--dynamo-share", type=float, default=0.2, help="part that enters through torch.compile")
     parser.add_argument(
-        "--lowered-share", type=float, default=0.25, help="part of both with early gradients, slices and narrow forms"
+        "--lowered-share", type=float, default=0.25, help="part of both with early gradients and slices"
     )
     parser.add_argument("--inductor-share", type=float, default=0.01, help="part that Inductor compiles")
     parser.add_argument(
@@ -115,8 +115,6 @@ def promises(total: Result) -> list[str]:
     if not total.outcomes:
         return []
     lines = [f"{len(total.outcomes)} budgets: {_counts(Counter(outcome.budget for outcome, _ in total.outcomes))}"]
-    narrowed = [outcome.num_narrowed for outcome, _ in total.outcomes if outcome.num_narrowed]
-    lines.append(f"{len(narrowed)} programs with values saved in fewer bits: {sum(narrowed)} values")
     errors = [(outcome.error, outcome, literal) for outcome, literal in total.outcomes if outcome.error is not None]
     errors.sort(key=lambda row: -abs(row[0]))
     if errors:

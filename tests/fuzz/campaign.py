@@ -68,7 +68,6 @@ class Result:
         self.plans["gradients early"] += trial.gradients == "early"
         self.plans["steps in hooks"] += trial.steps_in_hooks
         self.plans["rows in slices"] += trial.slices != "off"
-        self.plans["narrow"] += trial.narrow != "off"
 
 
 def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = False) -> Result:

@@ -101,9 +101,8 @@ def _check_dynamo(trial: Trial) -> list[Outcome]:
                 outcomes.append(check_compiled(trial, budget, compare))
             else:
                 _check_eager(case, budget, trial.options, compare)
-        narrows = trial.narrow == "auto"
         for seed in trial.masks:
-            actual = observe(case, functools.partial(_compiled, trial.compiler, Forced(seed, narrows=narrows)))
+            actual = observe(case, functools.partial(_compiled, trial.compiler, Forced(seed)))
             compare(actual, f"forced plan {seed}")
     return outcomes
 

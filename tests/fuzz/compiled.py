@@ -67,7 +67,6 @@ class Outcome:
         predicted_bytes: The plan's peak, where a single graph was compiled and its step measured.
         emitted_bytes: That of the emitted code, by its dry run.
         first_bytes, later_bytes: The measured peaks of the first step and the second.
-        num_narrowed: Values that plans save in fewer bits.
     """
 
     budget: str
@@ -75,7 +74,6 @@ class Outcome:
     emitted_bytes: int | None = None
     first_bytes: int | None = None
     later_bytes: int | None = None
-    num_narrowed: int = 0
 
     @property
     def error(self) -> float | None:
@@ -133,7 +131,7 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
     limit_bytes = _limit_bytes(setting)
     budget = "none" if limit_bytes is None else "missed" if texts else "kept"
     if late:
-        return Outcome("late", num_narrowed=_num_narrowed()), {**trained.seen, "random state": torch.get_rng_state()}
+        return Outcome("late"), {**trained.seen, "random state": torch.get_rng_state()}
     outcome, spare_bytes = _outcome(budget, trained), RANDOM_STATE_BYTES + trained.copied_bytes
     if budget == "kept":
         for step, peak in enumerate(trained.peak_bytes):
@@ -159,18 +157,8 @@ def _frees_gradients(trial: Trial) -> bool:
 def _outcome(budget: str, trained: Trained) -> Outcome:
     report, *others = compile_remat.reports()
     if others or not trained.peak_bytes:  # what a graph that is not planned hands on is in no dry run
-        return Outcome(budget, num_narrowed=_num_narrowed())
-    return Outcome(
-        budget,
-        report.predicted_peak_bytes,
-        report.scheduled_peak_bytes,
-        *trained.peak_bytes,
-        num_narrowed=_num_narrowed(),
-    )
-
-
-def _num_narrowed() -> int:
-    return sum(len(report.plan.narrowed) for report in compile_remat.reports() if report.plan is not None)
+        return Outcome(budget)
+    return Outcome(budget, report.predicted_peak_bytes, report.scheduled_peak_bytes, *trained.peak_bytes)
 
 
 def _limit_bytes(setting: float | str) -> int | None:

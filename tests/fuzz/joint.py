@@ -21,7 +21,7 @@ from compile_remat.passes.problem.problem import CONSTANT
 from tests.correctness.harness import Observed, weighted_sum
 from tests.fuzz import partitioners
 from tests.fuzz.agreement import assert_promise_holds, assert_same
-from tests.fuzz.partitioners import planner_of, prepare, with_random_forms
+from tests.fuzz.partitioners import planner_of, prepare
 from tests.fuzz.program import Program
 from tests.fuzz.trial import Trial
 
@@ -87,8 +87,6 @@ def check_graph(trial: Trial) -> None:
     assert_promise_holds(traced.budget)
     expected = _run_joint(traced)
     joint = prepare(copy.deepcopy(traced.joint), traced.keywords)
-    if trial.narrow == "auto":
-        joint, _ = with_random_forms(joint, sum(trial.masks))
     planner = planner_of(joint)
     for where, plan in _plans(planner, trial):
         modules = extract(joint, plan)

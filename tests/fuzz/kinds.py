@@ -132,9 +132,6 @@ ALONG = {
     "repeat_interleave": "{0}.repeat_interleave(2, {a})",
     "logcumsumexp": "torch.logcumsumexp({0}, {a})",
     "argmax_gather": "{0}.gather({a}, {0}.argmax({a}, keepdim=True))",
-}
-
-ALONG_INDICES = {
     "max_along": "{0}.max({a}, keepdim=True).values * {0}",
     "min_along": "{0}.min({a}).values",
     "median_along": "{0}.median({a}, keepdim=True).values + {0}",
@@ -144,7 +141,6 @@ ALONG_INDICES = {
     "topk_along": "{0}.topk(({0}.shape[{a}] + 1) // 2, {a}).values",
     "argmin_gather": "{0}.gather({a}, {0}.argmin({a}, keepdim=True)) * {0}",
 }
-"""The backward reads indices along a dimension."""
 
 POOLING = {
     "adaptive_max_pool": "F.adaptive_max_pool2d({0}, ({0}.shape[-2] - 1, {0}.shape[-1] // 2))",
@@ -265,7 +261,7 @@ GROUPS = {
     "in place": {**IN_PLACE, **IN_PLACE_BINARY},
     "binary": BINARY,
     "reduction": REDUCTIONS,
-    "along a dimension": {**ALONG, **ALONG_INDICES},
+    "along a dimension": ALONG,
     "random": RANDOM_KINDS,
     "layer": {**SHAPED, **POOLING},
     "view": VIEWS,

@@ -6,6 +6,7 @@ import math
 
 from tests.fuzz.builder import Builder, void
 from tests.fuzz.instructions import shapes, unary
+from tests.fuzz.kinds import POOLING
 
 
 def linear(b: Builder) -> None:
@@ -80,6 +81,13 @@ def convolution(b: Builder) -> None:
         weights = []
     # Given as a symbol, the number of groups makes `aot_function` fail in torch's own passes (torch 2.13).
     b.emit(kind, [x, *weights], [channels] if kind == "depthwise" else [])
+
+
+def pooling(b: Builder) -> None:
+    x = b.pick(lambda t: t.dim() == 4 and min(t.shape[-2:]) > 1 and t.numel() <= b.sizes.largest)
+    if x is None:
+        x = b.input(b.sizes.image, role="differentiable")
+    return void(b.emit(b.choose(list(POOLING)), [x]))
 
 
 def norm(b: Builder) -> None:

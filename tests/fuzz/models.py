@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.correctness.harness import weighted_sum
 from tests.fuzz.builder import LARGE, SMALL, Builder, Sizes, pointer
-from tests.fuzz.maskable import maskable
 from tests.fuzz.program import Program
 from tests.fuzz.regions import INSTRUCTIONS
 from tests.fuzz.trial import BYTES, Trial
@@ -33,25 +32,16 @@ BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 INDUCTOR_BUDGETS = ("min", 0.5, "min", 0.5, BYTES, BYTES, "max", 0.8, 0.3)
 """Few programs are compiled, so most of them under what changes the most."""
 
-LOWERED: tuple[tuple[str, int | str, str], ...] = (
-    ("early", "off", "off"),
-    ("early", "off", "off"),
-    ("end", "auto", "off"),
-    ("end", 2, "off"),
-    ("end", 64, "off"),
-    ("early", "auto", "off"),
-    ("end", "off", "auto"),
-    ("end", "off", "auto"),
-    ("end", "off", "auto"),
-    ("early", "off", "auto"),
-    ("early", "off", "auto"),
-    ("end", 3, "auto"),
-    ("early", 5, "auto"),
+LOWERED: tuple[tuple[str, int | str], ...] = (
+    ("early", "off"),
+    ("early", "off"),
+    ("end", "auto"),
+    ("end", 2),
+    ("end", 64),
+    ("early", "auto"),
+    ("early", 5),
 )
-"""Values of `gradients`, `slices` and `narrow`."""
-
-NARROW_BUDGETS = ("min", 0.5, "min", 0.5, BYTES, 0.8, 0.3)
-"""Under `max` nothing is narrow."""
+"""Values of `gradients` and `slices`."""
 
 MAX_OPS = 14
 
@@ -63,25 +53,23 @@ def programs(
     sizes: Sizes = SMALL,
     *,
     is_wide: bool = False,
-    is_maskable: bool = False,
 ) -> Program:
     """Programs; without `with_checkpoints` none has a checkpoint, which only Dynamo can trace.
 
-    With `is_wide` many layers make rows wider, with `is_maskable` the backward of many reads masks and indices.
+    With `is_wide` many layers make rows wider.
 
     At least one output depends on a parameter or a differentiable input.
     """
     torch.manual_seed(0)
-    exact = 2 if is_maskable else 10  # beside values of eight bytes, masks hardly count
-    dtype = (["float64"] * exact + ["float32"] * (12 - exact) + ["bfloat16"])[draw(st.integers(0, 12))]
+    dtype = (["float64"] * 10 + ["float32"] * 2 + ["bfloat16"])[draw(st.integers(0, 12))]
     b = Builder(draw, dtype, with_checkpoints, sizes)
     shape = b.choose(sizes.shapes)
     b.input(shape, role="input" if b.chance(3) else "differentiable")
     b.emit("mul", [b.registers[0].name, b.weight(shape[-1:], b.registers[0].name)])
     count = draw(st.integers(1, MAX_OPS))
-    if sizes is LARGE or is_maskable:
+    if sizes is LARGE:
         count = max(count, draw(st.integers(1, MAX_OPS)))
-    instructions = (wide,) * 8 * is_wide + (maskable,) * 60 * is_maskable + INSTRUCTIONS
+    instructions = (wide,) * 8 * is_wide + INSTRUCTIONS
     for _ in range(count):
         b.choose(instructions)(b)
     outputs = _outputs(b)
@@ -130,19 +118,18 @@ def trials(
 ) -> Trial:
     """A program with the budgets and forced plans that it is run under; those through Dynamo are few, as each compiles.
 
-    With `is_lowered` gradients leave early, rows are computed in slices, values are saved narrow, or several of these.
+    With `is_lowered` gradients leave early, rows are computed in slices, or both.
     """
     if is_lowered:
         return _lowered_trial(draw, compiler)
     if compiler == "inductor":
         return _compiled_trial(draw)
     many = entry == "graph"
-    narrow = "auto" if many and draw(st.integers(0, 3)) == 3 else "off"
-    program = draw(programs(with_checkpoints=not many, is_maskable=narrow != "off"))
+    program = draw(programs(with_checkpoints=not many))
     budgets = draw(st.lists(st.sampled_from(BUDGETS), min_size=1, max_size=3 if many else 1, unique=True))
     masks = draw(st.lists(st.integers(0, 999), min_size=1, max_size=3 if many else 1, unique=True))
     is_dynamic = draw(st.integers(0, 4)) == 4
-    return Trial(program, entry, tuple(budgets), tuple(masks), is_dynamic, compiler, narrow=narrow)
+    return Trial(program, entry, tuple(budgets), tuple(masks), is_dynamic, compiler)
 
 
 def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
@@ -157,22 +144,20 @@ def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
 def _lowered_trial(draw: Callable[[st.SearchStrategy[Any]], Any], compiler: str) -> Trial:
     """One that enters through Dynamo under settings which lower the peak further than recomputation does."""
     is_compiled = compiler == "inductor"
-    gradients, slices, narrow = draw(st.sampled_from(LOWERED))
-    is_narrow = narrow != "off"  # small tensors have no narrow form but in forced plans
-    sizes = LARGE if is_narrow or (is_compiled and draw(st.integers(0, 3))) else SMALL
-    is_wide = slices != "off" or (not is_narrow and draw(st.booleans()))
-    program = draw(programs(sizes=sizes, is_wide=is_wide, is_maskable=is_narrow))
+    gradients, slices = draw(st.sampled_from(LOWERED))
+    sizes = LARGE if is_compiled and draw(st.integers(0, 3)) else SMALL
+    is_wide = slices != "off" or draw(st.booleans())
+    program = draw(programs(sizes=sizes, is_wide=is_wide))
     if (
         gradients == "early"
     ):  # a leaf that Dynamo returns beside the graph is an error of the step: nobody sees it before
         leaves = {leaf.name for leaf in program.leaves}
         program = replace(program, outputs=tuple(name for name in program.outputs if name not in leaves))
     budgets = INDUCTOR_BUDGETS if is_compiled else BUDGETS
-    budget = draw(st.sampled_from(NARROW_BUDGETS if is_narrow else budgets))
-    masks = (draw(st.integers(0, 999)),) if is_narrow and draw(st.booleans()) else ()
+    budget = draw(st.sampled_from(budgets))
     is_dynamic, losses = draw(st.integers(0, 9)) == 9, 1 + (draw(st.integers(0, 5)) == 5)
     steps = gradients == "early" and losses == 1 and draw(st.booleans()) and not _returns_leaves(program)
-    return Trial(program, "dynamo", (budget,), masks, is_dynamic, compiler, losses, gradients, slices, steps, narrow)
+    return Trial(program, "dynamo", (budget,), (), is_dynamic, compiler, losses, gradients, slices, steps)
 
 
 def _returns_leaves(program: Program) -> bool:

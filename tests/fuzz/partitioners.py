@@ -6,7 +6,6 @@ import copy
 import random
 from collections.abc import Mapping
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from functorch.compile import default_partition
@@ -15,11 +14,7 @@ from torch import fx
 from compile_remat._torch import joint_graph
 from compile_remat.cost_models import load_device, make_cost_model
 from compile_remat.inductor.entry import CustomPartitionerFn
-from compile_remat.passes import NarrowForm, Plan, Planner, build_problem, extract, keep_narrow, narrow_values
-from compile_remat.passes.graph.rewrites import narrowing
-
-FORMS_KEPT = 0.8
-"""Part of the narrow forms that a forced plan's graph has."""
+from compile_remat.passes import Plan, Planner, build_problem, extract
 
 
 def random_plan(planner: Planner, seed: int) -> Plan:
@@ -31,33 +26,17 @@ def random_plan(planner: Planner, seed: int) -> Plan:
     return planner.plan_of(mask | planner.pinned, None)
 
 
-def with_random_forms(joint: joint_graph.Joint, seed: int) -> tuple[joint_graph.Joint, tuple[NarrowForm, ...]]:
-    """A joint graph, in place, where some of the values that can have a narrow form have one, however small they are."""
-    source = random.Random(seed)
-    with mock.patch.object(narrowing, "LEAST_BYTES", 1):
-        joint, forms = narrow_values(joint)
-    joint, kept, _ = keep_narrow(joint, forms, {form.narrow.name for form in forms if source.random() < FORMS_KEPT})
-    return joint, kept
-
-
 class Forced(CustomPartitionerFn):
-    """A partitioner that takes the plan of a seed, for our entries to torch.
+    """A partitioner that takes the plan of a seed, for our entries to torch."""
 
-    Args:
-        narrows: Whether values have narrow forms, and the plan saves some of them.
-    """
-
-    def __init__(self, seed: int, *, narrows: bool = False) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.narrows = narrows
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **keywords: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split as the plan says."""
         joint = prepare(gm, keywords)
         if not joint.has_backward:
             return joint_graph.torch_partition(gm, joint_inputs, **_shape_of_graph(keywords))
-        if self.narrows:
-            joint, _ = with_random_forms(joint, self.seed)
         return extract(joint, random_plan(planner_of(joint), self.seed))
 
     def uuid(self) -> object:

@@ -22,7 +22,7 @@ from tests.fuzz.instructions import (
     shapes,
     unary,
 )
-from tests.fuzz.layers import attention, convolution, linear, norm, products
+from tests.fuzz.layers import attention, convolution, linear, norm, pooling, products
 from tests.fuzz.program import Op
 
 MAX_BODY = 4
@@ -92,6 +92,7 @@ INSTRUCTIONS: tuple[Callable[[Builder], None], ...] = (
     norm,
     attention,
     convolution,
+    pooling,
     in_place,
     in_place,
     random_numbers,

@@ -26,7 +26,6 @@ class Trial:
         losses: 2 where the first output and the others have a backward each.
         gradients: `end` or `early`, as the setting.
         slices: `off`, `auto` or a number, as the setting.
-        narrow: `off` or `auto`, as the setting; forced plans then save narrow forms at random.
         learning_rate: Of the steps that are taken.
         steps_in_hooks: Whether hooks of the leaves step each parameter and free its gradient, as early gradients are meant for.
     """
@@ -41,19 +40,18 @@ class Trial:
     gradients: str = "end"
     slices: int | str = "off"
     steps_in_hooks: bool = False
-    narrow: str = "off"
     learning_rate: float = 1e-3
 
     @property
     def options(self) -> dict[str, int | str]:
         """Settings of the backend that lower the peak below what recomputation reaches, where they are not the defaults."""
-        asked = {"gradients": self.gradients, "slices": self.slices, "narrow": self.narrow}
+        asked = {"gradients": self.gradients, "slices": self.slices}
         return {name: value for name, value in asked.items() if value not in ("end", "off")}
 
     @property
     def in_the_plain_way(self) -> Trial:
         """The same with gradients that an optimizer takes after the step: what the numbers are compared with."""
-        return replace(self, gradients="end", slices="off", steps_in_hooks=False, narrow="off")
+        return replace(self, gradients="end", slices="off", steps_in_hooks=False)
 
     @property
     def tolerance(self) -> float:

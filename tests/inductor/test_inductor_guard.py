@@ -1,6 +1,6 @@
 """`GuardedChoices`: Inductor must not fuse what the plan computes at different times into one early kernel."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -9,10 +9,11 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import compile_remat
-from benchmarks.guard import Guarded, Unguarded, trained
+from benchmarks.common import harness
 from benchmarks.models import Case, joining
-from compile_remat.backend import remat
+from compile_remat.backend import compile_graph, remat
 from compile_remat.compilation import driver
+from compile_remat.config import RematConfig
 from compile_remat.device.measure import peak_bytes
 from compile_remat.inductor.entry import compile_with_partitioner
 from compile_remat.inductor.fusion_guard import GuardedChoices
@@ -22,6 +23,30 @@ from compile_remat.planning.partitioner import RematPartitioner
 
 READERS = 12
 MIB = 1 << 20
+
+
+class Guarded(RematPartitioner):
+    """Under the guard whatever the budget is."""
+
+    def __init__(self, *args: Any, guarded: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, guarded=True)
+
+
+class Unguarded(RematPartitioner):
+    """The same plans, compiled by plain Inductor."""
+
+    def __init__(self, *args: Any, guarded: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, guarded=False)
+
+
+def trained(case: Case, partitioner_type: type[RematPartitioner], memory_budget: str) -> harness.Training:
+    """The case under our backend, with the guard or without."""
+    config = RematConfig(memory_budget=memory_budget)  # type: ignore[arg-type]
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(gm, example_inputs, config, {}, partitioner_type)
+
+    return harness.training(case, backend=backend)
 
 
 @pytest.fixture(autouse=True)

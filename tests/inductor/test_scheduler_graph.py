@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scheduler_scale import Node, Scheduler, run_guard, run_order
 from compile_remat.inductor.scheduler_graph import Kernel, SchedulerGraph, reused_bytes
+from tests.inductor.scheduler_nodes import Node, Scheduler, run_guard, run_order
 
 
 def graph_of(*accesses: tuple[str, str, bool], returned: str = "") -> SchedulerGraph:

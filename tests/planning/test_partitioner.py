@@ -72,7 +72,6 @@ EXAMPLES: dict[str, object] = {
 OTHER_SETTINGS: dict[str, object] = {
     "is_here": False,
     "slices": 8,
-    "narrows": True,
     "inputs_are_constant": True,
     "expandable": True,
     "budget": MemoryBudget("bytes", 1 << 20),

@@ -18,8 +18,7 @@ from compile_remat._torch.sizes import symbols_of
 from compile_remat.budget import MemoryBudget
 from compile_remat.errors import BudgetError, PlanMismatchError, warn
 from compile_remat.passes import NotSliced, SlicedGraph, Status, slice_largest, slice_products
-from compile_remat.planning.joint_planning import Planned, inputs_read_by_plain
-from compile_remat.planning.narrowing.narrowed_planning import plan_with_narrowing
+from compile_remat.planning.joint_planning import Planned, inputs_read_by_plain, plan_joint
 from compile_remat.planning.plan_store import PinnedInSlices, store_plan
 from compile_remat.planning.request import Fit, FitBelow, Request, Resume, SharedOption, interrupted_by
 from compile_remat.planning.settings import SLICES, Settings
@@ -41,7 +40,7 @@ def plan_with_slices(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **keywords: Any,
 ) -> Planned | None:
-    """`plan_with_narrowing`, in a graph with rows in slices where the settings ask for them.
+    """`plan_joint`, in a graph with rows in slices where the settings ask for them.
 
     Under `max`, and in a graph that shares its budget with others, there are none.
 
@@ -55,7 +54,7 @@ def plan_with_slices(
     given = outputs | keywords
     request_now = interrupted_by(request)
     if settings.slices == OFF or keywords.get("is_inner") or not isinstance(request_now, Fit | FitBelow):
-        planned = plan_with_narrowing(joint_module, settings, request, **given)
+        planned = plan_joint(joint_module, settings, request, **given)
         is_asked = settings.slices != OFF and isinstance(request_now, SharedOption)
         return _saying(planned, SHARED) if is_asked and planned is not None else planned
     search = _Search(copied_graph(joint_module), settings, request, outputs, given)
@@ -97,7 +96,7 @@ class _Search:
     def resumed(self, request: Resume) -> Planned | None:
         """The incumbent of a search that a deadline has ended, in its own graph."""
         graph = slice_products(copied_graph(self.module), request.incumbent.plan.sliced, **self.outputs)
-        return plan_with_narrowing(graph.module, self.settings, request, **self.keywords, readable=self.readable)
+        return plan_joint(graph.module, self.settings, request, **self.keywords, readable=self.readable)
 
     def replayed(self, found: PinnedInSlices) -> Planned:
         """The plan of a file, in the graph with rows in slices that it was made for.
@@ -115,7 +114,7 @@ class _Search:
         settings = self.settings
         if settings.budget.kind == "fraction" and found.budget_bytes:
             settings = replace(settings, budget=MemoryBudget("bytes", found.budget_bytes), from_auto=True)
-        planned = plan_with_narrowing(
+        planned = plan_joint(
             graph.module,
             settings,
             self.request,
@@ -185,7 +184,7 @@ class _Search:
         self, module: fx.GraphModule, settings: Settings, keywords: dict[str, Any]
     ) -> Planned | BudgetError | None:
         try:
-            return plan_with_narrowing(module, settings, self.request, **keywords, is_stored=False)
+            return plan_joint(module, settings, self.request, **keywords, is_stored=False)
         except BudgetError as error:
             return error
 

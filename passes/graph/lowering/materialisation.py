@@ -8,7 +8,6 @@ import torch
 from torch import fx
 
 from compile_remat._torch.codegen_rules import InductorRules
-from compile_remat._torch.narrowing.bit_ops import PACK_BITS
 from compile_remat._torch.operators import reduced_dims, tree_leaves
 from compile_remat.passes.graph.lowering.expressions import is_written, joined, load_of, op_name, own_expression
 from compile_remat.passes.graph.node_drafts import Draft, DraftGraph
@@ -116,20 +115,6 @@ def is_fused_scatter(node: fx.Node, rules: InductorRules) -> bool:
     return value.dtype not in rules.unfused_scatter_dtypes and not by_mask
 
 
-def loaded_by(draft: Draft) -> list[Draft]:
-    """What a node's kernel reads from memory in the forward, through what is computed in its expression."""
-    found, stack = dict[Draft, None](), [*draft.sources]
-    while stack:
-        source = stack.pop()
-        if source in found:
-            continue
-        if source.kernel == POINTWISE and not (source.is_drawn or source.is_materialised or source.is_output):
-            stack += source.sources
-        else:
-            found[source] = None
-    return list(found)
-
-
 def mark_written_constants(graph: DraftGraph) -> None:
     """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
     for draft in graph.by_node.values():
@@ -167,7 +152,7 @@ def drop_fused_buffers(graph: DraftGraph) -> None:
     places: dict[Draft, set[int]] = {draft: set() for draft in graph.by_node.values()}
     for draft in reversed(places):
         found = places[draft]
-        is_unfused = draft.kernel == EXTERN or draft.becomes_addmm or draft.node.target is PACK_BITS
+        is_unfused = draft.kernel == EXTERN or draft.becomes_addmm
         is_in_registers = draft.kernel == POINTWISE and not (draft.is_materialised or draft.is_output)
         inside = found if is_in_registers and found and UNFUSED not in found else {draft.depth}
         for source in draft.sources:

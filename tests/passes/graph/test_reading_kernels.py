@@ -1,4 +1,4 @@
-"""Which kernels read a node of a graph that is not planned yet, and how many bytes they read to compute it."""
+"""Which kernels read a node of a graph that is not planned yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compile_remat._torch.codegen_rules import inductor_rules
-from compile_remat.passes.graph.reading_kernels import bytes_of_sources, inlined_nodes, kernels_of, readers_of_memory
+from compile_remat.passes.graph.reading_kernels import inlined_nodes, kernels_of, readers_of_memory
 
 
 def graph_of(function: Callable[..., object], *inputs: Tensor) -> tuple[fx.Graph, dict[str, fx.Node]]:
@@ -63,17 +63,3 @@ def test_memory_is_read_through_views_and_copies() -> None:
     graph, _ = graph_of(function, torch.ones(4, 4))
     (given,) = graph.find_nodes(op="placeholder")
     assert names(readers_of_memory(given)) == ["clone", "mm", "mul", "t"]
-
-
-def test_bytes_are_those_of_what_is_read_on_the_way() -> None:
-    def function(labels: Tensor, numbers: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        is_target = labels[:, None] == numbers
-        return ~(is_target & (x > 0)), torch.rand_like(x) > 0.1, x @ x
-
-    labels, numbers, x = torch.zeros(64, dtype=torch.int64), torch.arange(64), torch.ones(64, 64)
-    graph, _ = graph_of(function, labels, numbers, x)
-    read_bytes = {node.name: bytes_of_sources(node) for node in graph.nodes}
-    assert read_bytes["eq"] == labels.nbytes + numbers.nbytes
-    assert read_bytes["bitwise_not"] == labels.nbytes + numbers.nbytes + x.nbytes
-    assert read_bytes["gt_1"] == x.nbytes  # of the numbers that are drawn
-    assert read_bytes["rand_like"] is None and read_bytes["mm"] is None  # no kernel computes them from what it reads

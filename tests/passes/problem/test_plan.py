@@ -85,6 +85,32 @@ def test_another_schema_is_refused(schema: object) -> None:
         Plan.from_json(json.dumps(data))
 
 
+OLD = """{
+ "schema": 1, "problem_key": "0123456789abcdef", "status": "FEASIBLE", "budget_bytes": 8388608, "saved": ["mm", "relu"],
+ "recomputed": ["sin"], "peak_bytes": 7340032, "forward_peak_bytes": 5242880, "saved_bytes": 3145728, "step_time_ns": 10000000,
+ "recompute_time_ns": 500000, "extra_time_ns": 400000, "bound_time_ns": 300000,
+ "largest": [
+  {"name": "mm", "nbytes": 2097152, "shape": [512, 1024], "dtype": "float32", "module_path": "0.proj",
+   "source_line": "model.py:12", "role": "saved"},
+  {"name": "sin", "nbytes": 1048576, "shape": [], "dtype": "bfloat16", "module_path": "", "source_line": "model.py:9",
+   "role": "recomputed"}
+ ],
+ "output_bytes": 0, "input_copy_bytes": 0, "simulations": 17, "again": [], "least_peak_bytes": 0, "sliced": [],
+ "narrowed": [], "saving_time_ns": 0, "plain_time_ns": null
+}"""
+"""A file of a version that could save values in fewer bits."""
+
+
+def test_a_file_with_a_field_that_is_gone_is_read() -> None:
+    assert Plan.from_json(OLD) == PLAN
+
+
+@pytest.mark.parametrize("narrowed", ['["relu"]', "7", "null"])
+def test_a_plan_that_saves_values_in_fewer_bits_is_refused(narrowed: str) -> None:
+    with pytest.raises(ValueError, match="it saves values in fewer bits"):
+        Plan.from_json(OLD.replace('"narrowed": []', f'"narrowed": {narrowed}'))
+
+
 @pytest.mark.parametrize("text", ["{}", "[]", "1", "null", '"plan"', "{"])
 def test_what_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(ValueError):

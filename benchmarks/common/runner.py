@@ -1,16 +1,11 @@
-"""Table A: peaks and step times of plain torch.compile, torch's own budget, and ours.
-
-    python -m benchmarks.table_a [--device cuda] [--model gpt] [--toy] [--json OUT]
+"""Peaks and step times of one model under plain torch.compile, torch's own budget, and ours, a row for each.
 
 `plain` is torch.compile with default options, `torch B` is `torch._functorch.config.activation_memory_budget = B`, the rest is
-`backend="remat"`: `max`, fractions of plain's measured peak handed over in bytes, and `min`. Every row is compiled
-afresh, with the graph caches off. Planning time is everything between receiving the joint graph and handing over two
-modules, for torch's rows as for ours. The verdicts are explained in benchmarks/common/verdicts.py. The exit status is 1 if any
-row is a miss.
+`backend="remat"`.  Every row is compiled afresh.  Planning time is everything between receiving the joint graph and handing over
+two modules, for torch's rows as for ours.
 """
 
 import argparse
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,50 +14,14 @@ from typing import Any
 import torch
 
 from benchmarks import models
-from benchmarks.common import harness, verdicts
+from benchmarks.common import harness
 from benchmarks.common.code_only import compile_code, plain_peak_bytes, without_compiler
-from benchmarks.common.compile_caches import private_compile_caches
-from benchmarks.common.harness import MIB, mib, ms, percent
+from benchmarks.common.harness import mib
+from benchmarks.common.result_rows import Row, lowest_peak
 from benchmarks.common.torch_budget import TorchPartition, timed_torch_partitioner, torch_activation_budget
-from benchmarks.common.verdicts import Row
 
 TORCH_BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.0)
 FRACTIONS = (0.8, 0.6, 0.4, 0.3)
-FIXED_BUDGETS = {"gpt": ("230MiB", 230 * MIB)}
-TITLES = (
-    "run", "budget", "peak", "predicted", "error", "use", "recompute ms", "gap", "planning ms", "step ms", "verdict",
-)  # fmt: skip
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parse(argv)
-    head = harness.header(arguments.device)
-    harness.print_header(head)
-    everything: list[Row] = []
-    with private_compile_caches():
-        for name in arguments.model or models.TABLE_A:
-            rows = rows_of_model(name, arguments)
-            everything += rows
-            print_model(name, rows)
-    harness.write_json(arguments.json, head, everything)
-    return int(any(row.verdict.startswith("miss") for row in everything))
-
-
-def rows_of_model(name: str, arguments: argparse.Namespace) -> list[Row]:
-    """All rows of one model, judged; the groups are chosen by `--only`."""
-    runner = Runner(name, arguments)
-    rows = [runner.plain()]
-    if "torch" in arguments.only:
-        rows += [runner.torch_budget(value) for value in TORCH_BUDGETS]
-    if "remat" in arguments.only:
-        peak = rows[0].peak_bytes
-        assert peak is not None, rows[0].failure
-        budgets: list[tuple[str, int | str]] = [("max", "max")]
-        budgets += [(str(fraction), int(fraction * peak)) for fraction in FRACTIONS]
-        if name in FIXED_BUDGETS and not arguments.toy:
-            budgets.insert(2, FIXED_BUDGETS[name])
-        rows += [runner.remat(*budget) for budget in [*budgets, ("min", "min")]]
-    return verdicts.judge(rows, full_size_cpu=not arguments.toy and arguments.device == "cpu")
 
 
 class Runner:
@@ -207,42 +166,9 @@ def failure_fields(error: Exception) -> dict[str, Any]:
     return {"failure": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
-def print_model(name: str, rows: Sequence[Row]) -> None:
-    print(f"{name}: {models.note(name)} (sizes in MiB)\n")
-    print(harness.ascii_table(TITLES, [_cells(row, rows) for row in rows]), end="\n\n", flush=True)
-
-
-def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
-    peak = mib(row.peak_bytes)
-    verdict = row.verdict
-    if row.floor_bytes is not None:
-        verdict = f"{floor_text(row, rows)}  {verdict}"
-    return [
-        f"{row.kind} {row.setting}", mib(row.budget_bytes), peak, mib(row.predicted_peak_bytes),
-        percent(row.prediction_error), percent(row.use), ms(row.recompute_ns), percent(row.gap),
-        ms(row.planning_ns), ms(row.step_ns), verdict,
-    ]  # fmt: skip
-
-
 def floor_text(row: Row, rows: Sequence[Row]) -> str:
     assert row.floor_bytes is not None
-    lowest = verdicts.lowest_peak(rows)
+    lowest = lowest_peak(rows)
     if lowest is None:
         return f"floor {mib(row.floor_bytes)}"
     return f"floor {mib(row.floor_bytes)} (min measured {mib(lowest)}, off {row.floor_bytes / lowest - 1:+.1%})"
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = harness.parser("peaks of plain torch.compile, torch's activation_memory_budget, and ours")
-    parser.add_argument(
-        "--model", action="append", choices=list(models.CASES), help="may be repeated; default all three"
-    )
-    parser.add_argument("--steps", type=int, default=5, help="timed steps per row (default 5)")
-    parser.add_argument(
-        "--only", nargs="+", choices=("torch", "remat"), default=["torch", "remat"], help="row groups beside plain"
-    )
-    return parser.parse_args(argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,36 +1,22 @@
-"""How the fusion guard and the order of kernels grow with the graph: CPU seconds at 1,250 to 20,000 scheduler nodes.
+"""Scheduler nodes without a model, and the two passes over them: the fusion guard, and the order of kernels.
 
-    python -m benchmarks.scheduler_scale [--nodes 20000] [--toy] [--json OUT]
-
-The nodes are made without a model: rows of recomputed layers, each with a convolution, its backward, the pointwise kernels
-around them and a bias gradient, and one mask that every layer reads.  `guard` asks for the pairs that Inductor would ask for,
-two readers of one buffer, and joins what may be joined; `order` moves kernels up.  The growth is the exponent by which
-seconds grow with nodes from the row before: 1 is linear.
+Rows of recomputed layers, each with a convolution, its backward, the pointwise kernels around them and a bias gradient, and one
+mask that every layer reads.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.common import harness
-from benchmarks.common.timing import with_cpu_seconds
 from compile_remat.inductor.fusion_guard import PlannedOrder
 from compile_remat.inductor.kernel_order import KernelSequence
 
-NODES = (1_250, 5_000, 20_000)
-TOY_NODES = (100, 200)
 PAIRWISE = 64
 """Inductor compares one reader of a buffer with so many that follow (``max_fusion_buffer_group_pairwise_attempts``)."""
-
-REPEATS = 3
-"""The fastest of so many runs counts."""
 
 BYTES = {"small": 16, "large": 1 << 20}
 
@@ -181,56 +167,3 @@ def run_guard(scheduler: Scheduler) -> int:
 def run_order(scheduler: Scheduler) -> int:
     """Order the kernels; returns how many were moved."""
     return KernelSequence(scheduler.nodes, returned(scheduler), range(len(scheduler.nodes))).move_up()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One pass over one graph: seconds of this process's processors, and how many kernels it joined or moved."""
-
-    what: str
-    nodes: int
-    changed: int
-    seconds: float
-    growth: float | None
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = harness.parser("How the fusion guard and the order of kernels grow")
-    parser.add_argument("--nodes", type=int, action="append", help=f"default {NODES}")
-    arguments = parser.parse_args(argv)
-    head = harness.header("cpu")
-    harness.print_header(head)
-    sizes = arguments.nodes or (TOY_NODES if arguments.toy else NODES)
-    rows = [row for what, run in (("guard", run_guard), ("order", run_order)) for row in measured(what, run, sizes)]
-    print(harness.ascii_table(*table(rows)))
-    harness.write_json(arguments.json, head, rows)
-    return 0
-
-
-def table(rows: Sequence[Row]) -> tuple[Sequence[str], list[list[str]]]:
-    """Titles and cells."""
-    cells = [
-        [r.what, f"{r.nodes:,}", str(r.changed), f"{r.seconds:.2f}", "" if r.growth is None else f"{r.growth:.2f}"]
-        for r in rows
-    ]
-    return ("what", "nodes", "changed", "seconds", "growth"), cells
-
-
-def measured(what: str, run: Callable[[Scheduler], int], sizes: Sequence[int]) -> list[Row]:
-    """The rows of one of the two passes."""
-    rows: list[Row] = []
-    for size in sizes:
-        seconds = math.inf
-        for _ in range(REPEATS):
-            scheduler = Scheduler(size)
-            changed, taken_s = with_cpu_seconds(partial(run, scheduler))
-            seconds = min(seconds, taken_s)
-        growth = (
-            math.log(seconds / rows[-1].seconds) / math.log(len(scheduler.nodes) / rows[-1].nodes) if rows else None
-        )
-        rows.append(Row(what, len(scheduler.nodes), changed, seconds, growth))
-    return rows
-
-
-if __name__ == "__main__":
-    sys.exit(main())

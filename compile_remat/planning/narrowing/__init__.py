@@ -1,1 +1,0 @@
-"""Plans that save values in fewer bits than they have."""
