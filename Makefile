@@ -121,7 +121,7 @@ distclean: clean  ## and the environments
 # torch comes first and exactly pinned: left to an open range, pip may fetch gigabytes of another build.
 $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
-	$(PYTHON) -m.venv $(VENV_ARGS) $(VENV)
+	$(PYTHON) -m venv $(VENV_ARGS) $(VENV)
 	$(if $(REUSE),$(PY) -c 'import torch' 2>/dev/null || )$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH)
 	@touch $@
 
@@ -147,7 +147,7 @@ $(VENV)/.triton: $(VENV)/.installed
 
 # It sees the packages of .venv, torch among them, and has the others beside it: nothing that tests skip gets into .venv.
 $(STACKS)/.installed: $(VENV)/.installed
-	$(PY) -m.venv $(VENV_ARGS) $(STACKS)
+	$(PY) -m venv $(VENV_ARGS) $(STACKS)
 	@where='import sysconfig; print(sysconfig.get_path("purelib"))' && \
 	$(PY) -c "$$where" >"$$($(STACKS)/bin/python -c "$$where")/beside.pth"
 	$(STACKS)/bin/python -m pip --disable-pip-version-check install --quiet -c $(PINS) --no-build-isolation -e '.[stacks]'

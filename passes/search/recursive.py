@@ -115,10 +115,10 @@ class Recursion:
         targets = [int(share * high_bytes) for share in self.options.recursive_targets]
         for target in targets:
             found = self._from_segments(target)
-            if found is None or self.simulator.work.is_spent:
-                return None  # no path of uncorrected options: none for a lower budget either
-            if found.peak_bytes <= targets[0]:
+            if found is not None and found.peak_bytes <= targets[0]:
                 return found
+            if found is None or self.simulator.work.is_spent:
+                break  # no path of uncorrected options: none for a lower budget either
         return None
 
     # -- options ------------------------------------------------------------------------------------------------------
