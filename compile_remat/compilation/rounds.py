@@ -67,7 +67,7 @@ class Rounds:
 
     Attributes:
         partitioner: For the next plan.
-        seen: The plans that were lowered.
+        seen: The plans that were lowered; where the lowest one is looked for, since then.
         is_settled: Whether the next plan is taken whatever it comes to.
         searches: What the rounds have searched.
     """
@@ -76,6 +76,7 @@ class Rounds:
         self.searches = Searches()
         self.partitioner, self.is_settled = replace(partitioner, searches=self.searches), is_settled
         self.seen: list[Seen] = []
+        self._first, self._before = self.partitioner, list[Seen]()
         self._is_for_lowest = partitioner.settings.budget.kind == "min"
         self._error: BudgetError | None = None  # of the planner, or the one that is raised in the end
         self._num_tightened = 0
@@ -159,7 +160,7 @@ class Rounds:
         assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
         problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
         planner = self.searches.planner(problem, self.partitioner.settings.time_limit)
-        plan, seen_bytes = planner.lowest(), self._lowest().peak_bytes
+        plan, seen_bytes = planner.lowest(), min(each.peak_bytes for each in self.seen)
         known = [each.report.plan for each in self.seen if each.report.plan is not None]
         if any((plan.saved, plan.again, plan.written) == (each.saved, each.again, each.written) for each in known):
             return False
@@ -196,7 +197,7 @@ class Rounds:
 
     def _lowest(self) -> Seen:
         """Of several as low, the one that was seen last: it needs no other round."""
-        return min(reversed(self.seen), key=lambda seen: seen.peak_bytes)
+        return min(reversed([*self._before, *self.seen]), key=lambda seen: seen.peak_bytes)
 
     def _settle(self, on: Seen) -> None:
         """Go back to a plan that was seen.
@@ -210,20 +211,28 @@ class Rounds:
         raise PlanRefused
 
     def _check(self, lowest: Seen) -> None:
-        """Raise where a budget that the user gave is too low for every plan that was seen.
+        """Raise where a budget that the user gave is too low for every plan that was seen, also in the rounds that `min` has.
 
         Raises:
+            PlanRefused: Those rounds come next.
             BudgetError: Its floor was observed.
         """
         try:
             check_floor(lowest.report, self.partitioner.settings, self._error)
         except BudgetError as error:
             self._error = error
-            raise
+            if self._before or self.seen[0].partitioner.request == LOWEST:
+                raise
+        else:
+            return
+        # What was assumed on the way depends on the budget.  The floor does not: a budget that is one is to be kept.
+        self._before, self.seen, self._is_for_lowest = self.seen, [], True
+        self.partitioner = replace(self._first, request=LOWEST)
+        raise PlanRefused
 
     def concluded(self, report: Report) -> Report:
         """The report of the plan that was taken, with what was observed of it and of the others."""
-        seen = next((each for each in reversed(self.seen) if each.partitioner == self.partitioner), None)
+        seen = next((s for s in reversed([*self._before, *self.seen]) if s.partitioner == self.partitioner), None)
         if seen is None:
             return report
         peak_bytes = seen.peak_bytes
@@ -231,7 +240,7 @@ class Rounds:
         plan = report.plan
         if plan is not None and seen.report.plan is not None:
             plan = replace(plan, largest=seen.report.plan.largest, pictures=seen.report.plan.pictures)
-        rounds = len(self.seen)
+        rounds = len(self._before) + len(self.seen)
         return replace(report, observed_peak_bytes=peak_bytes, rounds=rounds, floor_bytes=floor_bytes, plan=plan)
 
     # -- where no plan fits -------------------------------------------------------------------------------------------
