@@ -96,7 +96,7 @@ def promise(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the peak, in MiB, of the lowest plan that the planner knows of with all that was seen."""
 
     def set_to(peak_mib: int) -> None:
-        lowest = SimpleNamespace(peak_bytes=peak_mib * MIB, saved=("nobody has seen it",), again=())
+        lowest = SimpleNamespace(peak_bytes=peak_mib * MIB, saved=("nobody has seen it",), again=(), written=())
         monkeypatch.setattr(module.Searches, "planner", lambda *_: SimpleNamespace(lowest=lambda: lowest))
 
     set_to(1)
@@ -339,14 +339,26 @@ def test_the_floor_is_the_lowest_that_was_seen(promise: Promise) -> None:
     assert caught.value.floor_bytes == 1150 * MIB
 
 
-def test_a_planned_floor_that_fits_and_whose_code_does_not_is_an_error_of_the_code(promise: Promise) -> None:
-    """No error came of the planner: this one has no more than what was seen."""
+def test_the_rounds_of_min_come_before_an_error(promise: Promise) -> None:
+    """Where the planner's floor fits and its code does not: what was assumed by then depends on the budget, and is forgotten."""
     rounds = rounds_for(BYTES)
     assert not is_taken(rounds, planned(rounds, 990, 990), run_of(1200))
-    assert rounds.partitioner.request == Fit()
+    assert rounds.partitioner.request == Fit() and not rounds.partitioner.assumed.is_empty
+    assert not is_taken(rounds, planned(rounds, 995, 995), run_of(1100, at=""))
+    assert rounds.partitioner.request == LOWEST and rounds.partitioner.assumed == NOTHING_ASSUMED
     with pytest.raises(BudgetError) as caught:
-        is_taken(rounds, planned(rounds, 995, 995), run_of(1100, at=""))
-    assert (caught.value.floor_bytes, caught.value.hint) == (1100 * MIB, "")
+        is_taken(rounds, planned(rounds, 1150, 1150), run_of(1150, at=""))
+    assert (caught.value.floor_bytes, caught.value.hint) == (1100 * MIB, ""), "the lowest of all that were seen"
+
+
+def test_a_plan_of_those_rounds_that_fits_is_taken(promise: Promise) -> None:
+    rounds = rounds_for(BYTES)
+    assert not is_taken(rounds, planned(rounds, 990, 990), run_of(1200))
+    assert not is_taken(rounds, planned(rounds, 995, 995), run_of(1100, at=""))
+    report = planned(rounds, 1050, 1050)
+    assert is_taken(rounds, report, run_of(960))
+    concluded = rounds.concluded(report)
+    assert (concluded.predicted_peak_bytes, concluded.rounds) == (960 * MIB, 3)
 
 
 @pytest.mark.parametrize(
