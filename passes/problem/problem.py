@@ -281,8 +281,8 @@ class Problem:
             return replace(s, **known) if known else s
 
         values, steps = tuple(map(value, self.values)), tuple(map(step, self.steps))
-        known = {"key_before_facts": self.key(), "plans": assumed.plans, "written": assumed.written}
-        return replace(self, values=values, steps=steps, **known)
+        found = replace(self, values=values, steps=steps, key_before_facts=self.key())
+        return replace(found, plans=assumed.plans, written=assumed.written)
 
     @cached_property
     def _key(self) -> str:
