@@ -369,6 +369,8 @@ def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> None:
 
     A name belongs to what is written, afterwards.  A node with a stride that is no number stays as it is.
     """
+    if not names:
+        return
     graph = module.graph
     for node in [each for each in graph.nodes if each.name in names]:
         strides = node.meta["val"].stride()
@@ -379,8 +381,7 @@ def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> None:
         node.name, written.name = f"{node.name}__unwritten", node.name
         written.meta = dict(node.meta)
         node.replace_all_uses_with(written, delete_user_cb=lambda user, written=written: user is not written)
-    if names:
-        module.recompile()
+    module.recompile()
 
 
 def torch_partition(

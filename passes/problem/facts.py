@@ -172,8 +172,20 @@ class Assumptions:
             **{name: _read(part, kind) for part, (name, kind) in zip(parts, _PARTS.items(), strict=True)},
             plain=None if plain is None else PlainFacts.from_object(plain),
             plans=_read_plans(plans),
-            written=_read_plans([[written, []]])[0][0],
+            written=_read_names(written),
         )
+
+
+def _read_names(part: object) -> tuple[str, ...]:
+    """Names.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    names: list[Any] = part if isinstance(part, list) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("no names of this version")
+    return tuple(names)
 
 
 def _read_plans(part: object) -> Plans:
@@ -183,11 +195,9 @@ def _read_plans(part: object) -> Plans:
         ValueError: It holds something else.
     """
     plans: list[Any] = part if isinstance(part, list) else [None]
-    for plan in plans:
-        names = [name for each in plan for name in each] if _is_pair_of_lists(plan) else [None]
-        if not all(isinstance(name, str) for name in names):
-            raise ValueError("no plans of this version")
-    return tuple((tuple(saved), tuple(again)) for saved, again in plans)
+    if not all(map(_is_pair_of_lists, plans)):
+        raise ValueError("no plans of this version")
+    return tuple((_read_names(saved), _read_names(again)) for saved, again in plans)
 
 
 def _is_pair_of_lists(value: object) -> bool:

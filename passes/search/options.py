@@ -93,7 +93,8 @@ class SearchOptions:
             instead of 36.3 (`compile-remat explain llama-2-7b --device h100-sxm --batch 41 --budget min`).
         recursive_bisections: Budgets tried to find the lowest one that recursive segments can meet.
         recursive_targets: Budgets for which recursive segments are sought first, as parts of the lowest peak without them; a plan
-            below the first is enough.  With the first alone, `min` of a GraphSAGE was 4.1 % higher.
+            below the first is enough.  With the first alone, `min` of a GraphSAGE was 4.1 % higher
+            (`python -m benchmarks.zoo --model graph_sage --setting min`).
         recursive_gain: A recursive plan counts only below this part of the lowest peak of all others.
         recursive_lead: Below this part of a quickly found lowest peak it is the lowest: no other is sought, and a budget below it
             is out of reach of plans without recursion.

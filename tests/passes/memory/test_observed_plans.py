@@ -191,7 +191,7 @@ def test_bytes_above_the_simulated_ones_stand_at_the_kernel() -> None:
 
 
 def test_a_step_that_is_left_in_registers_is_written_where_that_takes_more() -> None:
-    """What it is computed from lived until its last reader: of the plan's graphs with the step in memory nothing is known yet."""
+    """Of the plan's graphs with the step in memory nothing is known yet, so that nothing else is assumed of its backward."""
     problem = replace(LAYERS, steps=(replace(LAYERS.steps[0], realised=True), *LAYERS.steps[1:]))
     facts = facts_as_simulated(candidate_of(problem, SAVING_MM.saved, ()))
     assert "mul" in facts.backward.stored
