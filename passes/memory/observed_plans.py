@@ -6,8 +6,10 @@ does not go back and forth between plans of which each looks better while the ot
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -58,8 +60,8 @@ def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: 
         return replace(stored, stored_again=_merged(before.stored_again, again, is_first), written=written)
     found = candidate_of(problem.with_facts(stored), plan.saved, plan.again)
     small_bytes = int(NOTEWORTHY * facts.peak_bytes)
-    forward = _excess(facts.forward.kernels, forward_levels(found), small_bytes)
-    backward = _of_originals(found, _excess(facts.backward.kernels, backward_levels(found), small_bytes))
+    forward = excess_at_nodes(facts.forward.kernels, forward_levels(found), small_bytes)
+    backward = _of_originals(found, excess_at_nodes(facts.backward.kernels, backward_levels(found), small_bytes))
     return replace(
         stored,
         forward_bytes=_sums(before.forward_bytes, forward),
@@ -128,12 +130,13 @@ def forward_levels(found: Candidate) -> dict[str, int]:
 
 
 def backward_levels(found: Candidate) -> dict[str, int]:
-    """Live bytes of the simulated backward at each recomputed value and each step."""
+    """Live bytes of the simulated backward at each recomputed value and each step, in the order in which they run."""
     batch, problem = found.batch, found.simulator.problem
-    live = batch.live[0]
+    live = batch.live[0].tolist()
     again = np.flatnonzero(batch.recomputed[:, 0]).tolist()
-    levels = {problem.values[v].name: int(live[batch.slots[v, 0]]) for v in again}
-    return levels | {step.name: int(live[batch.step_slots[0, b]]) for b, step in enumerate(problem.steps)}
+    slots = {problem.values[v].name: int(batch.slots[v, 0]) for v in again}
+    slots |= {step.name: int(batch.step_slots[0, b]) for b, step in enumerate(problem.steps)}
+    return {name: live[slots[name]] for name in sorted(slots, key=slots.__getitem__)}
 
 
 def _of_originals(found: Candidate, nbytes: Mapping[str, int]) -> dict[str, int]:
@@ -145,21 +148,49 @@ def _of_originals(found: Candidate, nbytes: Mapping[str, int]) -> dict[str, int]
     return known
 
 
-def _excess(kernels: Sequence[KernelFacts], levels: Mapping[str, int], small_bytes: int) -> dict[str, int]:
+def excess_at_nodes(kernels: Sequence[KernelFacts], levels: Mapping[str, int], small_bytes: int) -> dict[str, int]:
     """Bytes that were observed above the simulated levels, at the node of each kernel that has the highest of these.
 
-    A kernel none of whose nodes is in the problem (a copy that the code generator made) belongs to the one before it.
+    The code generator may run a kernel at another place than the simulator, among other buffers: an index that nothing forces to be
+    early, say.  Their bytes are no property of its nodes, which run elsewhere in another plan.  So such a kernel belongs to one of
+    the two nearest that run in their simulated order, to the one of the higher level.  So does a kernel none of whose nodes is in
+    the problem, a copy that the code generator made.
+
+    Args:
+        levels: In the order in which the simulator runs them.
     """
+    places = {name: place for place, name in enumerate(levels)}
+    own = [[name for name in kernel.nodes if name in levels] for kernel in kernels]
+    in_order = longest_ascending([max(map(places.__getitem__, names), default=None) for names in own])
+    anchors = [max(names, key=levels.__getitem__) if k in in_order else None for k, names in enumerate(own)]
+    before, after = _latest(anchors), _latest(anchors[::-1])[::-1]
     found: dict[str, int] = {}
-    last = next(iter(levels), None)
-    for kernel in kernels:
-        known = [name for name in kernel.nodes if name in levels]
-        last = max(known, key=lambda name: levels[name]) if known else last
-        if last is None:
-            continue
-        excess_bytes = kernel.live_bytes - levels[last]
-        if excess_bytes > small_bytes:
-            found[last] = max(found.get(last, 0), excess_bytes)
+    for k, kernel in enumerate(kernels):
+        near = [name for name in (before[k], after[k]) if name is not None] or list(levels)[:1]
+        node = max(near, key=levels.__getitem__, default=None)
+        if node is not None and kernel.live_bytes - levels[node] > small_bytes:
+            found[node] = max(found.get(node, 0), kernel.live_bytes - levels[node])
+    return found
+
+
+def _latest(names: Sequence[str | None]) -> list[str | None]:
+    """For each place the name there, or else the last one before it."""
+    return list(accumulate(names, lambda last, name: name or last))
+
+
+def longest_ascending(numbers: Sequence[int | None]) -> set[int]:
+    """The places of the longest subsequence that never falls, among those that are numbers; of several, one."""
+    ends: list[int] = []  # of the subsequences of each length, the place of the smallest last number
+    previous: dict[int, int | None] = {}
+    for place, number in enumerate(numbers):
+        if number is not None:
+            length = bisect_right(ends, number, key=numbers.__getitem__)
+            previous[place] = ends[length - 1] if length else None
+            ends[length : length + 1] = [place]
+    found, place_before = set[int](), ends[-1] if ends else None
+    while place_before is not None:
+        found.add(place_before)
+        place_before = previous[place_before]
     return found
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compile_remat.passes.memory.candidate_plan import Candidate
-from compile_remat.passes.memory.observed_plans import NOTEWORTHY, assumptions_after, largest_at_peak
+from compile_remat.passes.memory.observed_plans import (
+    NOTEWORTHY,
+    assumptions_after,
+    excess_at_nodes,
+    largest_at_peak,
+    longest_ascending,
+)
 from compile_remat.passes.memory.plan_timeline import candidate_of, peak_bytes_of
 from compile_remat.passes.problem.facts import (
     NOTHING_ASSUMED,
@@ -220,17 +228,41 @@ def test_a_kernel_of_many_nodes_is_held_against_the_highest_of_them() -> None:
     assert levels[name] == max(levels[each] for each in joined.nodes)
 
 
-def test_a_kernel_of_unknown_nodes_belongs_to_the_one_before_it() -> None:
+def test_a_kernel_of_unknown_nodes_belongs_to_the_higher_of_its_neighbours() -> None:
     """A copy that the code generator made: its bytes are the plan's all the same."""
     facts = simulated()
     levels = {k.nodes[0]: k.live_bytes for k in facts.forward.kernels}
-    copy = KernelFacts(("buf7_copy",), levels["sin"] + 2000)
+    assert levels["sin"] < levels["cos"]
+    copy = KernelFacts(("buf7_copy",), levels["cos"] + 2000)
     kernels = [k for kernel in facts.forward.kernels for k in ([kernel, copy] if "sin" in kernel.nodes else [kernel])]
-    seen = RegionFacts(GraphFacts(tuple(kernels), facts.forward.stored), facts.backward, levels["sin"] + 2000)
+    seen = RegionFacts(GraphFacts(tuple(kernels), facts.forward.stored), facts.backward, levels["cos"] + 2000)
     found = assumptions_after(LAYERS, SAVING_MM, seen, NOTHING_ASSUMED)
-    assert found == Assumptions(forward_bytes=(("sin", 2000),))
+    assert found == Assumptions(forward_bytes=(("cos", 2000),))
     first = RegionFacts(GraphFacts((copy, *facts.forward.kernels), facts.forward.stored), facts.backward, 9999)
     assert dict(assumptions_after(LAYERS, SAVING_MM, first, NOTHING_ASSUMED).forward_bytes).keys() == {"mm"}
+
+
+@pytest.mark.parametrize("order", ["x a b c", "a x b c", "a b x c"])
+def test_a_kernel_that_runs_elsewhere_tells_nothing_of_its_nodes(order: str) -> None:
+    """It is simulated last.  The bytes in use at its place are those of its neighbours, but for what is above them."""
+    levels = {"a": 100, "b": 900, "c": 300, "x": 50}
+    kernels = [KernelFacts((name,), 900 if name == "x" else levels[name]) for name in order.split()]
+    assert excess_at_nodes(kernels, levels, 0).get("x") is None
+    high = [replace(kernel, live_bytes=1000) if kernel.nodes == ("x",) else kernel for kernel in kernels]
+    assert excess_at_nodes(high, levels, 0) == ({"a": 900} if order.startswith("x") else {"b": 100})
+
+
+@given(st.lists(st.none() | st.integers(0, 6), max_size=9))
+def test_the_longest_ascending_part_is_that_of_all_subsets(numbers: list[int | None]) -> None:
+    known = [k for k, number in enumerate(numbers) if number is not None]
+
+    def ascends(places: Iterable[int]) -> bool:
+        taken = [numbers[place] or 0 for place in places]
+        return taken == sorted(taken)
+
+    longest = max(n for n in range(len(known) + 1) if any(map(ascends, combinations(known, n))))
+    found = longest_ascending(numbers)
+    assert len(found) == longest and found <= set(known) and ascends(sorted(found))
 
 
 def test_small_bytes_are_not_worth_an_assumption() -> None:
