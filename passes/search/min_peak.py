@@ -44,7 +44,7 @@ class MinimumPeak:
             if options.uses_perturbation:
                 best = perturbation.lower(search.searcher, pressed, options.rounds, options.strict_factor)
             minimum_peak = [best]
-            if options.uses_floor_search and not search.work.is_spent:
+            if not search.work.is_spent:
                 minimum_peak.append(self._searched(best, options.floor_search_target))
                 best = min(minimum_peak, key=search.peak)
                 while (lower := self._descended(best)) is not None:

@@ -13,10 +13,6 @@ class SearchOptions:
     "A target" is a part of a budget, or of a known peak, that the search aims at.
 
     Attributes:
-        uses_continuation: Whether a plan for a budget also starts from that of a slightly larger budget.  Where moments give
-            starts of their own, only if more than `wide_gap` stays open behind these.
-        uses_window_exchange: Whether windows of a plan are replaced by the same windows of the cuts' saved sets.
-        uses_lower_target: The same for a plan for a lower budget, where the gap stays open.
         uses_perturbation: Whether the plan of lowest peak is searched from random neighbours, too.
         uses_recursion: Whether values may be recomputed more than once.
         hull_cuts: Most cuts on the convex hull of time against saved bytes.
@@ -74,16 +70,18 @@ class SearchOptions:
         min_peak_rounds: Rounds of local search at each of them.
         pressed_targets: The same of a local search that moves more values and goes on from the lowest plan of all; without it
             `min` of a small BERT was 1.9 % higher (`python -m benchmarks.digest --part plans`).
-        uses_floor_search: Whether the whole search for a budget is run at `floor_search_target` of the lowest peak so far, and then
-            at the `descent_targets` of it, one after the other, for as long as one of them lowers it.  With 0.95 alone, a
-            WaveNet's lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
+        floor_search_target, descent_targets: The whole search for a budget is run at the first part of the lowest peak so far, and
+            then at the others of it, one after the other, for as long as one of them lowers it.  With 0.95 alone, a WaveNet's
+            lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
         same_peak: Of plans whose peaks differ by less than this factor the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
-        max_perturbations, perturbation_work: Most perturbations, and most perturbations times values to choose from.
+        max_floor_perturbations, perturbation_work: Most perturbations of the plan of lowest peak, and most perturbations times
+            values to choose from.  With 600, two of them, `min` of a GPT-2 was 3.2 % higher
+            (`python -m benchmarks.zoo --model gpt2 --setting min`).
         perturbation_width: Places of the pool on each side from which values are flipped, where they are flipped in one place.
-        perturbation_patience: Perturbations in a row that find no faster plan and end the search for one.
+        perturbation_patience: Perturbations in a row that find no better plan and end the search for one.
             With four, a graph of 21 values got a slower plan at one budget than at a lower one.
-        faster_work: The same limit as `perturbation_work`, where perturbations look for a faster plan.
+        max_perturbations, faster_work: The same limits where perturbations look for a faster plan.
         perturbation_target: The target of the local search behind each, as a part of the lowest peak.
         recursive_segment_cuts: Most cuts between segments that may be recursive.
         recursive_parts: Lengths, in cuts, of the segments between inner checkpoints.
@@ -93,9 +91,8 @@ class SearchOptions:
             instead of 36.3 (`compile-remat explain llama-2-7b --device h100-sxm --batch 41 --budget min`).
         recursive_bisections: Budgets tried to find the lowest one that recursive segments can meet.
         recursive_targets: Budgets for which recursive segments are sought first, as parts of the lowest peak without them; a plan
-            below the first is enough.  With the first alone, `min` of a GraphSAGE was 4.1 % higher
+            below the first is enough, and one above it does not count.  With the first alone, `min` of a GraphSAGE was 4.1 % higher
             (`python -m benchmarks.zoo --model graph_sage --setting min`).
-        recursive_gain: A recursive plan counts only below this part of the lowest peak of all others.
         recursive_lead: Below this part of a quickly found lowest peak it is the lowest: no other is sought, and a budget below it
             is out of reach of plans without recursion.
         trusted_gain: `max` departs from torch's own choice for an estimated gain of at least this part of the step.
@@ -105,9 +102,6 @@ class SearchOptions:
         frontier_anchors: Budgets at which a frontier solves the linear programme, as parts of that way; the others share those.
     """
 
-    uses_continuation: bool = True
-    uses_window_exchange: bool = True
-    uses_lower_target: bool = True
     uses_perturbation: bool = True
     uses_recursion: bool = True
     hull_cuts: int = 12
@@ -165,15 +159,15 @@ class SearchOptions:
     min_peak_targets: tuple[float, ...] = (0.8, 0.93, 0.97)
     min_peak_rounds: int = 6
     pressed_targets: tuple[float, ...] = (0.95, 0.85)
-    uses_floor_search: bool = True
     floor_search_target: float = 0.3
     descent_targets: tuple[float, ...] = (0.95, 0.98)
     same_peak: float = 0.998
     perturbation_flips: int = 4
-    max_perturbations: int = 16
-    perturbation_work: int = 600
+    max_floor_perturbations: int = 64
+    perturbation_work: int = 12_000
     perturbation_width: int = 8
     perturbation_patience: int = 8
+    max_perturbations: int = 16
     faster_work: int = 2400
     perturbation_target: float = 0.9
     recursive_segment_cuts: int = 100
@@ -183,7 +177,6 @@ class SearchOptions:
     recursive_rounds: int = 12
     recursive_bisections: int = 6
     recursive_targets: tuple[float, ...] = (0.98, 0.9, 0.8)
-    recursive_gain: float = 0.98
     recursive_lead: float = 0.9
     trusted_gain: float = 0.01
     menu_targets: tuple[float, ...] = (0.75, 0.5, 0.25, 0.1)

@@ -13,22 +13,22 @@ from compile_remat.passes.search.local_search import LocalSearch
 
 
 def lower(searcher: LocalSearch, mask: Bools, rounds: int, weight_factor: float) -> Bools:
-    """The plan of lowest peak among the given one and what its perturbations lead to."""
+    """The plan of lowest peak among the given one and what its perturbations lead to; so many in a row that find none end it."""
     options = searcher.options
     choices = searcher.pool[~searcher.pinned[searcher.pool]]
     if len(choices) < options.perturbation_flips:
         return mask
     random = np.random.default_rng(0)
-    best, peak = mask, _peak(searcher, mask)
-    for _ in range(min(options.max_perturbations, options.perturbation_work // len(choices))):
-        if searcher.simulator.work.is_spent:
+    best, peak, found_at = mask, _peak(searcher, mask), 0
+    for turn in range(min(options.max_floor_perturbations, options.perturbation_work // len(choices))):
+        if searcher.simulator.work.is_spent or turn - found_at >= options.perturbation_patience:
             break
         start = best.copy()
         start[random.choice(choices, size=options.perturbation_flips, replace=False)] ^= True
         found = searcher.run(start, int(options.perturbation_target * peak), rounds, weight_factor)
         found_peak = _peak(searcher, found)
         if found_peak < peak:
-            best, peak = found, found_peak
+            best, peak, found_at = found, found_peak, turn + 1
     return best
 
 

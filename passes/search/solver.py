@@ -277,4 +277,5 @@ class Planner:
         if found is None or found.peak_bytes <= self.options.recursive_lead * peak(pressed):
             return found
         lowest = min(peak(m) for m in self.minimum_peak.found)
-        return found if found.peak_bytes <= int(lowest * self.options.same_peak) * self.options.recursive_gain else None
+        least_gain = self.options.recursive_targets[0]
+        return found if found.peak_bytes <= int(lowest * self.options.same_peak) * least_gain else None

@@ -149,14 +149,14 @@ class Search:
         if self.uses_moments:
             if self.is_open(mask, budget_bytes):
                 mask = self.faster(mask, self.from_proof(mask, budget_bytes), budget_bytes)
-        if options.uses_continuation and self.is_open(mask, budget_bytes, gap):
+        if self.is_open(mask, budget_bytes, gap):
             start = self.warm_starts.start(budget_bytes)
             mask = self.faster(mask, self.finish(start, budget_bytes), budget_bytes)
-        if self.is_open(mask, budget_bytes) and options.uses_window_exchange:
+        if self.is_open(mask, budget_bytes):
             for weight_factor in (1.0, options.strict_factor):
                 crossed = cross(self.searcher, mask, self.levels, budget_bytes, weight_factor)
                 mask = self.faster(mask, crossed, budget_bytes)
-        if options.uses_lower_target and self.is_open(mask, budget_bytes, gap):
+        if self.is_open(mask, budget_bytes, gap):
             lower = self.candidates(int(budget_bytes * options.lower_target))[0]
             mask = self.faster(mask, lower, budget_bytes)
         return self.shaken(mask, budget_bytes)
