@@ -76,8 +76,8 @@ class SearchOptions:
         same_peak: Of plans whose peaks differ by less than this factor the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_floor_perturbations, perturbation_work: Most perturbations of the plan of lowest peak, and most perturbations times
-            values to choose from.  With 600, two of them, `min` of a GPT-2 was 3.2 % higher
-            (`python -m benchmarks.zoo --model gpt2 --setting min`).
+            values to choose from.  With 600, two of them, `min` of a Qwen3 was 0.5 % higher
+            (`python -m benchmarks.zoo --model qwen3 --setting min`).
         perturbation_width: Places of the pool on each side from which values are flipped, where they are flipped in one place.
         perturbation_patience: Perturbations in a row that find no better plan and end the search for one.
             With four, a graph of 21 values got a slower plan at one budget than at a lower one.
