@@ -1,8 +1,8 @@
 """Joint graph -> `Problem`: sizes, readers, kernels, prices and pins of every node.
 
-Nodes are read into drafts, in the graph's order, with all that is so in the graphs of every plan (`read_own`): is_drawn,
-concatenates, becomes_addmm and own_expression among it.  Then these passes run over all drafts, each of which reads what the
-node itself says and what stands in the second column, and writes what stands in the third one:
+Nodes are read into drafts, in the graph's order, with all fields that are the same under every plan (`read_own`): is_drawn,
+concatenates, becomes_addmm and own_expression among them.  Then these passes run over all drafts.  Each pass reads the node itself
+and the fields in the second column, and writes the fields in the third column:
 
 | pass | reads | writes |
 |---|---|---|
@@ -87,10 +87,10 @@ PASSES = (
     mark_layout_copies,
     mark_parts,
 )
-"""What runs over the drafts, in this order; see the table above."""
+"""Passes that run over the drafts, in this order; see the table above."""
 
 Workspace = Callable[[fx.Node, RulesOf], int]
-"""Bytes that a node's kernel takes beside its outputs while it runs, by the rules of its graph: they say how convolutions lie."""
+"""Returns a node's workspace bytes: beside its outputs, while its kernel runs.  The rules give the layout of convolutions."""
 BytesOf = Callable[[fx.Node], int]
 OriginOf = Callable[[fx.Node], Origin]
 
@@ -106,20 +106,20 @@ def build_problem(
     in_blocks: bool = True,
     expandable: bool = False,
 ) -> Problem:
-    """Read a joint graph.
+    """Build the planning problem of a joint graph.
 
     Args:
         joint: AOTAutograd's joint graph, prepared here (dead code and CSE, in place) unless it is a `Joint` already.
-        num_fwd_outputs: How many of its outputs belong to the forward.
+        num_fwd_outputs: Number of outputs that belong to the forward.
         cost: Prices nodes and fused groups.
-        reference: The nodes that torch's own chooser saves, kept as a candidate plan.
-        workspace: Asked once for every node that runs an unfused kernel.  An operator that calls graphs (``cond``, ``scan``) also
-            takes what these allocate for themselves.
-        rules: Asked once for every type of device that a tensor is on, which need not be here.  By default those of the
-            installed Inductor under its present options.
-        in_blocks: Whether a buffer counts as the blocks that its device's allocator hands out (`counted_bytes` on CUDA), or as it
-            is: then bytes are affine in the batch.
-        expandable: Whether torch's CUDA allocator has expandable segments.
+        reference: The nodes that torch's own partitioner saves, kept as a candidate plan.
+        workspace: Called once for every node that runs an unfused kernel.  For an operator that calls graphs (``cond``, ``scan``),
+            the bytes that these graphs allocate count as workspace, too.
+        rules: Called once for every type of device that a tensor is on; the device need not be present.  By default the rules of
+            the installed Inductor under its present options.
+        in_blocks: If True, a buffer counts as the blocks that its device's allocator hands out (`counted_bytes` on CUDA).  If
+            False, it counts as its own bytes, which are affine in the batch size.
+        expandable: True if torch's CUDA allocator has expandable segments.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(joint, num_fwd_outputs=num_fwd_outputs)
@@ -127,9 +127,9 @@ def build_problem(
 
 
 class ProblemBuilder:
-    """Builds the problems of one joint graph, which stays as it is meanwhile: nodes are read, and kernels asked about, once.
+    """Builds the problems of one joint graph, which must not change meanwhile: nodes are read and workspaces are asked for once.
 
-    Takes what `build_problem` does.
+    Takes the arguments of `build_problem`.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class ProblemBuilder:
 
     def build(self, reference: Iterable[fx.Node] = ()) -> Problem:
         """See `build_problem`."""
-        graph = copied(self._read)  # the passes write on drafts
+        graph = copied(self._read)  # the passes change drafts
         for run in PASSES:
             run(graph)
         if self._in_blocks:
@@ -164,11 +164,11 @@ class ProblemBuilder:
         return _problem(graph, reference, self._workspace, self._origin, step_time_ns)
 
     def saved_by(self, nodes: Iterable[fx.Node], problem: Problem) -> tuple[int, ...]:
-        """Which values of a problem of this graph are saved where these nodes are: for a view, what it is a view of."""
+        """Indices of the values of `problem` that are saved if `nodes` are saved; for a view, the value that it is a view of."""
         return _saved_by(self._read, nodes, problem.values)
 
     def _with_inner(self, node: fx.Node) -> int:
-        """The workspace of a node, what the graphs allocate that its operator calls included."""
+        """The workspace of a node in bytes: the most of its kernel, its gradient copy, and the graphs that its operator calls."""
         found = max(self._given_workspace(node, self._rules_of), copied_bytes(node))
         for module in inner_graphs(node):
             inner = self._problem_of(module)
@@ -177,7 +177,7 @@ class ProblemBuilder:
         return found
 
     def _slices_time_ns(self, node: fx.Node) -> int:
-        """The time of all calls that a sliced call makes."""
+        """Time in ns of all graph calls that a sliced call makes."""
         module, *others = inner_graphs(node)
         calls = slices_of(node) - len(others)
         return calls * self._problem_of(module).step_time_ns + sum(self._problem_of(x).step_time_ns for x in others)
@@ -185,7 +185,7 @@ class ProblemBuilder:
     def _inner_problem(self, module: fx.GraphModule) -> Problem:
         body = joint_graph.copied_graph(module)
         for k, given in enumerate(body.graph.find_nodes(op="placeholder")):
-            given.target = f"primals_{k}"  # a region's backward calls some of them tangents
+            given.target = f"primals_{k}"  # some inputs of a backward's body are named tangents
         return build_problem(
             body,
             num_fwd_outputs=len(tree_leaves(body.graph.output_node().args)),
@@ -205,11 +205,11 @@ def _returned(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
-    """A draft for each node that computes something; views, sizes and graph inputs have none."""
+    """Drafts of all nodes that compute something; views, sizes and graph inputs have no draft."""
     graph, pins, closure = DraftGraph(joint, rules), Pins(joint, rules), joint.info.tangents_closure
     given_symints = frozenset(symints_to_save(joint)) | closure
     copies = {copy.node for copy in joint.snapshots}
-    is_past_tangents = False  # from the first node that a tangent reaches, even a view, torch walks in graph order
+    is_past_tangents = False  # from the first node, even a view, that depends on a tangent, torch keeps graph order
     for node in joint.module.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             graph.roots[node] = (node,)
@@ -224,11 +224,11 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
         pin, tag = pins.read(node, op)
         roots = graph.roots_of(*node.all_input_nodes)
         if op.kind is OpKind.SYMBOL:
-            # A size that is not saved is read off its tensor, which has to be computed for that.
+            # To read a size that is not saved, the backward has to compute the tensor.
             graph.roots[node] = () if node in given_symints else tuple(r for r in roots if r in graph.by_node)
         elif op.kind is OpKind.VIEW or (op.kind is OpKind.ITEM and node.all_input_nodes[0] not in graph.by_node):
             graph.roots[node] = roots
-            if joint_graph.must_be_in_forward(node):  # `extract` saves it, and with it the memory of its root
+            if joint_graph.must_be_in_forward(node):  # `extract` saves the view, and so the memory of its root
                 for draft in graph.drafts_of(node):
                     draft.pin, draft.tag = SAVE, Tag.NONE
         else:
@@ -242,7 +242,7 @@ def _read(joint: joint_graph.Joint, rules: RulesOf) -> DraftGraph:
 
 
 def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
-    """The draft of a node that is no view, behind all that it reads; its pin is still to be set."""
+    """The draft of a node that is no view; all its sources have drafts already, and the caller sets its pin."""
     joint, rules = graph.joint, graph.rules_of(node)
     draft = Draft(
         node=node,
@@ -266,7 +266,7 @@ def _kernel_draft(graph: DraftGraph, node: fx.Node, op: Op) -> Draft:
 
 
 def _snapshot_draft(joint: joint_graph.Joint, node: fx.Node) -> Draft:
-    """A copy of an input: saved wherever the backward needs it, and read by nothing in the forward."""
+    """The draft of an input's copy: pinned to be saved if the backward needs it, and read by no node of the forward."""
     return Draft(
         node=node,
         op=described(joint, node),
@@ -371,10 +371,10 @@ def _values_among(drafts: Iterable[Draft]) -> tuple[int, ...]:
 
 
 def _positions(values: Sequence[Draft]) -> list[int]:
-    """Places in which every value that only the backward needs stands right behind what it reads."""
+    """Position of each value in a forward order in which values that only the backward needs stand right behind their sources."""
     keys: list[tuple[int, ...]] = []
     for i, draft in enumerate(values):
-        if draft.in_forward or draft.is_snapshot:  # a copy stands before its first reader
+        if draft.in_forward or draft.is_snapshot:  # a snapshot stands before its first reader
             keys.append((i,))
         else:
             keys.append((*max((keys[j] for j in draft.reads), default=(-1,)), i))
@@ -383,7 +383,7 @@ def _positions(values: Sequence[Draft]) -> list[int]:
 
 
 def _unread_bytes(node: fx.Node) -> int:
-    """Bytes of those outputs of a multi-output node that no getitem takes."""
+    """Bytes of the outputs of a multi-output node that no getitem reads."""
     value = node.meta.get("val")
     if not isinstance(value, list | tuple):
         return 0

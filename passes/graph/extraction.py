@@ -22,14 +22,14 @@ def extract(
     num_fwd_outputs: int = 1,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Split the joint graph as the plan says.
+    """Split the joint graph into a forward and a backward module as the plan says.
 
-    The forward returns its outputs, then what the plan saves; the backward takes that and the tangents, and computes the
-    rest again just before its first reader, or twice where the plan says so.  Graph inputs and symbolic sizes are
-    handed over as the backward needs them: they are alive anyway.
+    The forward returns its outputs, then the saved tensors.  The backward takes the saved tensors and the tangents, and recomputes
+    all other values just before their first reader, or twice where the plan says so.  Graph inputs and symbolic sizes that the
+    backward needs are handed over as well: they are alive anyway.
 
     Raises:
-        ValueError: The plan names a value that the graph does not have.
+        ValueError: The plan saves a value that the graph does not have.
     """
     if isinstance(joint, fx.GraphModule):
         joint = joint_graph.prepare(
@@ -40,7 +40,7 @@ def extract(
     if missing:
         raise ValueError(f"the plan saves {missing[0]!r}, which the graph does not have")
     saved = [nodes[name] for name in plan.saved]
-    # Views of what is saved are made anew in the backward, unless a tag keeps them out of it.
+    # The backward makes views of saved tensors anew, unless a tag keeps these views out of the backward.
     forward_only = [n for n in joint_graph.forward_only(joint) if n not in saved]
     handed = [*joint.info.inputs, *symints_to_save(joint), *saved, *forward_only]
     with reading_snapshots(joint, frozenset(plan.saved)):
@@ -50,13 +50,13 @@ def extract(
 
 
 def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, plan: Plan) -> None:
-    """Change the backward as the plan says: what is computed twice, and what is written to memory."""
+    """Change the backward as the plan says: duplicate the values in `Plan.again`, write those in `Plan.written` to memory."""
     _copy(backward, joint, frozenset(plan.again))
     joint_graph.write_to_memory(backward, frozenset(plan.written))
 
 
 def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:
-    """Give the named values a copy each, right behind them, that copies and the steps of the backward read: `with_copies`."""
+    """Put a copy right behind each named value; other copies and the steps of the backward read the copy (`with_copies`)."""
     steps = {n.name for n in joint.info.tangents_closure}
     copies: dict[fx.Node, fx.Node] = {}
     for node in list(backward.graph.nodes) if names else ():
@@ -83,7 +83,7 @@ def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[
 
 
 def _stands_for_another(node: fx.Node) -> bool:
-    """Whether the node is no value of its own: a view, a part of one, a size."""
+    """Returns whether the node is no value of its own: a view, one output of a multi-output view, or a size."""
     kind = op_kind(node)
     return kind in (OpKind.VIEW, OpKind.SYMBOL) or (
         kind is OpKind.ITEM and _stands_for_another(node.all_input_nodes[0])

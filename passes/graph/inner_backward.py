@@ -1,7 +1,7 @@
-"""Graphs that hold a backward beside their forward: ``torch.autograd.grad`` or ``torch.func.grad`` was traced into them.
+"""Inner backwards: graphs that hold a backward beside their forward, from a traced ``torch.autograd.grad`` or ``torch.func.grad``.
 
-AOTAutograd hands such a graph to the compiler for inference, and no partitioner is called.  `as_joint` writes it in the form of a
-joint graph: what stands before the first gradient is the forward, all else the backward.
+AOTAutograd hands such a graph to the inference compiler and calls no partitioner.  `as_joint` turns the graph into a joint graph:
+nodes before the first gradient are the forward, all other nodes the backward.
 ``source_fn_stack`` names the call of Dynamo's graph that a node comes from; same in torch 2.11 and 2.13.
 """
 
@@ -19,19 +19,19 @@ from compile_remat._torch.input_mutation import writes_in_place
 
 GRADIENT_CALLS = (torch.autograd.grad, torch.autograd.backward)
 FUNCTORCH_CALL = "_autograd_grad"
-"""The function of ``torch.func.grad`` and its like that Dynamo writes into a graph."""
+"""Name of the function that Dynamo writes into a graph for ``torch.func.grad`` and similar transforms."""
 
 
 @dataclass(frozen=True)
 class InnerBackward:
-    """Such a graph, up to the end of one backward, as a joint graph.
+    """A graph with an inner backward, whose nodes up to the end of that backward are a joint graph.
 
     Attributes:
         original: The whole graph; it is not changed.
-        rest: Its nodes behind the joint graph.
-        module: The joint graph: inputs are called primals, and the backward's nodes are tagged to be in it.
-        kept: Nodes of the original that the rest reads, in the order in which the joint graph returns them.
-        num_fwd_outputs: How many of these belong to the forward.
+        rest: Nodes of `original` behind the joint graph.
+        module: The joint graph: inputs are named primals, and the backward's nodes are tagged ``must_be_in_backward``.
+        kept: Nodes of `original` that `rest` reads, in the order in which the joint graph returns them.
+        num_fwd_outputs: Number of nodes in `kept` that belong to the forward.
     """
 
     original: fx.GraphModule
@@ -42,18 +42,18 @@ class InnerBackward:
 
 
 def backward_calls(module: fx.GraphModule) -> list[str]:
-    """Names in Dynamo's graph of the calls for gradients that nodes come from, in the order of these nodes."""
+    """Names of the gradient calls in Dynamo's graph from which nodes of `module` come, in the order of these nodes."""
     return list(dict.fromkeys(name for node in module.graph.nodes if (name := _gradient_call(node))))
 
 
 def as_joint(module: fx.GraphModule, call: str | None) -> InnerBackward | None:
-    """The graph up to the end of the backward that a call stands for; None where it is not functional.
+    """The graph up to the end of the backward that a call stands for; None if the graph writes in place or has a random checkpoint.
 
-    Behind the last backward nodes may follow that belong to it, so that the joint graph then goes on to the end, or to where inputs
-    are overwritten.
+    Nodes behind the last backward may belong to it, so for the last backward the joint graph extends to the output, or to the first
+    ``copy_`` into an input.
 
     Args:
-        call: None for all backwards as one: what stands behind the first gradient.
+        call: Name of a gradient call (`backward_calls`); None takes all backwards as one, from the first gradient on.
     """
     if writes_in_place(module) or joint_graph.has_random_checkpoint(module):
         return None
@@ -83,15 +83,15 @@ def as_joint(module: fx.GraphModule, call: str | None) -> InnerBackward | None:
 
 @contextmanager
 def without_common_subexpressions(module: fx.GraphModule) -> Iterator[fx.GraphModule]:
-    """The graph with each expression in it once; inside, `joint_graph.prepare` merges none, so that copies stay apart."""
+    """Yield the graph after CSE; inside the context `joint_graph.prepare` runs no CSE, so that copies stay separate nodes."""
     with joint_graph.without_cse():
         yield joint_graph.each_expression_once(module)
 
 
 def with_whole_forward(joint: joint_graph.Joint) -> joint_graph.Joint:
-    """The joint graph, all that stands before the backward counted as computed in the forward.
+    """The joint graph in which all nodes before the backward count as computed in the forward.
 
-    Otherwise what the first of two backwards computes, and a loss that is not returned, would seem to take no memory there.
+    Otherwise the nodes of the first of two backwards, and a loss that is not returned, would seem to take no memory in the forward.
     """
     info = joint.info
     nodes = list(joint.module.graph.nodes)
@@ -108,7 +108,7 @@ def with_whole_forward(joint: joint_graph.Joint) -> joint_graph.Joint:
 
 
 def _gradient_call(node: fx.Node) -> str:
-    """The name of the call for gradients that a node comes from; empty where it is part of none."""
+    """The name of the gradient call that a node comes from; empty if there is none."""
     stack = node.meta.get("source_fn_stack") or ()
     name, function = stack[-1] if stack else ("", None)
     return name if function in GRADIENT_CALLS or getattr(function, "__name__", "") == FUNCTORCH_CALL else ""
@@ -117,12 +117,12 @@ def _gradient_call(node: fx.Node) -> str:
 def merged(
     inner: InnerBackward, forward: fx.GraphModule, backward: fx.GraphModule, steps: Iterable[str]
 ) -> fx.GraphModule:
-    """One graph of the two that the joint graph was split into, and the rest of the original behind it.
+    """Merge the forward and backward of a joint graph, and the rest of the original behind them, into one graph.
 
-    What the backward computes again stands just before its first reader.
+    Nodes that the backward recomputes stand just before their first reader.
 
     Args:
-        steps: Names of the nodes that are in the backward under every plan; what else they read is computed when they need it.
+        steps: Names of the nodes that are in the backward under every plan; other nodes are placed right before a step needs them.
     """
     graph, own, by_name = fx.Graph(), dict[fx.Node, fx.Node](), dict[str, fx.Node]()
     inputs = (module.graph.find_nodes(op="placeholder") for module in (inner.original, inner.module))
@@ -147,7 +147,7 @@ def merged(
 def _append(
     graph: fx.Graph, backward: fx.GraphModule, by_name: dict[str, fx.Node], steps: frozenset[str]
 ) -> list[fx.Node]:
-    """Append a backward's nodes in the order in which its steps need them; returns what it returns."""
+    """Append a backward's nodes in the order in which its steps need them; returns the nodes of its outputs."""
     place = {node: k for k, node in enumerate(backward.graph.nodes)}
     env = {node: by_name[node.name] for node in backward.graph.find_nodes(op="placeholder")}
     for step in backward.graph.nodes:

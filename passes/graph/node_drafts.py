@@ -1,4 +1,4 @@
-"""A node of the joint graph while the problem is built: what was read of it, and what the passes of `build` find out."""
+"""Drafts: nodes of the joint graph while the problem is built, with the fields that the passes of `build` fill in."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from compile_remat.passes.problem.problem import FREE, Kernel, Pin, Tag
 
 @dataclass(frozen=True)
 class Expression:
-    """What is computed inside of a fused kernel's expression.
+    """The expression that a fused kernel evaluates for one node.
 
     Attributes:
-        reads: Names of the buffers and graph inputs that it loads.
-        has_heavy: Whether it has one of `InductorRules.heavy_ops`.
+        reads: Names of the buffers and graph inputs that the expression loads.
+        has_heavy: True if the expression contains one of `InductorRules.heavy_ops`.
     """
 
     reads: frozenset[str] = frozenset()
@@ -31,35 +31,35 @@ class Expression:
 
 @dataclass(eq=False)
 class Draft:
-    """A node on its way to become a `Value` or a `Step`; two are equal only where they are one.
+    """A node on its way to become a `Value` or a `Step`; drafts are compared by identity.
 
     Attributes:
-        sources: The drafts that it reads, views seen through.
-        input_reads: Names and bytes of the graph inputs that it reads.
-        snapshots: Copies of inputs that it reads where the backward runs it.
-        is_snapshot: Whether it is such a copy.
-        depth: The most unfused kernels on any path that leads to it: what has one depth may be fused.
-        mask_factor: How many bytes' worth of time one saved byte costs (`InductorRules.mask_traffic_factor`).
+        sources: Drafts of the nodes that the node reads, directly or through views.
+        input_reads: Name and bytes of each graph input that the node reads.
+        snapshots: Drafts of the input copies that the node reads when the backward runs it.
+        is_snapshot: True if the node is such a copy of an input.
+        depth: The most unfused kernels on any path that leads to the node; nodes of equal depth may be fused.
+        mask_factor: Factor on the traffic time of a saved byte (`InductorRules.mask_traffic_factor`).
         epilogue_step: The field `late_step` of a `Value`.
-        index: Its place among the values or among the steps.
-        reads, gradients: The places of the values, and of the steps, that it reads.
-        may_differ: Whether a second run may give other numbers.
-        unread_bytes: Bytes of those outputs of a node with several that nothing takes.
-        own_expression: Of a fused node, the graph inputs that it reads.
-        expression: The fused expression that readers in the forward take up.
-        backward_expression: The same for readers in the backward, where a value has fewer readers.
-        concatenates: Whether it is a buffer that its parts are written into.
-        becomes_addmm: Whether it is an addition that Inductor makes an unfused kernel of, with the product that it reads.
-        is_always_written: Whether what it becomes or is read by makes it a buffer, whatever its expression.
-        is_loaded_again: Whether an unfused kernel of the backward reads it.
-        is_materialised: Whether it has a buffer though it is pointwise and no output.
-        is_written_again: The same in the backward, with the readers that it has there.
-        is_written_if_reused: Whether it is written there only if several read it.
-        copied_bytes: Bytes of the copies, in another layout, that live while it runs.
-        copied_input_bytes: Bytes of graph inputs that are copied into another layout and last read here.
-        copies: Concatenations among its reads that it gets a copy of.
+        index: Index of the draft among the values or among the steps.
+        reads, gradients: Indices of the values, and of the steps, that the node reads.
+        may_differ: True if a second run may give other numbers.
+        unread_bytes: Bytes of the outputs of a multi-output node that no node reads.
+        own_expression: Of a pointwise node, its own operation and the graph inputs that it loads.
+        expression: The fused expression that readers in the forward inline.
+        backward_expression: The fused expression that readers in the backward inline; a value has fewer readers there.
+        concatenates: True for a concatenation with a buffer into which its sources are written.
+        becomes_addmm: True for an addition that Inductor replaces, with the product that it reads, by one unfused kernel.
+        is_always_written: True if the node has a buffer whatever its expression, because of its readers or as an ``addmm``.
+        is_loaded_again: True if an unfused kernel of the backward reads the node.
+        is_materialised: True if the node has a buffer although it is pointwise and no output.
+        is_written_again: True if the node has such a buffer in the backward, where it has other readers.
+        is_written_if_reused: True if the node has the buffer in the backward only because several nodes read it.
+        copied_bytes: Bytes of copies in another layout that are alive while the node's kernel runs.
+        copied_input_bytes: Bytes of graph inputs that are copied into another layout and have this node as last reader.
+        copies: Concatenations that the node reads through a copy in another layout.
         ordered_by: Sources of a concatenation that have their channels innermost.
-        parts: Sources of a concatenation that are written into it.
+        parts: Sources of a concatenation that are written into its buffer.
         inner_time_ns: Of a sliced call, the time of the graphs that it calls.
     """
 
@@ -111,11 +111,11 @@ class DraftGraph:
     """All drafts of a joint graph.
 
     Attributes:
-        rules: Of Inductor, for a type of device.
-        values: Drafts of what needs no tangent, in the graph's order.
-        steps: Drafts of what depends on a tangent, in the graph's order.
+        rules: Inductor's rules for a type of device.
+        values: Drafts of nodes that need no tangent, in the graph's order.
+        steps: Drafts of nodes that depend on a tangent, in the graph's order.
         by_node: All drafts, in the graph's order.
-        roots: For each node that was read, the nodes whose memory it stands for: itself, what it is a view of, graph inputs.
+        roots: For each node, the nodes or graph inputs whose memory it stands for: the node itself, or the base of a view.
     """
 
     joint: joint_graph.Joint
@@ -127,7 +127,7 @@ class DraftGraph:
 
     @cached_property
     def run_again(self) -> frozenset[fx.Node]:
-        """All nodes that the backward may run: what depends on a tangent, and what that is computed from."""
+        """All nodes that the backward may run: nodes that depend on a tangent, and all their direct and indirect inputs."""
         found = set[fx.Node]()
         for node in reversed(self.joint.module.graph.nodes):
             if node.op != "output" and (node in found or node in self.joint.info.tangents_closure):
@@ -136,7 +136,7 @@ class DraftGraph:
         return frozenset(found)
 
     def add(self, draft: Draft) -> None:
-        """Append a draft to its list."""
+        """Append a draft to `values` or `steps`, and set its indices."""
         self.by_node[draft.node] = draft
         self.roots[draft.node] = (draft.node,)
         among = self.steps if draft.in_backward else self.values
@@ -146,26 +146,26 @@ class DraftGraph:
         among.append(draft)
 
     def roots_of(self, *nodes: fx.Node) -> tuple[fx.Node, ...]:
-        """The nodes whose memory these stand for, graph inputs among them, each once."""
+        """The nodes and graph inputs whose memory `nodes` stand for, each once."""
         return tuple(dict.fromkeys(root for node in nodes for root in self.roots.get(node, ())))
 
     def drafts_of(self, *nodes: fx.Node) -> Iterator[Draft]:
-        """The drafts whose memory these nodes stand for."""
+        """The drafts whose memory `nodes` stand for."""
         return (self.by_node[root] for root in self.roots_of(*nodes) if root in self.by_node)
 
     def rules_of(self, node: fx.Node) -> InductorRules:
-        """Those for the device that the node's value is on."""
+        """Inductor's rules for the device of the node's value; the CPU's if the value is no tensor."""
         value = node.meta.get("val")
         return self.rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
 
 
 def indices_of(drafts: Iterable[Draft]) -> tuple[int, ...]:
-    """The places of some values, or of some steps, each once, ascending."""
+    """The indices of some values, or of some steps, each once, ascending."""
     return tuple(sorted({draft.index for draft in drafts}))
 
 
 def copied(graph: DraftGraph) -> DraftGraph:
-    """The same drafts anew, just read."""
+    """A copy of a graph's drafts, as they were after reading; passes may change the copy."""
     made = DraftGraph(graph.joint, graph.rules, roots=graph.roots)
     for node, read in graph.by_node.items():
         draft = made.by_node[node] = copy.copy(read)
@@ -177,7 +177,7 @@ def copied(graph: DraftGraph) -> DraftGraph:
 
 
 def described(joint: joint_graph.Joint, node: fx.Node) -> Op:
-    """`describe`, once for all problems that are built of a joint graph, unless a rewrite changes what the node reads."""
+    """`describe`, cached on the joint graph; computed again if a rewrite has changed the node's arguments."""
     known = joint.described.get(node)
     if known is None or known[0] is not node.args or known[1] is not node.kwargs:
         known = joint.described[node] = node.args, node.kwargs, describe(node)

@@ -1,4 +1,4 @@
-"""A joint graph, made ready to be planned: torch's own steps, and the rewrites that make every plan of it better."""
+"""Preparation of a joint graph for planning: torch's own passes, and the rewrites that make every plan better."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from compile_remat.passes.graph.rewrites.weight_gradients_first import move_weig
 def as_in_torch(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
 ) -> joint_graph.Joint:
-    """Dead code, CSE, tags, classification: the graph that plain torch.compile splits.
+    """Remove dead code, run CSE, set tags and classify nodes, as plain torch.compile does before it splits the graph.
 
     Args:
         module: A joint graph; rewritten in place.
-        num_fwd_outputs: How many of its outputs are the forward's.
+        num_fwd_outputs: Number of outputs that belong to the forward.
         static_lifetime_input_indices: Positions of the inputs that live as long as the model.
     """
     return joint_graph.prepare(
@@ -30,11 +30,11 @@ def as_in_torch(
 
 
 def rewritten(joint: joint_graph.Joint, *, splits_convolutions: bool = True) -> joint_graph.Joint:
-    """The same graph, in place, with the rewrites; see the modules in `rewrites`.
+    """Apply the rewrites of `rewrites` to a joint graph, in place, if the graph has a backward.
 
     Args:
-        splits_convolutions: Whether a convolution's gradients are made one after the other: a second kernel call for a lower
-            peak.  Who does so makes one layout for both (`lay_gradients_out_once`) where Inductor compiles the backward.
+        splits_convolutions: If True, a convolution's gradients are computed one after the other: a second kernel call for a lower
+            peak.  The caller must then call `lay_gradients_out_once` where Inductor compiles the backward.
     """
     if joint.has_backward:
         joint.info.unclaimed_nodes.update(replace_shape_only_inputs(joint.module))

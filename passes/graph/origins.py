@@ -1,4 +1,4 @@
-"""Where nodes of a joint graph come from in the user's program."""
+"""Origins: the module, source line and checkpointed region of the user's program that a node comes from."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from compile_remat.passes.problem.problem import Origin
 NO_REGIONS: Mapping[int | None, int] = {}
 
 TEXTS = 4096
-"""Paths and stack traces that are read once: the nodes of a layer share theirs, and so do the problems of one graph."""
+"""Cache size for parsed paths and stack traces: nodes of one layer share them, and so do the problems of one graph."""
 
 _SOURCE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def numbers_of_regions(graph: fx.Graph) -> dict[int | None, int]:
-    """The checkpointed regions of a graph, numbered from 1 in its order."""
+    """Number of each checkpointed region of a graph, from 1 in the graph's order."""
     regions = dict.fromkeys(joint_graph.region_of(node) for node in graph.nodes)
     return {region: k for k, region in enumerate((r for r in regions if r is not None), start=1)}
 
 
 def origin_of(node: fx.Node, regions: Mapping[int | None, int] = NO_REGIONS) -> Origin:
-    """Where a node comes from in the user's program; `regions` numbers the checkpointed regions."""
+    """The `Origin` of a node in the user's program; `regions` numbers the checkpointed regions."""
     value = node.meta.get("val")
     shape: tuple[int, ...] = ()
     dtype = ""
@@ -48,7 +48,7 @@ def _last_line(stack_trace: str) -> str:
 
 @functools.lru_cache(maxsize=TEXTS)
 def plain_path(path: str) -> str:
-    """``L['self']._modules['0'].attn._parameters['weight']`` as a user writes it: ``0.attn.weight``."""
+    """Turns Dynamo's path into the user's: ``L['self']._modules['0'].attn._parameters['weight']`` gives ``0.attn.weight``."""
     path = re.sub(r"^L\['(fn|self)'\]|^L__self__|^[LG](?=\[)", "", path)
     names = r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\['([^']*)'\]"
     path = re.sub(names, lambda m: "." + (m.group(1) or m.group(2) or ""), path)

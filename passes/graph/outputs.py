@@ -1,4 +1,4 @@
-"""What a joint graph returns, and which steps read the gradients that come in for it."""
+"""Outputs of a joint graph, and the backward steps that read the gradients (tangents) of these outputs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from compile_remat.passes.graph.views import readers_of, root_of
 def changeable_outputs(joint: joint_graph.Joint) -> frozenset[fx.Node]:
     """Outputs that a plan could save, and that code outside of the graph may change in place before the backward runs.
 
-    Autograd refuses a backward that saved what was changed since; if a view was returned, it does not notice, and gradients are
-    wrong.  Not among them are outputs that eager mode saves, too, and so refuses to see changed: a derivative reads them, and
-    no view of them is returned.
+    Autograd raises an error if a saved tensor was changed before the backward.  If the graph returned a view of the tensor,
+    autograd does not notice the change, and gradients are wrong.  Outputs that eager mode saves as well are left out: a derivative
+    reads such an output and no view of it is returned, so autograd raises the error in eager mode, too.
     """
     info = joint.info
     needed = set[fx.Node]()  # to compute what depends on a tangent
@@ -33,10 +33,11 @@ def changeable_outputs(joint: joint_graph.Joint) -> frozenset[fx.Node]:
 
 
 def left_alone(outputs: Iterable[fx.Node], plain: Iterable[fx.Node]) -> frozenset[fx.Node]:
-    """Those of the changeable outputs that plain torch.compile does not save, nor a view of them.
+    """The changeable outputs of which plain torch.compile saves neither the output nor a view of it.
 
     Args:
-        plain: What it saves (`joint_graph.plain_choice`).
+        outputs: The changeable outputs (`changeable_outputs`).
+        plain: The nodes that plain torch.compile saves (`joint_graph.plain_choice`).
     """
     return frozenset(outputs).difference(map(_owner, plain))
 
@@ -46,7 +47,7 @@ def _is_read_by_derivative(node: fx.Node, info: Any) -> bool:
 
 
 def _owner(node: fx.Node) -> fx.Node:
-    """The node whose memory a node is, or is a view of, or is part of a view of."""
+    """The node that owns the memory of `node`; `node` itself unless it is a view or one output of a multi-output view."""
     root = root_of(node)
     if root.op == "call_function" and op_kind(root) is OpKind.ITEM and op_kind(root.all_input_nodes[0]) is OpKind.VIEW:
         return _owner(root.all_input_nodes[0])
@@ -54,7 +55,7 @@ def _owner(node: fx.Node) -> fx.Node:
 
 
 def mark_outputs(graph: DraftGraph) -> None:
-    """Values are outputs where the forward returns them, steps where either returns them."""
+    """Set `is_output` of each value that the forward returns, and of each step that the forward or the backward returns."""
     for draft in graph.drafts_of(*graph.joint.fwd_outputs):
         draft.is_output = True
     for draft in graph.drafts_of(*graph.joint.bwd_outputs):
@@ -62,7 +63,10 @@ def mark_outputs(graph: DraftGraph) -> None:
 
 
 def gradient_readers(graph: DraftGraph, step_of: Mapping[Draft, int]) -> dict[fx.Node, tuple[int, ...]]:
-    """For roots of outputs, the steps that read the gradient that comes in: tangents have their outputs' order and sizes."""
+    """For the root of each output, the indices of the steps that read its tangent.
+
+    Tangents are matched with outputs by order and size.
+    """
     closure = graph.joint.info.tangents_closure
     inputs = graph.joint.module.graph.find_nodes(op="placeholder")  # in the order of the graph
     readers: dict[fx.Node, set[int]] = {n: set() for n in inputs if n in closure}

@@ -1,4 +1,4 @@
-"""Which nodes must be saved and which must be recomputed, whatever the plan; the planner and its fallback both ask here."""
+"""Pins: nodes that every plan must save or must recompute.  The planner and its fallback both read them here."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ EXTREMES = frozenset(getattr(torch.ops.aten, name).default for name in ("amax", 
 class Pins:
     """The pins of a joint graph's nodes, read in the graph's order.
 
-    What the truth demands comes before any tag: an operator that reads an input which the forward overwrites, or writes into
-    one, is saved, and so are numbers that Inductor would draw otherwise in another kernel.  A random or custom operator is saved
-    too, unless it is tagged to be recomputed: torch replays the random state of tagged ones, and of a custom one the user knows
-    more than we do.  A collective is saved unless a tag says that it must be recomputed.  The rest is as its tag says, but for
-    outputs that are left alone: never saved unless one of these demands it.
-    Parts of a node with several outputs share its pin.  A view has none: it stands for what it aliases.
+    Correctness comes before tags.  Saved under any tag are operators that mutate an input, operators that read an input which the
+    forward mutates, and random numbers that Inductor would draw differently in another kernel.  Random and custom operators are
+    saved unless a tag asks to recompute them: torch replays the random state of tagged operators, and the user knows whether a
+    custom operator may run twice.  Collectives are saved unless they are tagged MUST_RECOMPUTE.  All other nodes follow their tags.
+    Outputs in `Joint.left_alone` are recomputed unless one of these rules pins them to be saved.
+    The outputs of a multi-output node share its pin.  A view has no pin: the view stands for the tensor that it aliases.
     """
 
     def __init__(self, joint: joint_graph.Joint, rules: RulesOf = inductor_rules) -> None:
         self._joint, self._rules = joint, rules
-        self._overwritten = joint_graph.mutated_inputs(joint)  # and what shares their memory
+        self._overwritten = joint_graph.mutated_inputs(joint)  # and nodes that share the memory of these inputs
         self._kernels: dict[fx.Node, tuple[Pin, Tag]] = {}
         self._compared = _pins_of_comparisons(joint)
 
     def read(self, node: fx.Node, op: Op) -> tuple[Pin, Tag]:
-        """FREE, SAVE or RECOMPUTE, and the user's tag behind it; all nodes before this one have been read."""
+        """Returns FREE, SAVE or RECOMPUTE, and the user's tag that is the reason; all earlier nodes must have been read."""
         if op.kind is OpKind.SYMBOL:
             return FREE, Tag.NONE
         reads_overwritten = not self._overwritten.isdisjoint(node.all_input_nodes)
@@ -66,7 +66,7 @@ class Pins:
         if parent is not None and (not tag or parent == (SAVE, Tag.NONE)):
             return parent
         if tag is not MUST_RECOMPUTE and waits_for_others(node.target):
-            return SAVE, Tag.NONE  # `checkpoint` may be set aside: on one rank, and not on another
+            return SAVE, Tag.NONE  # a plan may ignore PREFER_RECOMPUTE on one rank and not on another
         if tag in (MUST_RECOMPUTE, PREFER_RECOMPUTE):
             return RECOMPUTE, tag
         if may_differ(node, op):
@@ -74,7 +74,7 @@ class Pins:
         return (SAVE, tag) if tag else (FREE, Tag.NONE)
 
     def _is_drawn_by_kernel(self, node: fx.Node) -> bool:
-        """Whether the backward's kernels might draw other numbers than the forward's did."""
+        """Returns whether the kernels of the backward might draw other random numbers than the kernels of the forward drew."""
         value = node.meta.get("val")
         if node.target is not torch.ops.prims.inductor_random.default or not isinstance(value, torch.Tensor):
             return False
@@ -82,11 +82,11 @@ class Pins:
 
 
 def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
-    """Pins where the backward asks which elements equal their own maximum, in a type that memory rounds to and kernels do not.
+    """Pins of bfloat16 and float16 tensors that the backward compares with their own maximum, and of the masks made from that.
 
-    A fused kernel computes bfloat16 in float32 and rounds what it stores.  Elements that it computes again are not rounded and
-    equal no maximum that was: the gradient would be zero, or NaN where it is divided by their number.  So the elements are saved,
-    and what is computed of the comparison alone is computed in the backward, from memory.
+    A fused kernel computes bfloat16 in float32 and rounds when it stores a tensor.  Elements that a kernel recomputes are not
+    rounded and equal no stored maximum: the gradient would be zero, or NaN where it is divided by the number of equal elements.
+    So the compared tensor is saved.  The comparison and the nodes computed from the mask are recomputed in the backward.
     """
     found: dict[fx.Node, Pin] = {}
     for node in joint.module.graph.find_nodes(op="call_function", target=torch.ops.aten.eq.Tensor):
@@ -108,12 +108,12 @@ def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
 
 
 def may_differ(node: fx.Node, op: Op) -> bool:
-    """Whether a second run may give other numbers, or do something besides: a random operator, or one that we know nothing of."""
+    """Returns whether a second run may give other numbers or have side effects: a random operator, or one of unknown purity."""
     return op.is_random or _is_impure(node)
 
 
 def must_be_saved(joint: joint_graph.Joint) -> list[fx.Node]:
-    """The nodes whose values any saved set must hold where the backward needs them."""
+    """The nodes that every plan must save if the backward needs their values."""
     pins, found = Pins(joint), list[fx.Node]()
     for node in joint.module.graph.nodes:
         if node.op != "call_function":
@@ -125,7 +125,7 @@ def must_be_saved(joint: joint_graph.Joint) -> list[fx.Node]:
 
 
 def writes_into_input(node: fx.Node) -> bool:
-    """Whether what the node returns is an argument that it has overwritten."""
+    """Returns whether the node returns an argument that it has overwritten, by the operator's schema."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns)
 
@@ -136,7 +136,7 @@ def _can_be_saved(node: fx.Node, op: Op) -> bool:
 
 
 def _is_impure(node: fx.Node) -> bool:
-    if is_sliced(node):  # nothing random is ever inside of a slice
+    if is_sliced(node):  # slices contain no random operators
         return False
     namespace = namespace_of(node)
     return not _is_python_builtin(node.target) if namespace is None else namespace not in PURE_NAMESPACES

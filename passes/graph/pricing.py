@@ -1,11 +1,11 @@
 """Prices of single nodes from the price of fused groups.
 
-A plan's time must be a sum over its nodes, so that a cut, a linear bound and a local search can all use it.  So a fused
-kernel's memory traffic is shared out: the first node of a fused group that reads a buffer pays for reading it, the node
-whose result goes to memory pays for writing it, and what stays in registers costs its arithmetic alone.  Nodes
-that fuse are those with equally many unfused kernels before them (`Draft.depth`).
+The time of a plan must be a sum over its nodes, so that a cut, a linear bound and a local search can all use it.  So the memory
+traffic of a fused kernel is split among its nodes: the first node of a fused group that reads a buffer pays for the read, a node
+whose result goes to memory pays for the write, and a node whose result stays in registers costs its arithmetic alone.
+Nodes of equal `Draft.depth`, the number of unfused kernels before them, form a fused group.
 
-What was written a moment ago may still lie in the device's cache: a fused kernel reads it from there if no more than
+A recently written buffer may still be in the device's cache: a fused kernel reads the buffer from there if no more than
 `CostModel.cache_bytes` were read and written since.
 """
 
@@ -20,7 +20,7 @@ from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION, S
 
 
 def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> int:
-    """Set `time_ns` of all and `save_time_ns` of the values; returns the time of a step that recomputes nothing."""
+    """Set `time_ns` of all drafts and `save_time_ns` of the values; returns the ns of a training step that recomputes nothing."""
     forward_buffers, backward_buffers = _nodes_with_buffers(values, steps)
     reads = _Reads(forward_buffers | backward_buffers, cost.cache_bytes)
     once_more: dict[Draft, int] = {}
@@ -32,15 +32,15 @@ def price(values: Sequence[Draft], steps: Sequence[Draft], cost: CostModel) -> i
     only_if_saved = {d: _snapshot_time(d, cost) for d in values if d.is_snapshot}
     step_time_ns = sum(d.time_ns for d in (*values, *steps) if d not in only_if_saved)
     for draft in values:
-        draft.time_ns = once_more[draft]  # what is a buffer in the forward may stay in registers in the backward
+        draft.time_ns = once_more[draft]  # a buffer of the forward may stay in registers in the backward
         draft.save_time_ns = _save_time(draft, forward_buffers, backward_buffers, cost)
-        if draft in only_if_saved:  # it runs where it is saved, and else not at all
+        if draft in only_if_saved:  # a snapshot runs only if it is saved
             draft.time_ns = draft.save_time_ns = only_if_saved[draft]
     return step_time_ns
 
 
 def _nodes_with_buffers(values: Sequence[Draft], steps: Sequence[Draft]) -> tuple[set[Draft], set[Draft]]:
-    """Nodes with a buffer in the forward, and those with one when the backward computes them."""
+    """Nodes that have a buffer in the forward, and nodes that have one when the backward computes them."""
     forward = {d for d in values if d.kernel != POINTWISE or d.is_materialised or d.is_output}
     backward = {
         d for d in (*values, *steps) if d.kernel != POINTWISE or d.is_materialised or (d.in_backward and d.is_output)
@@ -56,7 +56,7 @@ def _nodes_with_buffers(values: Sequence[Draft], steps: Sequence[Draft]) -> tupl
 
 @dataclass(frozen=True)
 class _Work:
-    """A fused node's arithmetic in ns, the bytes that it is the first of its group to read, those of them in the cache."""
+    """Arithmetic of a fused node, bytes that it is the first of its group to read, and how many of these are in the cache."""
 
     arithmetic_ns: int = 0
     read_bytes: int = 0
@@ -64,7 +64,7 @@ class _Work:
 
 
 class _Reads:
-    """What fused groups read, node by node in the order in which they run."""
+    """Tracks the buffers that fused groups have read and written, node by node in execution order."""
 
     def __init__(self, buffers: set[Draft], cache_bytes: int) -> None:
         self.buffers, self.cache_bytes = buffers, cache_bytes
@@ -104,7 +104,7 @@ class _Reads:
 
 
 def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
-    """The node's share: a kernel of its own, or arithmetic against traffic, and a launch if it ends in a buffer."""
+    """Time of a node in ns: its own kernel, or the longer of arithmetic and traffic, plus a launch if it writes a buffer."""
     if draft.kernel in (EXTERN, SCATTER):
         return draft.inner_time_ns or cost.op_time_ns(draft.op)
     if draft.kernel not in (POINTWISE, REDUCTION):
@@ -114,12 +114,12 @@ def _time(draft: Draft, work: _Work, has_buffer: bool, cost: CostModel) -> int:
 
 
 def _snapshot_time(draft: Draft, cost: CostModel) -> int:
-    """A kernel that copies an input; the backward reads the copy as it would read the input."""
+    """Time of the kernel that copies an input, in ns; the backward then reads the copy in place of the input at the same cost."""
     return cost.launch_time_ns + cost.traffic_time_ns(2 * draft.nbytes)
 
 
 def _save_time(draft: Draft, forward_buffers: set[Draft], backward_buffers: set[Draft], cost: CostModel) -> int:
-    """Traffic of a saved value that recomputing would spare: its write in the forward, its read by fused readers."""
+    """Traffic time that only saving causes, in ns: the write in the forward, and the read by fused kernels of the backward."""
     if draft.kernel != POINTWISE:
         return 0
     traffic_ns = cost.traffic_time_ns(draft.nbytes * draft.mask_factor)

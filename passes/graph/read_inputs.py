@@ -1,4 +1,4 @@
-"""Which arguments of a graph its backward reads again, by their positions."""
+"""Positions of the arguments of a graph that its backward reads again."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from compile_remat.passes.graph.views import memory_of
 
 
 def inputs_handed_over(forward: fx.GraphModule, num_fwd_outputs: int) -> frozenset[int]:
-    """Positions of the arguments that an extracted forward hands to its backward as they are, or views of them.
+    """Positions of the arguments that an extracted forward hands to its backward, directly or through views.
 
     Args:
-        num_fwd_outputs: How many outputs the forward has for the caller; what it hands over stands behind them.
+        num_fwd_outputs: Number of outputs for the caller; the tensors for the backward stand behind them.
     """
     handed: Any = forward.graph.output_node().args[0]
     return _positions(handed[num_fwd_outputs:])
 
 
 def positions_of_inputs(joint: joint_graph.Joint, names: Collection[str]) -> frozenset[int]:
-    """Positions of some inputs of a joint graph among the arguments."""
+    """Positions, among the arguments of Dynamo's graph, of the inputs of a joint graph that are in `names`."""
     return _positions(given for given in joint.module.graph.find_nodes(op="placeholder") if given.name in names)
 
 
@@ -35,7 +35,7 @@ def _positions(nodes: Iterable[object]) -> frozenset[int]:
 def _position(node: fx.Node) -> int | None:
     """The position of a tensor among the arguments of Dynamo's graph; None for anything else.
 
-    A part of a tensor subclass, and a base that torch made of several views, count as the argument that they come from.
+    An inner tensor of a subclass, and a base that torch made of several views, count as the argument that they come from.
     """
     if node.op != "placeholder" or not isinstance(node.meta.get("val"), torch.Tensor):
         return None

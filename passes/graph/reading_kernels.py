@@ -1,7 +1,7 @@
-"""Which kernels read a node, as far as that can be told of a graph that is not planned yet.
+"""Kernels that read a node, estimated on a joint graph that has no plan yet.
 
-Inductor computes a pointwise node in the kernels of its readers, unless it reads too many buffers or an unfused kernel reads it.
-`lowering.materialisation` follows the same rules in more detail, for values of a problem; rewrites come before there is one.
+Inductor computes a pointwise node in the kernels of its readers, unless the node reads too many buffers or an unfused kernel reads
+the node.  `lowering.materialisation` follows the same rules in more detail for a `Problem`; rewrites run before it is built.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from compile_remat.cost_models import FUSED_KINDS, OpKind, op_kind
 from compile_remat.passes.graph.views import is_part, may_alias, most_users, readers_of, root_of
 
 ENDS = (DELIVER, GRADIENT_READY)
-"""Where a gradient leaves the graph."""
+"""Operators through which a gradient leaves the graph."""
 
 
 def readers_of_memory(*nodes: fx.Node) -> list[fx.Node]:
-    """What reads the memory of nodes, through views and whatever may become one; deliveries, marks and the output do not count."""
+    """Nodes that read the memory of `nodes`, also through views and `may_alias` nodes; `ENDS` and the output node do not count."""
     found, pending = dict[fx.Node, None](), list(nodes)
     while pending:
         for user in pending.pop().users:
@@ -35,7 +35,7 @@ def readers_of_memory(*nodes: fx.Node) -> list[fx.Node]:
 
 
 def inlined_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """Pointwise nodes that are computed in the kernels of their readers, by the number of buffers that they read."""
+    """Pointwise nodes that Inductor computes in the kernels of their readers, judged by the number of buffers that they read."""
     found: set[fx.Node] = set()
     reads: dict[fx.Node, frozenset[fx.Node]] = {}
     rules = functools.cache(inductor_rules)
@@ -51,14 +51,14 @@ def inlined_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _most_reads(node: fx.Node, rules: RulesOf) -> int:
-    """How many buffers it may read that is not written to memory itself."""
+    """The most buffers that a pointwise node may read without being written to memory itself."""
     value = node.meta.get("val")
     own = rules(value.device.type if isinstance(value, torch.Tensor) else "cpu")
     return own.max_reads if most_users(node) == 1 else own.max_reads_if_reused
 
 
 def kernels_of(readers: Sequence[fx.Node], inlined: Collection[fx.Node]) -> list[fx.Node]:
-    """The same nodes, and those in whose kernels they are computed."""
+    """Returns `readers` and, for each inlined node among them, the nodes whose kernels compute it."""
     found, pending = dict.fromkeys(readers), list(readers)
     while pending:
         node = pending.pop()

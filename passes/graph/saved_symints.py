@@ -1,4 +1,4 @@
-"""Which sizes and other integers the forward hands to the backward."""
+"""Saved SymInts: the sizes and other integers that the forward hands to the backward."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from compile_remat.cost_models import OpKind, op_kind
 
 
 def symints_to_save(joint: joint_graph.Joint) -> list[fx.Node]:
-    """Sizes that the forward knows, those of its values and their views that only the backward asks for included.
+    """SymInts that the forward can compute, including sizes of its values and their views that only the backward needs.
 
-    Left to the backward, such a size would be read off a tensor computed again for nothing else.  Of all symbols only
-    SymInts can be saved; the rest is worked out again, from the tensor that it was read out of.
+    If the backward computed such a size, a tensor might be recomputed just to read its size.  Only SymInts can be saved; the
+    backward computes other symbols again from the tensors that they were read from.
     """
     given, known = set(joint.info.inputs), set[fx.Node]()
     for node in joint.module.graph.nodes:

@@ -1,14 +1,14 @@
 """Snapshots: copies of inputs that a backward reads in place of the inputs themselves.
 
-Code outside of a graph may change what the forward read before the backward runs: a loader refills its buffer, a teacher's
-weights move.  So the backward reads from outside only what the backward of plain torch.compile reads (`readable_inputs`).  Of any
-other input there is a snapshot for the nodes that read it (`add_snapshots`): a value that a plan saves where it computes one of
-these nodes again.  The forward goes on reading the input.  While a plan is extracted, nodes read their snapshots
+Code outside of a graph may change an input between forward and backward: a loader refills its buffer, a teacher's weights move.
+So the backward reads only the inputs that the backward of plain torch.compile reads (`readable_inputs`).  Each other input gets a
+snapshot for the nodes that read it (`add_snapshots`): a value that a plan saves if it recomputes one of these nodes.  The forward
+still reads the input.  While the modules of a plan are extracted, nodes read the snapshots that the plan saves
 (`reading_snapshots`).
 
-Of an input that is read through views, the smallest one on the way is copied: the filled part of a bank, one matrix of three.
+If a node reads an input through views, the smallest view is copied: the filled part of a bank, one matrix of three.
 
-An output that the caller may change (`Joint.left_alone`) and that no backward may compute again has snapshots, too: random numbers
+An output that the caller may change (`Joint.left_alone`) and that no backward may recompute has snapshots, too: random numbers
 that are returned.
 """
 
@@ -50,9 +50,12 @@ def readable_inputs(joint: joint_graph.Joint, plain: Iterable[fx.Node]) -> Reada
 
 
 def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint_graph.Joint:
-    """The same graph, in place, with a copy of what each node reads of an input, or an output, that the backward may not read.
+    """Add snapshots, in place, of inputs and outputs that the backward may not read; returns the joint graph with `snapshots` set.
 
-    The nodes go on reading the input; `Joint.snapshots` has the copies with their readers.
+    The nodes still read the input or output; `Joint.snapshots` holds the copies with their readers.
+
+    Args:
+        are_wanted: If False, the graph is returned without snapshots.
     """
     readable = joint.readable
     if readable is None or not are_wanted:
@@ -72,7 +75,7 @@ def add_snapshots(joint: joint_graph.Joint, *, are_wanted: bool = True) -> joint
 
 
 def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> list[str]:
-    """Names of the inputs that an extracted backward reads although it may not; none, unless something is wrong."""
+    """Names of the inputs that an extracted backward reads without permission; empty unless there is a bug."""
     if joint.readable is None:
         return []
     own = {n.name for n in joint.module.graph.find_nodes(op="placeholder")}
@@ -82,7 +85,7 @@ def unreadable_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> lis
 
 @contextmanager
 def reading_snapshots(joint: joint_graph.Joint, saved: Collection[str]) -> Iterator[None]:
-    """While this lasts, the nodes of the joint graph read the copies that a plan saves; `restore_forward` is for the forward."""
+    """In this context, nodes of the joint graph read the snapshots in `saved`; `restore_forward` undoes it in a forward."""
     undo: list[tuple[fx.Node, fx.Node, fx.Node]] = []
     made: list[fx.Node] = []
     try:
@@ -101,7 +104,7 @@ def reading_snapshots(joint: joint_graph.Joint, saved: Collection[str]) -> Itera
 
 
 def restore_forward(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
-    """Let the nodes of an extracted forward read the inputs; copies are made at the end, when nothing else has to be alive."""
+    """Let the nodes of an extracted forward read the inputs again; snapshots are computed at its end, when the least is alive."""
     names = {copy.node.name for copy in joint.snapshots}
     output = forward.graph.output_node()
     copies = [n for n in forward.graph.nodes if n.op == "call_function" and n.name in names]
@@ -114,7 +117,7 @@ def restore_forward(forward: fx.GraphModule, joint: joint_graph.Joint) -> None:
 
 
 def _may_change(joint: joint_graph.Joint, given: fx.Node) -> bool:
-    """Returns whether an input is a tensor of the caller's; tangents, sizes, seeds, tokens and opaque objects are not."""
+    """Returns whether an input is a tensor that the caller may change: no tangent, size, seed, token or opaque object."""
     if given in joint.info.tangents_closure or not isinstance(given.meta.get("val"), torch.Tensor):
         return False
     return not joint_graph.is_state_of_runtime(given)
@@ -125,7 +128,7 @@ def _is_tagged(joint: joint_graph.Joint, node: fx.Node) -> bool:
 
 
 def _run_by_backward(joint: joint_graph.Joint, saved: Collection[fx.Node]) -> set[fx.Node]:
-    """The nodes that a backward runs which is handed `saved`; with nothing saved, all that one may run."""
+    """The nodes that a backward runs if the nodes in `saved` are saved; with `saved` empty, all nodes that a backward may run."""
     found = set[fx.Node]()
     for node in reversed(joint.module.graph.nodes):
         if node.op == "output":
@@ -139,7 +142,7 @@ def _run_by_backward(joint: joint_graph.Joint, saved: Collection[fx.Node]) -> se
 
 
 def _reads_of(given: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
-    """The nodes that read an input, each with the views between: the path from the input to what the node reads."""
+    """The nodes that read an input, each with the path of views from the input to the view that the node reads."""
     pending: list[tuple[fx.Node, ...]] = [(given,)]
     while pending:
         path = pending.pop()
@@ -151,7 +154,7 @@ def _reads_of(given: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
 
 
 def _least(path: Sequence[fx.Node]) -> int:
-    """Where on a path the fewest bytes are to be copied: the first such place, behind views that ask for the storage itself."""
+    """Index of the first smallest tensor on a path of views, at or behind the last ``as_strided``, which reads the storage."""
     first = max((k for k, n in enumerate(path) if n.target is torch.ops.aten.as_strided.default), default=0)
     tensors = [k for k in range(first, len(path)) if isinstance(path[k].meta.get("val"), torch.Tensor)]
     return min(tensors, key=lambda k: (_dense_nbytes(path[k]), k))
@@ -168,7 +171,7 @@ def _dense_nbytes(node: fx.Node) -> int:
 def _copied(
     joint: joint_graph.Joint, source: fx.Node, reads: Sequence[tuple[fx.Node, tuple[fx.Node, ...]]]
 ) -> Snapshot:
-    first = min(reader for reader, _ in reads)  # nodes are ordered as they stand in the graph
+    first = min(reader for reader, _ in reads)  # fx.Node compares by position in the graph
     graph = joint.module.graph
     with graph.inserting_before(first):
         node = graph.create_node(
@@ -183,7 +186,7 @@ def _copied(
 
 
 def _replayed(copy: fx.Node, path: Sequence[fx.Node], made: list[fx.Node]) -> fx.Node:
-    """Returns the end of a path of views, built anew from the copy; new nodes are appended to `made`."""
+    """Rebuild a path of views on the copy and return its last node; new nodes are appended to `made`."""
     at = copy
     for view in path[1:]:
         with copy.graph.inserting_after(at):
