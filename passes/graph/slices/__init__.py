@@ -1,4 +1,5 @@
-"""Rows of huge temporaries computed in slices: which operators keep rows apart, regions of them, one body for every slice.
+"""Slices: the rows of huge temporaries are computed one part after the other, by one graph that is called for each slice.
 
-Nothing here knows of Inductor, of budgets or of plans: the number of slices is given.
+The modules hold the operators that keep rows apart, regions of such operators, and the graph of a slice.
+Nothing here depends on Inductor, budgets or plans: the caller gives the number of slices.
 """

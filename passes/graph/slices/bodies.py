@@ -1,4 +1,4 @@
-"""One graph for every slice of a region: its operators on fewer rows, with the rows of each tensor in one dimension."""
+"""Bodies: the graph of one slice has the operators of a region on fewer rows, with the rows of each tensor in one dimension."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Loop:
-    """What is computed in slices at one place of the joint graph.
+    """The nodes that one sliced call computes.
 
     Attributes:
-        nodes: In the graph's order.
-        operands: What they read from outside, and where its rows are; None where every slice reads all of it.
-        joined: Those of the nodes whose rows are read outside.
-        sums: Those that add rows up.
-        places: Where the rows of each node and operand are.
+        nodes: The nodes, in the graph's order.
+        operands: Inputs of the nodes from outside the loop, with the dimensions of their rows; None if every slice reads all of it.
+        joined: Nodes whose rows are read outside the loop; their slices are concatenated.
+        sums: Nodes that add rows up.
+        places: Dimensions of the rows of each node and operand.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -38,8 +38,10 @@ class Loop:
 def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
     """The graph of a slice of `rows` rows.
 
+    Its inputs are the slices of the operands, then the sums so far; its outputs are the joined nodes, then the new sums.
+
     Args:
-        given: The operands as they are handed over, rows in one dimension.
+        given: One node for each of the loop's operands, with its rows in one dimension.
     """
     mode = next(fake_mode_of(n.meta["val"]) for n in given if isinstance(n.meta["val"], torch.Tensor))
     graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -57,7 +59,7 @@ def body_of(loop: Loop, given: Sequence[fx.Node], rows: int) -> fx.GraphModule:
 
 
 def sum_dtype(node: fx.Node) -> torch.dtype:
-    """The type that parts of a sum are added in: at least float32."""
+    """The dtype in which slices of a sum are added: float32 for bfloat16 and float16, else the node's own."""
     dtype: torch.dtype = node.meta["val"].dtype
     return torch.float32 if dtype in HALVES else dtype
 
@@ -68,7 +70,7 @@ def _accumulator(graph: fx.Graph, node: fx.Node, k: int) -> fx.Node:
 
 
 def _added(graph: fx.Graph, into: fx.Node, part: fx.Node) -> fx.Node:
-    """The sum with what a slice adds to it."""
+    """The node that adds the result of one slice to the sum so far."""
     dtype = into.meta["val"].dtype
     if part.meta["val"].dtype is not dtype:
         part = call(graph, torch.ops.prims.convert_element_type.default, (part, dtype))
@@ -76,7 +78,7 @@ def _added(graph: fx.Graph, into: fx.Node, part: fx.Node) -> fx.Node:
 
 
 def call(graph: fx.Graph, target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> fx.Node:
-    """A new node, with the fake value that its operator gives."""
+    """Append a call to `graph`, with the fake tensor that its operator returns as ``meta["val"]``."""
     node = graph.call_function(target, args, dict(kwargs or {}))
     given: Any = fx.map_arg((args, dict(kwargs or {})), lambda n: n.meta["val"])
     return _with_value(node, target(*given[0], **given[1]))
@@ -88,14 +90,14 @@ def _with_value(node: fx.Node, value: Any) -> fx.Node:
 
 
 class _Copy:
-    """A node of the joint graph on its way into a body."""
+    """Copies one node of the joint graph into a body."""
 
     def __init__(self, node: fx.Node, loop: Loop, copies: Mapping[fx.Node, fx.Node], rows: int) -> None:
         self.node, self.loop, self.copies, self.rows = node, loop, copies, rows
         self.place = loop.places.get(node)
 
     def into(self, graph: fx.Graph) -> fx.Node:
-        """Its copy, with its numbers of rows and of dimensions."""
+        """Append the copy to `graph`, with sizes and dimension arguments changed for the slice's rows."""
         args, kwargs = self._arguments(graph)
         copy = call(graph, self.node.target, args, kwargs)
         for name in ("nn_module_stack", "stack_trace", "original_aten"):
@@ -115,13 +117,13 @@ class _Copy:
             self._set_dims(args, _DIM_ARGUMENT[packet])
         elif packet in ("aten.sum", "aten.amax", "aten.amin", "aten.mean", "aten.var_mean"):
             self._set_reduced(args)
-        if is_reshape(self.node):  # what a slice gives may lie otherwise in memory
+        if is_reshape(self.node):  # the result of a slice may have other strides
             return (self.copies[self.node.all_input_nodes[0]], args[1]), {}
         known: Any = fx.map_arg((tuple(args), self.node.kwargs), lambda n: self._operand(graph, n))
         return known[0], dict(known[1])
 
     def _operand(self, graph: fx.Graph, operand: fx.Node) -> fx.Node:
-        """A copied operand; one that all rows share has one dimension where there were several for rows."""
+        """The copy of an operand; if all rows share the operand, several dimensions of rows become one of size 1."""
         copy = self.copies[operand]
         if self.place is None or self.place.length == 1 or operand in self.loop.places:
             return copy
@@ -159,7 +161,7 @@ class _Copy:
             args[position] = _collapsed(given % last, place)
 
     def _reference(self) -> fx.Node:
-        """The operand whose dimensions an argument counts."""
+        """The operand to whose dimensions a dimension argument refers."""
         named = [x for x in self.node.all_input_nodes if x in self.loop.places]
         return named[0] if named else self.node.all_input_nodes[0]
 
@@ -176,18 +178,18 @@ _DIM_ARGUMENT = {
     **dict.fromkeys(("aten._log_softmax_backward_data", "aten._softmax_backward_data", "aten.slice_scatter"), 2),
     **dict.fromkeys(("aten.split", "aten.split_with_sizes"), 2),
 }
-"""Where operators take the dimensions that they work along."""
+"""Positions of the arguments in which operators take the dimensions that they work along."""
 
 
 def _collapsed(dim: int, place: Rows | None) -> int:
-    """A dimension once those of the rows are one."""
+    """The number of a dimension after the dimensions of the rows are merged into one."""
     if place is None or dim < place.start:
         return dim
     return place.start if dim in place.dims else dim - place.length + 1
 
 
 def joined_shape(node: fx.Node, place: Rows, rows: int) -> list[int]:
-    """The sizes of a node with its rows in one dimension."""
+    """The sizes of a node's tensor after the dimensions of its rows are merged into one."""
     sizes = shape_of(node)
     assert math.prod(sizes[place.start : place.start + place.length]) == rows
     return [*sizes[: place.start], rows, *sizes[place.start + place.length :]]

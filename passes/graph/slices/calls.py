@@ -20,12 +20,16 @@ def run_slices(
     """Call `body` for each slice of rows.
 
     Args:
-        body: Takes the operands, then one sum for each that it adds to; gives the outputs that are joined, then the new sums.
-        rest: The same graph for the last slice, where that is shorter.
-        rows: How many rows there are.
-        slice_rows: How many a slice has.
-        sliced_dims: For each operand the dimension of its rows, or -1 where every slice takes all of it.
+        body: Takes the operands of one slice, then the sums so far; returns the outputs to be joined, then the new sums.
+        rest: The same graph for the last slice, if that has fewer rows; else None.
+        rows: Number of all rows.
+        slice_rows: Number of rows of one slice.
+        sliced_dims: For each operand the dimension of its rows, or -1 if every slice takes the whole operand.
         joined_dims: For each joined output the dimension of its rows.
+        operands: The tensors from which slices are taken.
+
+    Returns:
+        The joined outputs, then the sums.
     """
     sums = [torch.zeros(v.shape, dtype=v.dtype, device=v.device) for v in sum_values(body, len(operands))]
     joined: list[list[torch.Tensor]] = [[] for _ in joined_dims]
@@ -41,17 +45,17 @@ def run_slices(
 
 
 def sum_values(body: fx.GraphModule, operands: int) -> list[Any]:
-    """The fake values of the sums that a body adds to, which it takes behind its operands."""
+    """The fake tensors of the sums that a body takes behind its operands."""
     return [node.meta["val"] for node in body.graph.find_nodes(op="placeholder")[operands:]]
 
 
 def is_sliced(node: fx.Node) -> bool:
-    """Whether a node stands for a region in slices."""
+    """Returns whether a node is a sliced call."""
     return node.target is run_slices
 
 
 def slices_of(node: fx.Node) -> int:
-    """The number of slices that a node computes."""
+    """The number of slices that a sliced call computes."""
     rows: Any = node.args[2]
     length: Any = node.args[3]
     return int(-(-rows // length))

@@ -21,8 +21,8 @@ class SlicedGraph:
 
     Attributes:
         module: The graph.
-        products: What is computed in slices.
-        left: What is not, and why.
+        products: The products whose regions are computed in slices.
+        left: The products whose regions are not, with the reasons.
     """
 
     module: fx.GraphModule
@@ -37,7 +37,7 @@ def slice_largest(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> SlicedGraph:
-    """Compute the largest product in so many slices, and all others that are larger than such a slice in fewer.
+    """Compute the largest product in `slices` slices, and each other product in as many as keep its slices at most as large.
 
     Args:
         module: A joint graph; rewritten in place.
@@ -56,7 +56,7 @@ def slice_products(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> SlicedGraph:
-    """Compute just these products in slices; the graph is rewritten in place."""
+    """Compute the regions of `products`, and no others, in slices; the graph is rewritten in place."""
     known = {product.name: product.slices for product in products}
 
     def slices_by_name(seed: fx.Node, largest_bytes: int) -> int:
@@ -84,7 +84,7 @@ def _sliced(
     wanted = {seed.name: slices_of_seed(seed, nbytes_of(seeds[0])) for seed in seeds}
     for name, slices in wanted.items():
         seed = next((n for n in joint.module.graph.nodes if n.name == name), None)
-        if slices < 2 or seed is None:  # or it is inside of another region
+        if slices < 2 or seed is None:  # None: the product is inside of another region
             continue
         refusal = slice_region(joint, seed, slices)
         if refusal is not None:

@@ -1,9 +1,9 @@
 """Regions of a joint graph whose large tensors have rows that are independent of each other.
 
-A region starts at a product that makes rows wider, such as the logits, and takes up what is as large and made of it or with it, in
-the forward and in the backward, up to where rows meet again: sums to a weight's gradient, and products that make rows narrow, such
-as the input's gradient.  What is small stays outside and is handed over in slices, or joined from them: hidden states, the maxima
-and sums of a softmax, losses of single tokens.
+A region starts at a product that makes rows wider, such as the logits.  It grows over large tensors that are computed from the
+product or together with it, in forward and backward.  It ends at sums over rows, such as a weight's gradient, and at products that
+make rows narrow, such as the input's gradient.  Small tensors stay outside and are cut into slices or joined from them: hidden
+states, the maxima and sums of a softmax, losses of single tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compile_remat._torch import joint_graph
 from compile_remat.passes.graph.slices.row_rules import NotByRows, Rows, needs, packet_of, passes_on, shape_of, summed
 
 WIDENING = 2
-"""How much wider a product makes its rows, at least, to start a region."""
+"""Least factor by which a product makes its rows wider to start a region."""
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Region:
     """Nodes to compute in slices.
 
     Attributes:
-        seed: The product that it starts from.
-        rows: How many rows there are.
-        places: The rows of each node of the region, the small ones between large ones included.
-        edges: The same of small nodes outside that read a large one.
-        sums: Nodes that add rows up, with the phase that they belong to.
+        seed: The product that the region starts from.
+        rows: Number of rows.
+        places: Dimensions of the rows of each node of the region, small nodes between large nodes included.
+        edges: Dimensions of the rows of small nodes outside the region that read a large node.
+        sums: Nodes that add rows up.
     """
 
     seed: fx.Node
@@ -39,19 +39,20 @@ class Region:
     sums: list[fx.Node] = field(default_factory=list)
 
     def is_large(self, node: fx.Node) -> bool:
-        """Whether a node has more than a quarter of the seed's elements, and clearly more than what the seed makes wider."""
+        """Returns whether a node has over 1/4 of the seed's elements, and over 1.3 times those of the seed's narrow operand."""
         elements = _elements(node)
         return 4 * elements > _elements(self.seed) and 10 * elements > 13 * _elements(_narrow(self.seed))
 
 
 @dataclass(frozen=True)
 class NotSliced:
-    """Why the region of a product cannot be computed in slices.
+    """A product whose region cannot be computed in slices.
 
     Attributes:
-        name: The product.
-        nbytes: What it gives.
-        is_output: Whether it is because the caller gets it.
+        name: Name of the product's node.
+        nbytes: Bytes of its result.
+        reason: The reason, in words for users.
+        is_output: True if the reason is that a large tensor of the region is an output of the graph.
     """
 
     name: str
@@ -71,7 +72,7 @@ def seeds_of(joint: joint_graph.Joint) -> list[fx.Node]:
 
 
 def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | NotSliced:
-    """The region of a product; why there is none."""
+    """The region of a product, or the reason why it has none."""
     try:
         rows = Rows(len(shape_of(seed)) - 2, 1)
         region = Region(seed, shape_of(seed)[rows.start], {seed: rows})
@@ -84,7 +85,7 @@ def region_of(joint: joint_graph.Joint, seed: fx.Node) -> Region | NotSliced:
 
 
 class _Growth:
-    """Adds to a region what belongs to it."""
+    """Grows a region from its seed."""
 
     def __init__(self, joint: joint_graph.Joint, region: Region) -> None:
         self.joint, self.region = joint, region
@@ -112,7 +113,7 @@ class _Growth:
             place = passes_on(user, node, rows)
             if place is None:
                 self._sum(user, node)
-            elif self.region.is_large(user) or _is_several(user):  # parts stand at the edge, not all of them as one
+            elif self.region.is_large(user) or _is_several(user):  # only its single outputs can be edges
                 self._add(user, place)
             else:
                 self._check(user, place)
@@ -147,7 +148,7 @@ class _Growth:
             raise NotByRows(f"{node.name} has another number of rows")
 
     def _fill(self, in_forward: bool) -> None:
-        """Add the small nodes that stand between nodes of the region in the forward, or outside of it."""
+        """Add the small nodes on paths between nodes of the region: those of the forward, or those outside of the forward."""
         inside = [n for n in self.region.places if self.joint.info.is_required_fw(n) is in_forward]
         below, above = set(inside), set(inside)
         for node in self.joint.module.graph.nodes:
@@ -196,12 +197,12 @@ def _narrow(product: fx.Node) -> fx.Node:
 
 
 def _is_several(node: fx.Node) -> bool:
-    """Whether a node gives several tensors, which others take apart."""
+    """Returns whether a node has several outputs."""
     return isinstance(node.meta.get("val"), list | tuple)
 
 
 def _elements(node: fx.Node) -> int:
-    """Elements of a node's tensor, of the largest of several; 0 where they are not known."""
+    """Number of elements of a node's tensor, or of its largest output; 0 if its sizes are not known."""
     try:
         elements = math.prod(shape_of(node))
     except NotByRows:
@@ -210,5 +211,5 @@ def _elements(node: fx.Node) -> int:
 
 
 def nbytes_of(node: fx.Node) -> int:
-    """Bytes of a node's tensor; 0 where its sizes are not known."""
+    """Bytes of a node's tensor; 0 if its sizes are not known."""
     return _elements(node) * int(node.meta["val"].dtype.itemsize) if _elements(node) else 0

@@ -1,8 +1,8 @@
-"""How rows pass through an operator: which dimensions of its operands are which of its result.
+"""Row rules: which dimensions of an operator's operands are which dimensions of its result.
 
-A row is what a token or a sample is: an index that runs through a tensor.  An operator keeps rows apart where each row of its
-result is computed of the same row of its operands.  `dims_of` says so of the operators that are known; of the others, random
-ones among them, nothing is.
+A row is an index that runs through a tensor, such as a token or a sample.  An operator keeps rows apart if each row of its result
+is computed from the same row of its operands.  `dims_of` knows this of the operators in its table and of pointwise ones.  All
+others, random operators among them, count as mixing rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compile_remat.cost_models import OpKind, op_kind
 
 
 class Rows(NamedTuple):
-    """Where the rows of a tensor are: `length` dimensions from `start` on, whose product is their number."""
+    """The dimensions of a tensor's rows: `length` dimensions from `start` on; the product of their sizes is the number of rows."""
 
     start: int
     length: int
@@ -30,23 +30,23 @@ class Rows(NamedTuple):
 
 
 class NotByRows(Exception):
-    """Why rows cannot be computed in slices, in words for users."""
+    """Rows cannot be computed in slices; the text gives the reason, for users."""
 
 
 Dims = tuple[int | None, ...]
-"""For each dimension of an operand, which one of the result it is; None for one along which the operator mixes elements."""
+"""For each dimension of an operand, the dimension of the result that it is; None if the operator mixes elements along it."""
 
 SUMMING = frozenset({"aten.sum", "aten.mm", "aten.bmm"})
-"""Operators that add up what they mix: parts of a sum can be added one after the other."""
+"""Operators that mix elements by adding them: the sums of slices can be added one after the other."""
 
 CONSTANTS = frozenset({"aten.full", "aten.scalar_tensor"})
 
 
 def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """The static sizes of a node's tensor, of the first of several.
+    """The static sizes of a node's tensor, or of its first output.
 
     Raises:
-        NotByRows: It is no tensor, or a size is a symbol.
+        NotByRows: The node is no tensor, or a size is a symbol.
     """
     value = node.meta.get("val")
     value = value[0] if isinstance(value, list | tuple) and value else value
@@ -58,7 +58,7 @@ def shape_of(node: fx.Node) -> tuple[int, ...]:
 
 
 def passes_on(node: fx.Node, source: fx.Node, rows: Rows) -> Rows | None:
-    """Where the rows of an operand are in the result; None where the operator adds them up.
+    """The dimensions of the result that hold the rows of operand `source`; None if the operator adds the rows up.
 
     Raises:
         NotByRows: The operator mixes rows, or is not known.
@@ -79,7 +79,7 @@ def passes_on(node: fx.Node, source: fx.Node, rows: Rows) -> Rows | None:
 
 
 def needs(node: fx.Node, rows: Rows) -> dict[fx.Node, Rows | None]:
-    """Where the rows of the result are in each operand; None for an operand that every row needs all of.
+    """For each operand, the dimensions that hold the rows of the result; None if every row needs the whole operand.
 
     Raises:
         NotByRows: The operator mixes rows, or is not known.
@@ -102,7 +102,7 @@ def needs(node: fx.Node, rows: Rows) -> dict[fx.Node, Rows | None]:
 
 
 def summed(node: fx.Node) -> dict[fx.Node, Rows]:
-    """Where the rows are that an operator adds up, in each of its operands: for products those of the other one, too."""
+    """For each operand of a product that adds rows up, the dimension that it sums over; empty for other operators."""
     if packet_of(node) == "aten.mm":
         first, second = node.all_input_nodes
         return {first: Rows(1, 1), second: Rows(0, 1)}
@@ -119,12 +119,12 @@ def packet_of(node: fx.Node) -> str:
 
 
 def is_reshape(node: fx.Node) -> bool:
-    """Whether a node gives the elements of another one in the same order in other sizes."""
+    """Returns whether a node is a view, reshape or ``_unsafe_view``: the same elements in the same order, in other sizes."""
     return packet_of(node) in ("aten.view", "aten.reshape", "aten._unsafe_view")
 
 
 def dims_of(node: fx.Node) -> list[tuple[fx.Node, Dims]]:
-    """Each operand of an operator that is known, with where its dimensions are in the result.
+    """Each operand of a node with the dimensions of the result that its own dimensions are.
 
     Raises:
         NotByRows: The operator is not known.
@@ -147,7 +147,7 @@ def _sizes(node: fx.Node, rows: Rows) -> tuple[int, ...]:
 
 
 def _group(places: list[int | None], count: int) -> Rows | None:
-    """Dimensions that follow each other, as rows."""
+    """`places` as rows if they are `count` consecutive dimensions; else None."""
     first = places[0] if places else None
     if first is None or places != list(range(first, first + count)):
         return None
@@ -155,7 +155,7 @@ def _group(places: list[int | None], count: int) -> Rows | None:
 
 
 def _reshaped(old: tuple[int, ...], rows: Rows, new: tuple[int, ...], node: fx.Node) -> Rows:
-    """Where rows are in other sizes; the fewest dimensions that they can be."""
+    """The dimensions of the rows after a reshape from `old` to `new` sizes; the fewest that fit."""
     before, number = math.prod(old[: rows.start]), math.prod(old[rows.start : rows.start + rows.length])
     for count in range(1, len(new) + 1):
         for start in range(len(new) - count + 1):
@@ -177,7 +177,7 @@ def _tensors(node: fx.Node) -> list[fx.Node]:
 
 
 def _same_but(position: int) -> Callable[[fx.Node], list[tuple[fx.Node, Dims]]]:
-    """Of operators that work along the dimension that an argument names, and leave the others where they are."""
+    """The rule of operators that mix elements along the dimensions in argument `position` and keep all others."""
 
     def rule(node: fx.Node) -> list[tuple[fx.Node, Dims]]:
         last = len(shape_of(node))
@@ -207,7 +207,7 @@ def _reduction(node: fx.Node) -> list[tuple[fx.Node, Dims]]:
 
 
 def reduced_dims(node: fx.Node) -> list[int]:
-    """The dimensions of its operand that a reduction goes over."""
+    """The dimensions of its operand over which a node reduces, ascending; all of them if it names none."""
     last = len(shape_of(node.all_input_nodes[0]))
     given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     dims = given if isinstance(given, list | tuple) else [] if given is None else [given]

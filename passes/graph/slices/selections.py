@@ -1,8 +1,8 @@
-"""Rows that a loss leaves out, left out before the product that makes them wide.
+"""Selections: rows that a loss does not use are dropped before the product that makes rows wide.
 
-Shifted labels take a slice of the logits: ``logits[:, :-1]``.  In the joint graph it stands behind the product, and its gradient
-is padded with zeros before the gradients' products.  Here the slice is taken of the product's narrow operand, and zeros are put
-around the narrow gradient: the rows of the logits are those of the loss then, and nothing wide is copied.
+Shifted labels take a slice of the logits: ``logits[:, :-1]``.  In the joint graph the slice stands behind the product, and its
+gradient is padded with zeros before the gradients' products.  The rewrite slices the product's narrow operand instead, and pads
+the narrow gradient with zeros: then the logits have only the rows of the loss, and no wide tensor is copied.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from compile_remat.passes.graph.views import fake_mode_of
 aten = torch.ops.aten
 
 UNARY = frozenset({"prims.convert_element_type", "aten.clone", "aten.alias", "aten._to_copy"})
-"""Operators on one tensor that a slice may go before."""
+"""Operators with one operand before which a slice may be moved."""
 
 
 def select_rows_first(module: fx.GraphModule) -> int:
     """Move slices of products' rows to the products' operands, and padding of gradients behind their products, in place.
 
     Returns:
-        How many slices and paddings were moved.
+        The number of slices and paddings that were moved.
     """
     moved = 0
     for node in list(module.graph.nodes):
@@ -48,7 +48,7 @@ def select_rows_first(module: fx.GraphModule) -> int:
 
 
 def _slice_first(graph: fx.Graph, node: fx.Node) -> bool:
-    """Move a slice over operators on one tensor and over a product, where nothing else reads what stands between."""
+    """Move a slice in front of `UNARY` operators and a product, if no other node reads a result in between; True if moved."""
     try:
         chain, view, product = _way_up(node)
         bounds = _bounds(node)
@@ -70,11 +70,11 @@ def _slice_first(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 class _Elsewhere(Exception):
-    """What stands between is read elsewhere, or is nothing that a slice can go before."""
+    """A node in between has other readers, or is none that a slice can be moved across."""
 
 
 def _way_up(node: fx.Node) -> tuple[list[fx.Node], fx.Node, fx.Node]:
-    """The operators on one tensor above a slice, the view above them, and the product that it shows."""
+    """The `UNARY` operators above a slice, the view above these, and the product that is viewed."""
     chain, above = list[fx.Node](), node.all_input_nodes[0]
     while packet_of(above) in UNARY and len(above.users) == 1:
         chain.append(above)
@@ -89,7 +89,7 @@ def _way_up(node: fx.Node) -> tuple[list[fx.Node], fx.Node, fx.Node]:
 
 
 Bounds = tuple[int, int, int, int]
-"""Of a slice: its dimension, begin, end and step."""
+"""Dimension, begin, end and step of a slice."""
 
 
 def _bounds(node: fx.Node, position: int = 1) -> Bounds:
@@ -108,10 +108,10 @@ def _cut(sizes: Sequence[int], bounds: Bounds) -> list[int]:
 def _selected(
     graph: fx.Graph, factor: fx.Node, rows: Sequence[int], bounds: Bounds, is_turned: bool = False
 ) -> fx.Node:
-    """The rows of a narrow operand that a slice of the wide result names.
+    """The rows of a product's narrow operand that a slice of the wide result takes.
 
     Args:
-        is_turned: Whether its rows stand in its columns.
+        is_turned: True if the operand is transposed, so that its columns are the rows.
     """
     (dim, *steps), number = bounds, math.prod(_cut(rows, bounds))
     width = shape_of(factor)[0 if is_turned else 1]
@@ -123,7 +123,7 @@ def _selected(
 
 
 def _like(node: fx.Node, other: fx.Node) -> fx.Node:
-    """A new node with what another one has besides its value."""
+    """Copy the meta of `other`, its value and tags apart, to a new node; returns the new node."""
     node.meta = {k: v for k, v in other.meta.items() if k not in ("val", "tensor_meta", "recompute")} | node.meta
     return node
 
@@ -132,7 +132,7 @@ def _like(node: fx.Node, other: fx.Node) -> fx.Node:
 
 
 def _pad_last(graph: fx.Graph, node: fx.Node) -> bool:
-    """Move zeros around a gradient behind the products that read it."""
+    """Move the zero padding of a gradient behind the products that read it; True if moved."""
     zeros, gradient = node.args[:2]
     assert isinstance(zeros, fx.Node) and isinstance(gradient, fx.Node)
     if packet_of(zeros) != "aten.full" or zeros.args[1] != 0:
@@ -160,7 +160,7 @@ def _pad_last(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _way_down(node: fx.Node) -> tuple[list[fx.Node], fx.Node, list[fx.Node]]:
-    """The operators on one tensor below a padding, the view that puts rows together, and the products that read it."""
+    """The `UNARY` operators below a padding, the view that merges the rows, and the products that read this view."""
     chain, below = list[fx.Node](), node
     while True:
         users = list(below.users)
@@ -193,7 +193,7 @@ def _way_down(node: fx.Node) -> tuple[list[fx.Node], fx.Node, list[fx.Node]]:
 def _product_of(
     graph: fx.Graph, product: fx.Node, flat: fx.Node, small: fx.Node, sizes: tuple[int, ...], bounds: Bounds
 ) -> None:
-    """The product of a gradient without zeros: the input's gradient gets them, the weight's needs none."""
+    """Replace a product by one on the unpadded gradient `small`; an input's gradient is padded afterwards, a weight's is not."""
     first, second = product.args
     assert isinstance(first, fx.Node) and isinstance(second, fx.Node)
     if first is flat:

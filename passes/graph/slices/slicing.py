@@ -1,8 +1,8 @@
 """The rewrite: a region of a joint graph becomes one sliced call in the forward and one in the backward.
 
-The backward's call computes what it needs of the region's forward again, slice by slice.  What is handed over between the two
-are the small tensors at the region's edges: maxima and sums of a softmax, losses of tokens.  So no gradient is computed before its
-tangent is known, and numbers are those of the whole graph but for the order in which rows are added up.
+The backward's call recomputes the nodes of the region's forward that it needs, slice by slice.  Only the small tensors at the
+region's edges pass from one call to the other: maxima and sums of a softmax, losses of tokens.  So no gradient is computed before
+its tangent is known, and results equal those of the whole graph up to the order in which rows are added.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from compile_remat.passes.graph.views import fake_mode_of, root_of
 ALIGNED_ROWS = 16
 
 BODY = "sliced_body_"
-"""How the graphs of slices are called that a joint graph holds; a number follows."""
+"""Prefix, before a number, of the attribute names under which a joint graph holds the bodies."""
 
 
 def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSliced | None:
-    """Compute the region of a product in slices, in place; why that is impossible.
+    """Compute the region of a product in slices, in place; returns the reason if that is impossible, else None.
 
     Args:
-        slices: How many, at most one for each row.
+        slices: Number of slices, at most one for each row.
     """
     region = region_of(joint, seed)
     if isinstance(region, NotSliced):
@@ -48,7 +48,7 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
     if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
         return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
     length = _slice_rows(region, slices)
-    for loop in reversed(loops):  # nodes of the later one read those of the first as they are now
+    for loop in reversed(loops):  # the later loop reads nodes of the first, so it is replaced before them
         if loop.joined or loop.sums:
             _replace(joint.module, loop, region.rows, length)
     sort_by_data(joint.module.graph)
@@ -58,20 +58,20 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
 
 
 def _slice_rows(region: Region, slices: int) -> int:
-    """Rows of a slice: a multiple of 16 but for short ones, so that slices begin where kernels may load whole vectors."""
+    """Rows of a slice: a multiple of 16, except short slices on CPUs, so that slices begin where kernels can load whole vectors."""
     rows = -(-region.rows // min(slices, region.rows))
     is_on_cpu = region.seed.meta["val"].device.type == "cpu"
     return rows if rows <= ALIGNED_ROWS and is_on_cpu else -(-rows // ALIGNED_ROWS) * ALIGNED_ROWS
 
 
-# -- what is computed where -------------------------------------------------------------------------------------------
+# -- nodes of the two loops -------------------------------------------------------------------------------------------
 
 
 def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_later: frozenset[fx.Node]) -> Loop:
-    """The part of a region in the forward, or the rest of it with what it computes again.
+    """The loop of a region's forward, or that of its backward, which also holds the forward nodes that it recomputes.
 
     Args:
-        read_later: What the other loop takes over.
+        read_later: Operands of the other loop, whose rows this loop must return.
     """
     places = region.places | region.edges
     own = {n for n in (*places, *region.sums) if joint.info.is_required_fw(n) is in_forward}
@@ -104,10 +104,10 @@ def _loop_of(joint: joint_graph.Joint, region: Region, in_forward: bool, read_la
 
 
 def _places_read(node: fx.Node, region: Region, places: Mapping[fx.Node, Rows]) -> dict[fx.Node, Rows | None]:
-    """Where the rows are in what a node reads.
+    """The dimensions of the rows in each operand of a node; None if every row reads the whole operand.
 
     Raises:
-        NotByRows: They are elsewhere there, or it reads what is no tensor.
+        NotByRows: An operand's rows are in other dimensions in `places`, or an operand is no tensor.
     """
     found: dict[fx.Node, Rows | None] = dict.fromkeys(node.all_input_nodes)
     if node in places:
@@ -122,12 +122,12 @@ def _places_read(node: fx.Node, region: Region, places: Mapping[fx.Node, Rows]) 
 
 
 def _is_view_of(node: fx.Node, place: Rows | None) -> bool:
-    """Whether a node only shows another tensor: what is handed over is that, so that no second one has to lie in memory."""
+    """Returns whether a node is a view whose base can be the operand in its place, so that the view needs no memory of its own."""
     if node.op != "call_function" or not is_view(node) or len(node.all_input_nodes) != 1:
         return False
     if not isinstance(
         node.all_input_nodes[0].meta.get("val"), torch.Tensor
-    ):  # of several views each is handed over itself
+    ):  # each output of a multi-output view is an operand itself
         return False
     try:
         return place is None or needs(node, place)[node.all_input_nodes[0]] is not None
@@ -136,7 +136,7 @@ def _is_view_of(node: fx.Node, place: Rows | None) -> bool:
 
 
 def _is_constant(node: fx.Node, region: Region) -> bool:
-    """Whether a node is computed of nothing, and is shared by all rows."""
+    """Returns whether a node is a constant, or a view of constants, that all rows share."""
     if node.op != "call_function" or node in region.places or not isinstance(node.meta.get("val"), torch.Tensor):
         return False
     kind = op_kind(node)
@@ -146,7 +146,7 @@ def _is_constant(node: fx.Node, region: Region) -> bool:
 
 
 def _is_read_outside(node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
-    """Whether something reads a node that neither its own loop computes nor computes it again."""
+    """Returns whether a node has a reader outside its own loop; readers in the region do not count if they recompute the node."""
     readers = [user for user in node.users if user not in own]
     if region.is_large(node) and node in region.places:
         readers = [r for r in readers if r not in region.places and r not in region.edges and r not in region.sums]
@@ -157,7 +157,7 @@ def _is_read_outside(node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
 
 
 def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None:
-    """Put a sliced call in the place of a loop's nodes, which nothing reads any more then."""
+    """Put a sliced call behind a loop's nodes and let all readers of these nodes read the call's results."""
     graph, last = module.graph, loop.nodes[-1]
     meta = {k: v for k, v in last.meta.items() if k not in ("val", "tensor_meta", "recompute", "desc")}
     value = next(n.meta["val"] for n in loop.nodes if isinstance(n.meta["val"], torch.Tensor))
@@ -177,7 +177,7 @@ def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None
 
 
 class _Inserter:
-    """Appends nodes behind one node, each with its value and what the new nodes have in common."""
+    """Context manager that inserts nodes behind one node, each with its value and with the meta that they share."""
 
     def __init__(self, graph: fx.Graph, after: fx.Node, meta: dict[str, Any]) -> None:
         self.graph, self.meta = graph, meta
@@ -191,29 +191,29 @@ class _Inserter:
         self.point.__exit__(*error)
 
     def node(self, node: fx.Node) -> fx.Node:
-        """Give a node what all have."""
+        """Add the shared meta to a node; its own entries take precedence."""
         node.meta = {**self.meta, **node.meta}
         return node
 
     def call(self, target: Any, *args: Any) -> fx.Node:
-        """A new node."""
+        """Insert a call of `target`."""
         return self.node(call(self.graph, target, args))
 
     def attribute(self, module: fx.GraphModule, body: fx.GraphModule) -> fx.Node:
-        """A node that gives a graph, which the module holds from now on."""
+        """Add `body` to `module` as a submodule, and insert the ``get_attr`` node of it."""
         name = next(f"{BODY}{k}" for k in range(len(module._modules) + 1) if not hasattr(module, f"{BODY}{k}"))
         module.add_submodule(name, body)
         return self.node(self.graph.get_attr(name))
 
 
 def _flat(insert: _Inserter, node: fx.Node, place: Rows | None) -> fx.Node:
-    """An operand with its rows in one dimension."""
+    """A view of an operand with its rows in one dimension; a contiguous copy is viewed if the strides allow no view."""
     if place is None or place.length == 1:
         return node
     shape = joined_shape(node, place, math.prod(node.meta["val"].shape[place.start : place.start + place.length]))
     try:
         return insert.call(torch.ops.aten.view.default, node, shape)
-    except (RuntimeError, ValueError):  # its strides allow no view
+    except (RuntimeError, ValueError):  # the strides allow no view
         insert.graph.erase_node(next(iter(reversed(node.users))))
         copy = insert.node(call(insert.graph, torch.ops.aten.clone.default, (node,), _CONTIGUOUS))
         return insert.call(torch.ops.aten.view.default, copy, shape)
@@ -228,7 +228,7 @@ def _joined_value(node: fx.Node, place: Rows, rows: int) -> torch.Tensor:
 
 
 def _result(insert: _Inserter, made: fx.Node, k: int, node: fx.Node) -> fx.Node:
-    """The k-th result of a sliced call, in the sizes and the type of the node that it stands for."""
+    """The k-th result of a sliced call, converted to the dtype and sizes of the node that it replaces."""
     result, value = insert.call(operator.getitem, made, k), node.meta["val"]
     if result.meta["val"].dtype is not value.dtype:
         result = insert.call(torch.ops.prims.convert_element_type.default, result, value.dtype)
@@ -238,7 +238,7 @@ def _result(insert: _Inserter, made: fx.Node, k: int, node: fx.Node) -> fx.Node:
 
 
 def sort_by_data(graph: fx.Graph) -> None:
-    """Put nodes behind what they read, the others where they are."""
+    """Sort the nodes topologically, in place; ties keep the present order."""
     nodes = list(graph.nodes)
     index = {node: k for k, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}

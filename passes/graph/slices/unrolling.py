@@ -1,7 +1,7 @@
-"""Sliced calls as calls of a region that is compiled once (``invoke_subgraph``), which a compiler of graphs understands.
+"""Unrolling: a sliced call becomes calls of a graph that is compiled once (``invoke_subgraph``), which Inductor can compile.
 
-What a region allocates for itself is gone when its call ends, so slices cannot come to lie beside each other, whatever order a
-compiler gives them.  Sums are handed from one call to the next.
+The temporaries of such a call are freed when it ends, so temporaries of two slices are never alive together, in whatever order
+the compiler runs the calls.  Sums are passed from one call to the next.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compile_remat.passes.graph.slices.calls import is_sliced, sum_values
 from compile_remat.passes.graph.views import fake_mode_of
 
 LAID_OUT = torch.ops.prims.inductor_force_stride_order.default
-"""An operator that gives its operand as it lies in memory."""
+"""Operator that returns its operand with given strides, so that Inductor writes the operand to memory."""
 
 
 def unroll_sliced_calls(module: fx.GraphModule) -> int:
@@ -34,7 +34,7 @@ def unroll_sliced_calls(module: fx.GraphModule) -> int:
 
 
 class _Unrolled:
-    """One sliced call on its way to become several calls."""
+    """Replaces one sliced call by one call for each slice."""
 
     def __init__(self, module: fx.GraphModule, node: fx.Node) -> None:
         self.graph, self.node = module.graph, node
@@ -47,7 +47,7 @@ class _Unrolled:
         self.meta = {k: v for k, v in node.meta.items() if k != "val"}
 
     def replace(self) -> None:
-        """Put the calls in the place of the node."""
+        """Insert the calls in place of the sliced call, and erase it."""
         sources = [x if dim < 0 else self._realized(x) for x, dim in zip(self.operands, self.dims, strict=True)]
         sums = [
             self._call(torch.ops.aten.full.default, list(v.shape), 0, dtype=v.dtype, device=v.device)
@@ -71,7 +71,7 @@ class _Unrolled:
         self.graph.erase_node(self.node)
 
     def _slice(self, sources: list[fx.Node], sums: list[fx.Node], start: int, length: int) -> list[fx.Node]:
-        """What one call gives."""
+        """Insert the call of one slice; returns its joined outputs, then the new sums."""
         body = self.body if length == self.length or self.rest is None else self.rest
         given = [
             x if dim < 0 else self._call(torch.ops.aten.slice.Tensor, x, dim, start, start + length)
@@ -89,9 +89,9 @@ class _Unrolled:
         return torch.empty(sizes, dtype=value.dtype, device=value.device)
 
     def _realized(self, node: fx.Node) -> fx.Node:
-        """A tensor that lies in memory as a whole: of what is not, each slice would be computed by code of its own.
+        """Returns `node` as a tensor that is in memory as a whole; otherwise each slice would be computed by code of its own.
 
-        What a view shows is put there, not the view, so that its other readers read the same memory.
+        If the node is a view, its base is written to memory and not the view, so that other readers of the base share the memory.
         """
         views = list[fx.Node]()
         while node.op == "call_function" and is_view(node) and len(node.all_input_nodes) == 1:
@@ -106,7 +106,7 @@ class _Unrolled:
             there = self._call(LAID_OUT, node, node.meta["val"].stride())
         for user in [user for user in node.users if user is not there and user.op != "output"]:
             user.replace_input_with(node, there)
-        return views[0] if views else there  # which show what is there now
+        return views[0] if views else there  # the views now read `there`
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node = call(self.graph, target, args, kwargs)
