@@ -1,4 +1,4 @@
-"""Rewrites of the joint graph or the backward: each takes an FX graph, changes it in place and keeps its results.
+"""Rewrites of the joint graph or the backward: each changes an FX graph in place and keeps its results.
 
-One rewrite a module, each with a golden test.
+Each module holds one rewrite, which has a golden test.
 """

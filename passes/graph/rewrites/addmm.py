@@ -1,6 +1,6 @@
-"""Gradients that are summed up: where Inductor makes one kernel of a matmul and the addition of its product.
+"""Sums of gradients in which Inductor turns a matmul and the addition of its product into one ``addmm`` kernel.
 
-`keep_matmuls_in_place` decides which of them it may, `becoming_addmm` tells the plan of those.
+`keep_matmuls_in_place` prevents this where it would raise the peak; `becoming_addmm` tells the planner where it will happen.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ HEAVY = frozenset(
         aten.convolution.default, aten.convolution_backward.default,
     }
 )  # fmt: skip
-"""What takes so long and holds so much that an addition must not be moved over it."""
+"""Operators that take long and hold much memory: no matmul may be moved across them to a later addition."""
 
 
 def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
-    """Additions, among `nodes` in the order they run in, that become ``addmm(c, a, b)``: they are written to memory.
+    """Additions, among `nodes` in execution order, that become ``addmm(c, a, b)`` and so are written to memory.
 
-    So do Inductor's passes after partitioning (``post_grad.py``) with ``add(c, mm(a, b))`` where nothing else reads the product.
-    Where other matmuls lie between product and addition, `keep_matmuls_in_place` keeps both as they are.  On a GPU an addition
-    that pointwise kernels alone read stays (``should_prefer_unfused_addmm``).
+    Inductor's passes after partitioning (``post_grad.py``) replace ``add(c, mm(a, b))`` if no other node reads the product.  If
+    other matmuls lie between product and addition, `keep_matmuls_in_place` keeps both as they are.  On a GPU, Inductor keeps an
+    addition that only pointwise kernels read (``should_prefer_unfused_addmm``).
     """
     found: dict[fx.Node, None] = {}
     heavy: fx.Node | None = None
@@ -41,7 +41,7 @@ def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
                 found[node] = None
         elif node.target in HEAVY:
             heavy = node
-        elif node.target is GRADIENT_READY:  # Inductor joins nothing across a gradient that leaves
+        elif node.target is GRADIENT_READY:  # Inductor forms no `addmm` across a gradient that leaves
             heavy = None
     for node in reversed(list(found)):
         if node.meta["val"].device.type != "cpu" and all(u not in found and _is_pointwise(u) for u in node.users):
@@ -50,19 +50,20 @@ def becoming_addmm(nodes: Iterable[fx.Node]) -> frozenset[fx.Node]:
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    """Whether the node, or all that reads this view of what it reads, is pointwise."""
+    """Returns whether a node is pointwise; for a view, whether all its readers are."""
     if getattr(node.target, "is_view", False):
         return all(map(_is_pointwise, node.users))
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def keep_matmuls_in_place(module: fx.GraphModule) -> int:
-    """Keep Inductor from moving a matmul down to a later addition; returns how many it would have moved.
+    """Keep Inductor from moving a matmul down to a later addition; returns the number of additions that were rewritten for it.
 
-    Its pass after partitioning turns ``add(mm(a, b), c)`` into ``addmm(c, a, b)`` where the addition stands.  Where other matmuls
-    lie between, which is so for the gradients of tied weights, `a` and `b` then live all that time instead of their
-    product.  An addition of three-dimensional views is the same to Inductor, and is not in the pattern.  Where the other summand is
-    a product, too, and no matmul lies behind that one, it goes last: Inductor looks there first, and the matmul stays in its place.
+    Inductor's pass after partitioning turns ``add(mm(a, b), c)`` into ``addmm(c, a, b)`` at the place of the addition.  If other
+    matmuls lie in between, as for the gradients of tied weights, `a` and `b` then stay alive until there instead of their product.
+    So the addition is done on three-dimensional views, which give the same kernel and do not match the pattern.  If the other
+    summand is a product, too, and no matmul lies between that product and the addition, it becomes the last operand: Inductor
+    matches the last operand first, so the earlier matmul stays in its place.  These swaps are not counted.
     """
     order = {node: k for k, node in enumerate(module.graph.nodes)}
     matmuls = [k for node, k in order.items() if node.target in HEAVY]
@@ -95,7 +96,7 @@ def _is_lone_mm(node: object) -> bool:
 
 
 def _shape_text(node: object) -> str:
-    """The sizes in writing: symbolic ones have no hash, and comparing them may add a guard."""
+    """The sizes as text: symbolic sizes have no hash, and comparing them may add a guard."""
     return str(node.meta["val"].shape) if isinstance(node, fx.Node) and _is_tensor(node) else ""
 
 
@@ -104,7 +105,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def _call(module: fx.GraphModule, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
-    """A node whose ``meta["val"]`` is what the operator makes of its arguments'."""
+    """Append a call whose ``meta["val"]`` is the operator's result on the fake values of its arguments."""
     node = module.graph.call_function(target, args, kwargs or {})
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
     with values[0].fake_mode:

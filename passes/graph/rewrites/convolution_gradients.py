@@ -1,12 +1,12 @@
-"""A convolution's two gradients, one after the other.
+"""The gradients of a convolution's input and weight, computed one after the other.
 
-Autograd has one operator for both: what the convolution read, the gradient of its output and both results are alive at once.  The
-gradient of the input is the transposed convolution of the output's gradient, by definition, and needs no more than the weight.  So
-the operator keeps the gradients of weight and bias, and a convolution behind it makes that of the input: by then what the
-convolution read is dead.  oneDNN and cuDNN run one kernel for each gradient anyway, and the same ones for these convolutions.
+Autograd computes both by one operator: the convolution's input, the gradient of its output and both results are alive at once.  The
+gradient of the input is the transposed convolution of the output's gradient, by definition, and needs only the weight besides.  So
+the operator keeps the gradients of weight and bias, and a convolution behind it computes the gradient of the input, when the
+convolution's input is dead.  oneDNN and cuDNN run one kernel for each gradient anyway, and the same kernels for these convolutions.
 
-What stays one operator: sizes that are symbols, and convolutions that torch's own kernels compute, which share work between the
-gradients or have no fast counterpart: those that `_runs_in_library` refuses.
+Two cases are not split: sizes that are symbols, and convolutions for which `_runs_in_library` is False.  For the latter torch has
+its own kernels, which share work between the gradients or have no fast counterpart.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MASK = 10
 """Position of the operator's three flags: gradients of input, weight and bias."""
 
 LIBRARY_DTYPES = frozenset({torch.float32, torch.bfloat16})
-"""What oneDNN computes in training, and cuDNN beside float16; in float64 torch's own kernels share work between the gradients."""
+"""Dtypes of oneDNN in training, and of cuDNN beside float16; in float64 torch's own kernels share work between the gradients."""
 
 
 def split_convolution_gradients(joint: joint_graph.Joint) -> int:
-    """Make the gradient of each convolution's input a convolution of its own, behind the gradients of weight and bias.
+    """Compute the gradient of each convolution's input by a convolution of its own, behind the gradients of weight and bias.
 
     Args:
         joint: A joint graph, whose backward is rewritten in place.
 
     Returns:
-        How many were split.
+        The number of convolutions that were split.
     """
     module, done = joint.module, 0
     for node in module.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
@@ -61,17 +61,18 @@ def split_convolution_gradients(joint: joint_graph.Joint) -> int:
 def lay_gradients_out_once(
     backward: fx.GraphModule, forward: fx.GraphModule | None = None, rules: RulesOf = inductor_rules
 ) -> int:
-    """Give convolutions that read one gradient one tensor with its channels innermost; Inductor would copy it for each of them.
+    """Convert each gradient that both operators of a split convolution read to channels-last; Inductor would copy it for each.
 
-    All that reads the gradient reads that tensor: what is computed for one reader alone is written once, where it stands.  Where
-    the gradient lies like that already, Inductor makes nothing of the operator that is put behind it.
+    All readers of the gradient then read the converted tensor, which is written to memory once, where the gradient is computed.  If
+    the gradient is channels-last already, Inductor drops the conversion.
 
     Args:
         backward: A backward graph, or one with its forward in it; rewritten in place.
-        forward: Its forward, whose convolutions say what layout they have.
+        forward: The forward of `backward`, whose convolutions decide their layout; None if `backward` contains it.
+        rules: Inductor's rules for a type of device.
 
     Returns:
-        Of how many gradients.
+        The number of converted gradients.
     """
     done = 0
     rules_of = conv_layout.with_layout(rules, forward or backward, ())
@@ -88,10 +89,11 @@ def lay_gradients_out_once(
 
 
 def read_by_both(nodes: Iterable[fx.Node], rules: RulesOf) -> dict[fx.Node, list[fx.Node]]:
-    """Gradients that both of a convolution's operators read, with these: what `lay_gradients_out_once` is about.
+    """Gradients that both gradient operators of a split convolution read, with these operators, for `lay_gradients_out_once`.
 
     Args:
-        nodes: The backward's.
+        nodes: Nodes of the backward.
+        rules: Inductor's rules for a type of device.
     """
     readers: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
@@ -107,7 +109,7 @@ def _are_both(value: Any, convolutions: list[fx.Node], rules: RulesOf) -> bool:
 
 
 def _runs_in_library(node: fx.Node) -> bool:
-    """Whether oneDNN or cuDNN compute a convolution's gradients; on GPUs torch's own kernels compute those of depthwise ones."""
+    """Returns whether oneDNN or cuDNN computes a convolution's gradients; for depthwise ones on GPUs torch's own kernels do."""
     operands: tuple[Any, ...] = node.args
     value, read, groups = operands[0].meta["val"], operands[1].meta["val"], operands[9]
     if value.device.type == "cpu":
@@ -117,7 +119,7 @@ def _runs_in_library(node: fx.Node) -> bool:
 
 
 def _put_behind(joint: joint_graph.Joint, node: fx.Node, item: fx.Node, output_padding: list[int]) -> None:
-    """A convolution behind the node's other results, in place of its first one."""
+    """Compute the gradient of the input by a convolution behind the node's other results, in place of its first result `item`."""
     gradient, _, weight, _, stride, padding, dilation, transposed, _, groups, _ = node.args
     last = node
     while last.next in node.users:
@@ -133,9 +135,10 @@ def _put_behind(joint: joint_graph.Joint, node: fx.Node, item: fx.Node, output_p
 
 
 def _output_padding(node: fx.Node) -> list[int] | None:
-    """What makes the transposed convolution as large as the input was, by dimension; None where a size is not a number.
+    """Output padding, by dimension, with which the transposed convolution has the input's size; None if a size is a symbol.
 
     A convolution with stride `s` gives several input sizes the same output size; the padding, below `s`, tells them apart.
+    None also if no valid padding exists.
     """
     operands: tuple[Any, ...] = node.args
     gradient, read, weight, _, stride, padding, dilation, transposed, *_ = operands

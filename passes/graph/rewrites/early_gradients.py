@@ -1,18 +1,18 @@
-"""Gradients that leave the backward when they are made (`gradients="early"`).
+"""Early gradients: gradients that leave the backward as soon as they are computed (`gradients="early"`).
 
-`mark_gradients` works on a joint graph, before it is planned: behind the last contribution to a gradient, and behind the last step
-that reads its parameter, stands a `GRADIENT_READY` that takes the gradient's place among the outputs.  So the planner sees the
-gradient die there.  `deliver_marked` works on the backward of a plan: it puts a `DELIVER` in the place of each mark, further down
-where the backward recomputes something of the parameter later, and the backward returns None for the gradient.
+`mark_gradients` rewrites a joint graph before it is planned.  It puts a `GRADIENT_READY` behind the last contribution to a gradient
+and the last step that reads its parameter, in the gradient's place among the outputs.  So the planner sees the gradient die there.
+`deliver_marked` rewrites the backward of a plan: it replaces each mark by a `DELIVER`, further down if the backward recomputes a
+reader of the parameter later, and the backward returns None for the gradient.
 
-A step that is computed in the kernel of another one reads with that kernel: a delivery in between would have it written to memory
-first, because the operator may change the parameter.
+A step that Inductor computes in the kernel of its reader reads the parameter in that kernel.  A delivery before that kernel would
+force the step to memory, because the operator may change the parameter.
 
-An argument that is an output too, or a view of it, keeps its gradient to the end: autograd takes such an output past the graph, and
-what is computed of it contributes later.
+An argument that the forward returns, itself or as a view, keeps its gradient to the end: autograd passes such an output around the
+graph, and code outside of the graph contributes to the gradient later.
 
-A gradient whose memory is not its own is copied when it leaves: one that two parameters share, a part of a larger tensor, an input
-of the graph.
+A gradient is copied when it leaves if it does not own its memory: two parameters share it, it is a part of a larger tensor, or it
+is an input of the graph.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from compile_remat.passes.graph.reading_kernels import inlined_nodes, kernels_of
 from compile_remat.passes.graph.views import is_part, memory_of, owner_of
 
 INDEX = "compile_remat_gradient"
-"""Where a mark's ``meta`` holds the position of its gradient among the outputs of the backward."""
+"""Key of a mark's ``meta`` that holds the position of its gradient among the outputs of the backward."""
 
 
 NO_LEAF = "no argument that is a leaf and no output gets a gradient"
-"""Why nothing is marked where there is nothing to gain."""
+"""Reason that `mark_gradients` returns if no gradient can leave early."""
 
 
 def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tuple[joint_graph.Joint, str]:
-    """Mark the gradients of some arguments, in place; returns the graph, and why nothing was marked, empty where something was.
+    """Mark the gradients of some arguments, in place; returns the graph, and the reason if nothing was marked, else "".
 
     Args:
         arguments: Positions of the arguments that are leaves of autograd.
@@ -73,7 +73,7 @@ def mark_gradients(joint: joint_graph.Joint, arguments: Collection[int]) -> tupl
 
 
 def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
-    """Put deliveries in the places of the marks, in a backward that was extracted from `joint`; returns how many."""
+    """Replace the marks by deliveries in a backward that was extracted from `joint`; returns the number of deliveries."""
     graph = backward.graph
     marks = graph.find_nodes(op="call_function", target=GRADIENT_READY)
     if not marks:
@@ -84,7 +84,7 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
     aliases, inlined = _aliases(graph, joint), inlined_nodes(graph)
     output = graph.output_node()
     returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    for mark in reversed(marks):  # those with one place keep their order
+    for mark in reversed(marks):  # reversed: deliveries at one place keep the order of their marks
         gradient, copied = mark.args
         assert isinstance(gradient, fx.Node)
         index = int(mark.meta[INDEX])
@@ -104,13 +104,13 @@ def deliver_marked(backward: fx.GraphModule, joint: joint_graph.Joint) -> int:
 
 
 def marked_bytes(joint: joint_graph.Joint) -> tuple[int, ...]:
-    """Bytes of each gradient that is marked, in the graph's order."""
+    """Bytes of each marked gradient, in the graph's order."""
     marks = joint.module.graph.find_nodes(op="call_function", target=GRADIENT_READY)
     return tuple(sizes.storage_nbytes(mark.all_input_nodes[0].meta["val"]) for mark in marks)
 
 
 def copied_bytes(node: fx.Node) -> int:
-    """Bytes of the copy that is made of a gradient when it leaves; 0 for any other node."""
+    """Bytes of the copy that a mark makes of its gradient when it leaves; 0 if there is no copy, and for other nodes."""
     if node.target is not GRADIENT_READY or not node.args[1]:
         return 0
     value: torch.Tensor = node.all_input_nodes[0].meta["val"]
@@ -132,7 +132,7 @@ def _mark(
 
 
 def _primals(joint: joint_graph.Joint) -> list[fx.Node]:
-    """The inputs of a joint graph that are no tangents."""
+    """The inputs of a joint graph, tangents excluded."""
     inputs = joint.module.graph.find_nodes(op="placeholder")
     return [node for node in inputs if node not in joint.info.tangents_closure]
 
@@ -142,7 +142,7 @@ def _is_part_of_subclass(primal: fx.Node) -> bool:
 
 
 def _aliases(backward: fx.Graph, joint: joint_graph.Joint) -> dict[str, list[fx.Node]]:
-    """For each argument of the forward, by name, the inputs of the backward that may lie in its memory."""
+    """For each argument of the forward, by name, the inputs of the backward that may share its memory."""
     nodes = {n.name: n for n in joint.module.graph.nodes}
     found: dict[str, list[fx.Node]] = {}
     for given in backward.find_nodes(op="placeholder"):
@@ -153,5 +153,5 @@ def _aliases(backward: fx.Graph, joint: joint_graph.Joint) -> dict[str, list[fx.
 
 
 def _last(nodes: Iterable[fx.Node]) -> fx.Node:
-    """The last of some nodes of a graph, as they stand in it."""
+    """The last of some nodes in the graph's order."""
     return max(nodes)

@@ -1,8 +1,8 @@
-"""What reads a tensor for its size alone gets one without contents.
+"""Shape-only operands: an operator that reads only the size of a tensor gets a constant of that size instead.
 
-A pooling's backward takes the pooling's input and reads nothing but its size and type (``avg_pool2d_backward`` and
-``max_pool2d_with_indices_backward`` in Inductor's lowerings and in ATen): a partition would save the input, or compute it again,
-for nothing.  In its place stands a constant, which Inductor never writes to memory.
+A pooling's backward takes the pooling's input and reads only its size and dtype (``avg_pool2d_backward`` and
+``max_pool2d_with_indices_backward`` in Inductor's lowerings and in ATen): a partition would save or recompute the input for
+nothing.  The rewrite passes a constant in its place, which Inductor never writes to memory.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ POOLINGS = {
     aten.avg_pool2d_backward.default: None,
     aten.max_pool2d_with_indices_backward.default: 5,
 }
-"""Operators that read their second argument for its size, with the position of their dilation."""
+"""Operators that read only the size of their second argument, with the position of their dilation; None if they have none."""
 
 
 def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_rules) -> list[fx.Node]:
-    """Give poolings' backwards a constant of the size of their forwards' inputs.
+    """Give the backwards of poolings a constant of the size of the pooling's input.
 
     Args:
-        module: A joint graph; rewritten in place.  Sizes that are symbols stay as they are.
-        rules: Of Inductor, for a type of device: it calls ATen's kernel for a pooling whose inputs lie in too many windows, and
-            would write the constant for it.
+        module: A joint graph; rewritten in place.  Inputs with symbolic sizes are not replaced.
+        rules: Inductor's rules for a type of device: Inductor calls ATen's kernel for a pooling whose elements lie in too many
+            windows, and would write the constant to memory for that kernel.
 
     Returns:
         The constants, one for each input that was replaced.
@@ -60,7 +60,7 @@ def replace_shape_only_inputs(module: fx.GraphModule, rules: RulesOf = inductor_
 
 
 def _is_known(value: torch.Tensor, node: fx.Node, rules: RulesOf) -> bool:
-    """Whether all sizes are numbers, and Inductor makes the kernel itself."""
+    """Returns whether all sizes are plain numbers and Inductor generates the kernel itself."""
     if not all(type(size) is int for size in value.shape):
         return False
     kernel, stride = _pair(node.args[2]), _pair(node.args[3] if len(node.args) > 3 else ()) or _pair(node.args[2])
@@ -71,6 +71,6 @@ def _is_known(value: torch.Tensor, node: fx.Node, rules: RulesOf) -> bool:
 
 
 def _pair(sizes: Any) -> tuple[int, ...]:
-    """Sizes in both dimensions; one number stands for both, and none for none."""
+    """Sizes in both dimensions, from a pair, one number for both, or an empty sequence for none."""
     numbers = tuple(sizes) if isinstance(sizes, list | tuple) else (sizes,)
     return numbers * 2 if len(numbers) == 1 else numbers

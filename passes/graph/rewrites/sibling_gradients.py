@@ -1,12 +1,12 @@
-"""Gradients that come from one gradient, made side by side.
+"""Sibling gradients: gradients that are computed from one gradient are computed next to each other.
 
-For `y = silu(g) * u` autograd makes the gradient of `u`, multiplies it with two matrices, and only then makes that of `g`.  During
-those products the gradient of `y`, `g` and `u` are alive beside the gradient of `u`: four tensors of the hidden size.  Here the
-gradient of `g` is made first: its kernel writes over `u`, that of the gradient of `u` over the gradient of `y`.  The products find
-two tensors alive.
+For `y = silu(g) * u` autograd computes the gradient of `u`, multiplies it by two matrices, and only then computes the gradient of
+`g`.  During these products the gradient of `y`, `g` and `u` are alive beside the gradient of `u`: four tensors of the hidden size.
+The rewrite computes the gradient of `g` first: its kernel reuses the buffer of `u` in place, and the kernel of the gradient of `u`
+that of the gradient of `y`.  Then two tensors are alive during the products.
 
-The later gradient's chain of elementwise operators moves to where the earlier one is made.  It moves only where gradients that
-nothing else reads die with it and are at least as large as its result: in no place that it moves over is more alive than before.
+The elementwise operators of the later gradient move to the place of the earlier one.  They move only if gradients that no other
+node reads die with them and are at least as large as their result, so that at no step that they cross more is alive than before.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ Kinds = Mapping[fx.Node, OpKind]
 
 
 def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection[fx.Node]) -> int:
-    """Move the elementwise operators of a gradient to before its sibling, in front of the products that stood between.
+    """Move the elementwise operators of a gradient in front of its sibling, and so of the products between the two.
 
     Args:
         module: A joint graph; its nodes are moved in place.
-        backward: Its nodes that depend on a tangent.
+        backward: Nodes of `module` that depend on a tangent.
 
     Returns:
-        How many gradients were moved.
+        The number of gradients that were moved.
     """
     kinds = {node: op_kind(node) for node in module.graph.nodes if node.op == "call_function"}
     library = [node for node in module.graph.nodes if node in backward and kinds.get(node) in LIBRARY]
@@ -63,7 +63,7 @@ def make_sibling_gradients_together(module: fx.GraphModule, backward: Collection
 
 
 def _is_gradient(node: fx.Node, kinds: Kinds) -> bool:
-    """Whether a node is an elementwise operator whose result, as it lies in memory, a matrix product reads."""
+    """Returns whether a node is an elementwise operator with a contiguous result that a matrix product reads."""
     if kinds.get(node) is not OpKind.POINTWISE or not any(
         kinds.get(r) is OpKind.MATMUL for r in readers_of(node, kinds.get)
     ):
@@ -73,7 +73,7 @@ def _is_gradient(node: fx.Node, kinds: Kinds) -> bool:
 
 
 def _is_contiguous(value: torch.Tensor) -> bool:
-    """Whether the elements lie in order; adds no guard."""
+    """Returns whether a tensor is contiguous; adds no guard."""
     expected = 1
     for size, stride in zip(reversed(hint_shape(value)), reversed(hint_strides(value)), strict=True):
         if size != 1 and stride != expected:
@@ -83,7 +83,7 @@ def _is_contiguous(value: torch.Tensor) -> bool:
 
 
 def _latest_source(node: fx.Node, kinds: Kinds) -> fx.Node | None:
-    """The latest node in the graph that a node's elementwise operators wait for."""
+    """The last node in the graph's order that a node's chain of elementwise operators reads; None if there is none."""
     pending = sorted(node.all_input_nodes)
     while pending:
         latest = pending.pop()
@@ -96,7 +96,7 @@ def _latest_source(node: fx.Node, kinds: Kinds) -> fx.Node | None:
 
 
 def _chain(end: fx.Node, place: fx.Node, kinds: Kinds) -> list[fx.Node]:
-    """The elementwise operators behind a place that make `end`, in the graph's order."""
+    """The elementwise operators behind `place` from which `end` is computed, `end` included, in the graph's order."""
     found, pending = {end}, [end]
     while pending:
         for source in pending.pop().all_input_nodes:
@@ -109,8 +109,8 @@ def _chain(end: fx.Node, place: fx.Node, kinds: Kinds) -> list[fx.Node]:
 def _earliest_sibling(
     node: fx.Node, gradients: Sequence[fx.Node], kinds: Kinds, backward: Collection[fx.Node]
 ) -> fx.Node | None:
-    """The first of some gradients behind which no more is alive than before, when the node is made in front of it."""
-    freed = []  # what the node reads, and the last that reads it beside the node
+    """The first of `gradients` in front of which `node` can be computed without raising the live bytes anywhere behind it."""
+    freed = []  # for each gradient that the node reads: its last other reader, its bytes
     for source in _in_memory(node, attrgetter("all_input_nodes"), kinds):
         if source in backward and source.op == "call_function":  # a tangent is the caller's
             others = _in_memory(source, attrgetter("users"), kinds) - {node}
@@ -120,7 +120,7 @@ def _earliest_sibling(
 
 
 def _in_memory(node: fx.Node, neighbours: Callable[[fx.Node], Iterable[fx.Node]], kinds: Kinds) -> set[fx.Node]:
-    """What a gradient's kernel reads, or which kernels read it, through what stays in registers."""
+    """The buffers that a gradient's kernel reads, or the kernels that read a buffer, through nodes that stay in registers."""
     found, seen, pending = set[fx.Node](), {node}, [node]
     while pending:
         for other in neighbours(pending.pop()):

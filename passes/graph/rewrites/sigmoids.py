@@ -1,9 +1,9 @@
-"""``1 / (1 + exp(-x))`` is a sigmoid where something else reads the denominator.
+"""Sigmoids: ``1 / (1 + exp(-x))`` becomes a sigmoid if another node reads the denominator.
 
-Before 2.13, torch writes the derivative of SiLU with such a quotient, and SiLU itself is ``x / (1 + exp(-x))``: without common
-subexpressions, one denominator has two readers.  An exponential that two read is a node of its own for Inductor, so one kernel
-computes it and both gradients of a gated MLP, and can write over nothing that both of them read.  With a sigmoid, as later
-versions of torch write it, these are two kernels, each in place.  Inductor's C++ computes a sigmoid by the same expression.
+Before 2.13, torch writes the derivative of SiLU with such a quotient, and SiLU itself is ``x / (1 + exp(-x))``: after CSE, one
+denominator has two readers.  Inductor materialises an exponential with two readers, so one kernel computes it and both gradients
+of a gated MLP, and cannot reuse in place a buffer that both gradients read.  With a sigmoid, as later versions of torch write it,
+Inductor makes two kernels, each with in-place reuse.  Inductor's C++ computes a sigmoid by the same expression.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ aten = torch.ops.aten
 
 
 def separate_sigmoids(module: fx.GraphModule) -> int:
-    """Make sigmoids of quotients whose denominator has other readers.
+    """Turn quotients whose denominator has other readers into sigmoids.
 
     Args:
-        module: A joint graph without common subexpressions; rewritten in place.
+        module: A joint graph after CSE; rewritten in place.
 
     Returns:
-        How many were made.
+        The number of new sigmoids.
     """
     made = 0
     for node in module.graph.find_nodes(op="call_function", target=aten.reciprocal.default):
@@ -35,7 +35,7 @@ def separate_sigmoids(module: fx.GraphModule) -> int:
 
 
 def _logit(denominator: fx.Node) -> fx.Node | None:
-    """The `x` of ``exp(-x) + 1``."""
+    """The `x` of ``exp(-x) + 1``; None for any other expression."""
     if denominator.args[1:] != (1,) or denominator.kwargs:
         return None
     found: object = denominator
@@ -47,6 +47,6 @@ def _logit(denominator: fx.Node) -> fx.Node | None:
 
 
 def _is_alike(source: fx.Node, node: fx.Node) -> bool:
-    """Whether both are of one type: the negative of an integer is no logit."""
+    """Returns whether both tensors have the same dtype: an integer `x` gives a quotient of another dtype."""
     given, made = source.meta.get("val"), node.meta.get("val")
     return isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor) and given.dtype == made.dtype

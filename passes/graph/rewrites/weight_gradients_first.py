@@ -1,9 +1,9 @@
-"""Gradients of weights before those of inputs.
+"""Gradients of weights are computed before gradients of inputs.
 
-Autograd computes for a product `y = x @ w` first the gradient of `x`, then that of `w`.  Until then `x` is alive, and the
-gradient of `x` beside it: for an MLP, two tensors of its hidden size at once.  The other way round `x` dies before its gradient
-is made.  At the later of the two products all four tensors are alive in autograd's order, and never more than three in
-this one, so it is never worse; nothing else about the kernels changes.
+For a product `y = x @ w` autograd computes first the gradient of `x`, then the gradient of `w`.  Until then `x` is alive beside
+its gradient: for an MLP, two tensors of its hidden size at once.  In the other order `x` dies before its gradient is computed.
+At the later of the two products all four tensors are alive in autograd's order, and never more than three in the new order, so
+the new order is never worse.  The kernels stay the same.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ SUMS = frozenset({aten.add.Tensor})
 
 
 def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Node]) -> int:
-    """Put each product that nothing but outputs depends on before the first product that reads the same gradient.
+    """Move each product on which only outputs depend in front of the first product that reads the same gradient.
 
     Args:
         module: A joint graph; its nodes are moved in place.
-        backward: Its nodes that depend on a tangent.
+        backward: Nodes of `module` that depend on a tangent.
 
     Returns:
-        How many products were moved.
+        The number of products that were moved.
     """
     products = [n for n in module.graph.nodes if n.target in PRODUCTS and n in backward]
-    firsts: dict[fx.Node, fx.Node] = {}  # by gradient, the first product of those seen so far that reads it and stays
+    firsts: dict[fx.Node, fx.Node] = {}  # by gradient, its first reading product that was not moved
     moved = 0
     for product in products:
         gradients = [g for g in map(root_of, product.all_input_nodes) if g in backward]
@@ -56,7 +56,7 @@ def move_weight_gradients_up(module: fx.GraphModule, backward: Collection[fx.Nod
 
 
 def _frees_something(product: fx.Node, backward: Collection[fx.Node]) -> bool:
-    """Whether the product reads what the forward computed, not just weights and inputs, which stay anyway, or casts of them."""
+    """Returns whether the product reads a tensor that the forward computed, other than a view or cast of an input or weight."""
     for operand in product.all_input_nodes:
         source = root_of(operand)
         while source.target in CASTS:
@@ -67,7 +67,7 @@ def _frees_something(product: fx.Node, backward: Collection[fx.Node]) -> bool:
 
 
 def _only_to_outputs(product: fx.Node) -> set[fx.Node] | None:
-    """The product with its views, casts and sums, if there is nothing else between it and outputs; else None."""
+    """The product with the views, casts and sums behind it, if no other node lies between it and the outputs; else None."""
     found, stack = {product}, [product]
     while stack:
         for user in stack.pop().users:
@@ -82,9 +82,9 @@ def _only_to_outputs(product: fx.Node) -> set[fx.Node] | None:
 
 
 def _movable(product: fx.Node, ending: Collection[fx.Node], place: fx.Node) -> list[fx.Node] | None:
-    """What moves to stand before `place`, in order: the product, views that it reads, and of `ending` what can follow it there.
+    """Nodes to move in front of `place`, in order: the product, views that it reads, and the nodes of `ending` that can follow.
 
-    None if the product reads what does not stand before the place.
+    None if the product reads another node that is not in front of `place`.
     """
     group = _with_sources(product, place, set())
     if group is None:
@@ -95,11 +95,11 @@ def _movable(product: fx.Node, ending: Collection[fx.Node], place: fx.Node) -> l
 
 
 def _with_sources(node: fx.Node, place: fx.Node, group: set[fx.Node]) -> set[fx.Node] | None:
-    """The group with the node, and with all views that it reads and that do not stand before the place; None if that is not all."""
+    """`group` with `node` and the views and sizes that `node` reads from behind `place`; None if it reads any other node there."""
     found, stack = group | {node}, [node]
     while stack:
         for source in stack.pop().all_input_nodes:
-            if source in found or source < place:  # as they stand in the graph
+            if source in found or source < place:  # by position in the graph
                 continue
             if source is place or source.op != "call_function":
                 return None
