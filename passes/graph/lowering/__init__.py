@@ -1,4 +1,4 @@
-"""What Inductor's lowering makes of each node of a joint graph, for every plan: expressions, kernels, buffers and their layout.
+"""Lowering: predicts Inductor's expressions, kernels, buffers and layouts for each node of a joint graph, for every plan.
 
-The passes write on the drafts of a graph, in the order in which `passes.graph.build` lists them.
+The passes set fields of a graph's drafts, in the order in which `passes.graph.build` lists them.
 """

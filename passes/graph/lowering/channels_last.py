@@ -1,4 +1,4 @@
-"""Which buffers have their channels innermost, and what convolutions get copies of because it has not."""
+"""Channels-last layout: buffers with their channels innermost, and copies of convolution operands in another layout."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from compile_remat.passes.problem.problem import EXTERN, ITEM, POINTWISE
 
 
 def mark_channels_last(graph: DraftGraph) -> None:
-    """A convolution's outputs have their channels innermost, and so has what is computed from such elementwise.
+    """Set `is_channels_last`: for a convolution's outputs, and for values that are computed from them elementwise.
 
-    What is in memory when somebody asks for it in another shape is made in the order of its dimensions; not so what stays in
-    registers: what is computed of that follows what it reads.  In the backward, what a convolution is computed from gets the
-    convolution's layout where it is written for its own expression, and so does a gradient that both operators of one read.
+    A value in memory that a node reads in another shape is contiguous instead; a value in registers takes the layout of its inputs.
+    In the backward, an input, direct or indirect, of a convolution is channels-last if Inductor writes it for its own expression,
+    and so is a gradient that both operators of a split convolution read.
     """
     backward = [node for node in graph.joint.module.graph.nodes if node in graph.joint.info.tangents_closure]
     preferring, laid_out = _before_convolutions(backward), read_by_both(backward, graph.rules)
@@ -34,23 +34,27 @@ def mark_channels_last(graph: DraftGraph) -> None:
 
 
 def _before_convolutions(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """What convolutions are computed from, and they (``GraphLowering.find_nodes_prefer_channels_last``)."""
+    """Convolutions among `nodes` and their direct and indirect inputs (``GraphLowering.find_nodes_prefer_channels_last``)."""
     found = set[fx.Node]()
     for node in reversed(nodes):
         if node.target is torch.ops.aten.convolution.default or not found.isdisjoint(node.users):
-            if node.target is not torch.ops.aten.bmm.default:  # which has its dimensions in order
+            if node.target is not torch.ops.aten.bmm.default:  # the result of bmm is contiguous
                 found.add(node)
     return found
 
 
 def _is_written_itself(draft: Draft) -> bool:
-    """Whether Inductor writes a value for its own expression or readers, not for those of a view of it."""
+    """Returns whether Inductor writes a value because of its own expression or readers, not because of the readers of a view."""
     is_pointwise = draft.kernel == POINTWISE and not (draft.concatenates or draft.is_drawn)
     return is_pointwise and draft.is_materialised and (len(draft.node.users) > 1 or not draft.is_written_if_reused)
 
 
 def _is_laid_out(draft: Draft, gradients: Collection[fx.Node]) -> bool:
-    """Whether the operator that lays a gradient out for two convolutions computes it, or what it is a view of."""
+    """Returns whether a value is computed by the layout conversion of a gradient that it is, or that is a view of it.
+
+    Args:
+        gradients: The gradients that `lay_gradients_out_once` converts.
+    """
     if draft.kernel != POINTWISE or draft.concatenates:
         return False
     if draft.node in gradients:
@@ -67,7 +71,7 @@ def _is_channels_last(draft: Draft, graph: DraftGraph) -> bool:
         return True
     if draft.kernel != POINTWISE or (is_reshaped(draft.node) and not _is_in_registers(draft, graph)):
         return False
-    if draft.concatenates:  # `ConcatKernel.create` knows no order of what is not computed yet
+    if draft.concatenates:  # `ConcatKernel.create` knows the layout of buffers only
         return any(s.is_channels_last and (s.kernel != POINTWISE or s.concatenates) for s in draft.sources)
     return any(s.is_channels_last and shape(s.node) == shape(draft.node) for s in draft.sources)
 
@@ -78,10 +82,10 @@ def _is_in_registers(draft: Draft, graph: DraftGraph) -> bool:
 
 
 def mark_layout_copies(graph: DraftGraph) -> None:
-    """What convolutions read in another layout than their own is copied; the backward gets the forward's copies of inputs.
+    """Count the copies of convolution operands that are not channels-last; the backward reads the forward's copies of inputs.
 
-    An input is copied at the forward's start if the backward reads it and a convolution is computed from it, however far away:
-    Inductor returns what a convolution is computed from with its channels innermost (``GraphLowering.run_node``, outputs).
+    An input is copied at the forward's start if the backward reads it and a convolution depends on it, directly or not:
+    Inductor returns each direct or indirect input of a convolution as channels-last (``GraphLowering.run_node``, outputs).
     """
     forward = [node for node in graph.joint.module.graph.nodes if node not in graph.joint.info.tangents_closure]
     preferring = _before_convolutions(forward)
@@ -110,10 +114,10 @@ def _is_input(node: fx.Node, graph: DraftGraph) -> bool:
 
 
 def _mark_copied_operands(convolution: Draft, graph: DraftGraph) -> None:
-    """A pointwise operand in another layout is copied by a kernel that stands before the convolution.
+    """Count the copies that are made of a convolution's pointwise operands in another layout, and of tangents.
 
-    Then the two lie side by side; when the convolution runs, its outputs lie in the place of one of them.  The copy of a gradient
-    that the caller hands over lies beside the outputs: the gradient itself is the caller's.
+    A kernel before the convolution makes the copy, and operand and copy are alive together.  When the convolution runs, its outputs
+    take the place of one of the two.  The copy of a tangent is alive beside the outputs, because the caller owns the tangent.
     """
     value = convolution.node.meta.get("val")
     outputs = value if isinstance(value, list | tuple) else (value,)

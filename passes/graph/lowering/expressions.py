@@ -1,7 +1,7 @@
 """The buffers that each fused expression loads, as Inductor counts them.
 
-Inductor counts operations as well (``config.realize_opcount_threshold``).  These are not counted here: a value that is written for
-them alone is seen when a plan's graphs are lowered.
+Inductor counts operations as well (``config.realize_opcount_threshold``).  Operations are not counted here: a value that is written
+to memory for their number alone is observed when a plan's graphs are lowered.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def load_of(draft: Draft) -> Expression:
 
 
 def own_expression(draft: Draft, rules: InductorRules) -> Expression:
-    """What a node computes itself of what it reads."""
+    """The expression of a node's own operator, with the graph inputs that it loads."""
     return Expression(frozenset(name for name, _ in draft.input_reads), op_name(draft) in rules.heavy_ops)
 
 
 def joined(draft: Draft, parts: Iterable[Expression]) -> Expression:
-    """A node's expression, made of its own and of the expressions of what it reads."""
+    """The fused expression of a node: its own expression joined with `parts`, the expressions of its sources."""
     expressions = [draft.own_expression, *parts]
     return Expression(
         frozenset().union(*(each.reads for each in expressions)), any(each.has_heavy for each in expressions)
@@ -37,10 +37,10 @@ def op_name(draft: Draft) -> str:
 
 
 def is_written(expression: Expression, is_reused: bool, rules: InductorRules) -> bool:
-    """Whether Inductor writes the value of an expression to memory for the number of buffers that it loads.
+    """Returns whether Inductor writes the value of an expression to memory because of the number of buffers that it loads.
 
     Args:
-        is_reused: Whether several nodes read the value.
+        is_reused: True if several nodes read the value; then a heavy operator is a reason as well.
     """
     num_reads = len(expression.reads)
     return num_reads > rules.max_reads or (

@@ -1,4 +1,4 @@
-"""Which pointwise values Inductor writes to memory although no unfused kernel reads them, by its `InductorRules`."""
+"""Materialisation: pointwise values that Inductor writes to memory although no unfused kernel reads them, by `InductorRules`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from compile_remat.passes.graph.views import most_users, operator_name, root_of,
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, POINTWISE
 
 COPYING = ("_unsafe_index_put", "index_put", "scatter", "scatter_add", "scatter_reduce")
-"""Operators whose lowerings write into ``clone(x)`` of their first argument, whoever writes the elements (``lowering.py``)."""
+"""Operators whose lowerings write into ``clone(x)`` of their first argument, by a fused or an ATen kernel (``lowering.py``)."""
 
 UNFUSED = -1
-"""Stands for the depth of a kernel that nothing is fused with."""
+"""Stands for the depth of a kernel that is never fused."""
 
 UNROLLED = ("sum", "mean", "amax", "amin", "prod", "any", "all")
 """Reductions with one result, by name."""
 
 
 def is_unrolled(node: fx.Node, rules: InductorRules) -> bool:
-    """Whether a reduction goes over so few elements that Inductor makes a pointwise kernel of it."""
+    """Returns whether a reduction is over so few elements that Inductor turns it into a pointwise kernel."""
     if operator_name(node) not in UNROLLED:
         return False
     value, dims = node.all_input_nodes[0].meta["val"], reduced_dims(node)
@@ -38,7 +38,7 @@ def is_unrolled(node: fx.Node, rules: InductorRules) -> bool:
 
 
 def read_own(graph: DraftGraph) -> None:
-    """Note of each pointwise node what is so in the graphs of every plan: its own operations, and what reads it."""
+    """Set the fields of each pointwise node that are the same under every plan: its own expression, and facts on its readers."""
     joint = graph.joint
     addmms = becoming_addmm(n for n in joint.module.graph.nodes if n in joint.info.tangents_closure)
     for draft in graph.by_node.values():
@@ -48,7 +48,7 @@ def read_own(graph: DraftGraph) -> None:
         draft.is_drawn = name in rules.drawn_ops
         draft.concatenates = name == "cat" and (rules.always_concatenates or _has_places(draft, graph, rules))
         draft.becomes_addmm = draft.node in addmms and not (draft.is_drawn or draft.concatenates)
-        is_added = any(u in addmms for u in users)  # an operand of `addmm` is a buffer, as of any product
+        is_added = any(u in addmms for u in users)  # an operand of `addmm` is a buffer, like that of any product
         draft.is_always_written = (
             draft.becomes_addmm or is_added or any(str(u.target) in rules.strided_readers for u in users)
         )
@@ -60,12 +60,12 @@ def read_own(graph: DraftGraph) -> None:
 def count_reads(graph: DraftGraph) -> None:
     """Follow Inductor's count of the buffers that each fused expression loads (``GraphLowering.run_node``).
 
-    Inductor sees forward and backward apart: there a value has only those readers that the backward may run.
+    Inductor compiles forward and backward separately: in the backward a value has only the readers that the backward may run.
     """
     for draft in graph.by_node.values():
         if draft.kernel == POINTWISE:
             _count_reads_of(draft, graph)
-        elif draft.kernel != CONSTANT:  # an index or a fill is written into the expression: nothing is read
+        elif draft.kernel != CONSTANT:  # a constant is computed inside of the expression: no load
             draft.expression = draft.backward_expression = load_of(draft)
 
 
@@ -91,12 +91,16 @@ def _count_reads_of(draft: Draft, graph: DraftGraph) -> None:
 
 
 def _is_place(part: Draft) -> bool:
-    """Whether a part of a concatenation is in memory whatever reads it, in both graphs: then it is written where it belongs."""
+    """Returns whether a part of a concatenation has a buffer in both graphs; it is then written into the concatenation's buffer."""
     return part.kernel != POINTWISE or (part.is_materialised and part.is_written_again)
 
 
 def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:
-    """Whether a concatenation on a GPU has parts that are buffers: all of them, or one that others read, too."""
+    """Returns whether a concatenation on a GPU is a buffer into which its parts are written.
+
+    True if no part is pointwise, or, by `InductorRules.concatenates_shared`, if an unfused kernel reads the concatenation and
+    a pointwise part has other readers.
+    """
     if all(s.kernel != POINTWISE for s in draft.sources):
         return True
     if not rules.concatenates_shared:
@@ -106,7 +110,7 @@ def _has_places(draft: Draft, graph: DraftGraph, rules: InductorRules) -> bool:
 
 
 def is_fused_scatter(node: fx.Node, rules: InductorRules) -> bool:
-    """Whether Inductor writes elements into a copy of the node's first argument by a kernel of its own."""
+    """Returns whether Inductor's own (fused) kernel, not ATen's, writes elements into a copy of the node's first argument."""
     value, name = node.meta.get("val"), getattr(node.target, "__name__", "").split(".")[0]
     if name not in rules.scatters or not isinstance(value, torch.Tensor):
         return False
@@ -116,7 +120,7 @@ def is_fused_scatter(node: fx.Node, rules: InductorRules) -> bool:
 
 
 def mark_written_constants(graph: DraftGraph) -> None:
-    """A constant that an unfused kernel reads is written to memory like any other value: saving it spares that."""
+    """Treat a constant that an unfused kernel reads as pointwise: it is written to memory, and saving it spares that write."""
     for draft in graph.by_node.values():
         if draft.kernel == EXTERN:
             for source in draft.sources:
@@ -125,13 +129,13 @@ def mark_written_constants(graph: DraftGraph) -> None:
 
 
 def without_start(draft: Draft) -> tuple[Draft, ...]:
-    """The sources of a node, without the zeros that a called scatter starts from: Inductor computes them where it scatters."""
+    """The sources of a node, without the constant that an unfused scatter starts from: Inductor fills the copy directly."""
     copied = _copied(draft) if draft.kernel == EXTERN else None
     return tuple(s for s in draft.sources if s.kernel != CONSTANT or s.node is not copied)
 
 
 def _copied(draft: Draft) -> fx.Node | None:
-    """What an unfused scatter starts from, where it reads that for nothing else."""
+    """The tensor that a scatter copies and writes into; None if the scatter also reads it as another operand, or is no scatter."""
     if op_name(draft) not in COPYING:
         return None
     start, *others = (root_of(node) for node in _operands(draft.node))
@@ -139,15 +143,16 @@ def _copied(draft: Draft) -> fx.Node | None:
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """The tensors among the arguments, in their order, each as often as it stands there."""
+    """The nodes among the arguments, in order, with repetitions."""
     return [leaf for leaf in tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
 
 
 def drop_fused_buffers(graph: DraftGraph) -> None:
-    """A value that is written for its expression has no buffer if one fused kernel computes it and all that reads it.
+    """Clear `is_materialised` of a value if one fused kernel computes the value and all its readers.
 
-    Crude: whatever has as many unfused kernels before it is one kernel.  Without it the predicted peak of plain torch.compile
-    was 11 % too high for BERT and 5 % for Llama on CPUs, and the lowest peak of a U-Net in bfloat16 for CUDA 9 %.
+    This is crude: nodes with equally many unfused kernels before them count as one kernel.  Without this pass the predicted peak
+    of plain torch.compile was 11 % too high for BERT and 5 % for Llama on CPUs, and the lowest peak of a U-Net in bfloat16 for
+    CUDA 9 %.
     """
     places: dict[Draft, set[int]] = {draft: set() for draft in graph.by_node.values()}
     for draft in reversed(places):
@@ -163,7 +168,7 @@ def drop_fused_buffers(graph: DraftGraph) -> None:
 
 
 def mark_parts(graph: DraftGraph) -> None:
-    """A concatenation is a buffer, and a value is written into its place in the first one that reads it (``ConcatKernel``)."""
+    """Make each concatenation a buffer and set `parts`: a value is written into the first one that reads it (``ConcatKernel``)."""
     for draft in graph.by_node.values():
         draft.is_materialised |= draft.concatenates
     taken: set[Draft] = set()

@@ -1,4 +1,4 @@
-"""What GPUs round up: Inductor lays long rows out to start at multiples of 128 bytes, torch's allocator hands out whole blocks."""
+"""Rounding on GPUs: Inductor pads long rows to start at multiples of 128 bytes, and torch's allocator hands out whole blocks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from compile_remat.passes.problem.problem import EXTERN, POINTWISE, REDUCTION
 
 
 def pad_strides(graph: DraftGraph) -> None:
-    """Count the padding of what Inductor's own kernels write.
+    """Add the padding of buffers that Inductor's own kernels write to `nbytes`.
 
-    What is returned has eager mode's strides, and so has what unfused kernels read, matrix products apart.
+    Outputs of the graph have eager mode's strides, and so have operands of unfused kernels other than matrix products.
     """
     unpadded = _unpadded(graph)
     for draft in graph.by_node.values():
@@ -25,7 +25,7 @@ def pad_strides(graph: DraftGraph) -> None:
 
 
 def fill_blocks(graph: DraftGraph, *, expandable: bool) -> None:
-    """Count what CUDA's allocator counts for a buffer, whose segments are `expandable` or not."""
+    """Round `nbytes` of each CUDA buffer up as torch's allocator does, with `expandable` segments or without."""
     for draft in graph.by_node.values():
         value = draft.node.meta.get("val")
         if isinstance(value, torch.Tensor) and value.device.type == "cuda":
@@ -33,9 +33,9 @@ def fill_blocks(graph: DraftGraph, *, expandable: bool) -> None:
 
 
 def _unpadded(graph: DraftGraph) -> set[Draft]:
-    """What leads to a convolution without a reduction in between, and what other unfused kernels read themselves.
+    """Inputs, direct or indirect, of a convolution with no reduction in between, and direct operands of other unfused kernels.
 
-    Inductor looks for the former in one graph at a time (``mark_nodes_dislike_padding`` in ``graph.py``).
+    The inputs of a convolution are followed within its own graph only (``mark_nodes_dislike_padding`` in ``graph.py``).
     """
     found, leading = set[Draft](), set[Draft]()
     for draft in reversed(graph.by_node.values()):
