@@ -1,4 +1,4 @@
-"""Bytes and time of one node on one device. Knows nothing of plans."""
+"""Cost models: bytes and time of one node on one device. This package does not depend on plans."""
 
 from compile_remat.cost_models.device.caching_allocator import Event as Event
 from compile_remat.cost_models.device.caching_allocator import Reservation as Reservation

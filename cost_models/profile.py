@@ -1,7 +1,7 @@
 """The profile model: measured times of operators that run as kernels of their own, and the roofline for all others.
 
-Pointwise operators and reductions fuse, so their share of a kernel cannot be measured: the roofline prices them, and
-everything that was not measured.
+Pointwise operators and reductions fuse, so their share of a kernel cannot be measured. The roofline prices them and all
+operators that were not measured.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from compile_remat.cost_models.timing.replay import recipe_of
 
 @dataclass(frozen=True, repr=False)
 class Times:
-    """Measured nanoseconds by signature, in order of the signatures.
+    """Measured nanoseconds by signature, sorted by signature.
 
-    Its text is the hash of its contents, so that cache keys change with every figure.
+    The ``repr`` contains the hash of the contents, so that cache keys change with every figure.
     """
 
     by_signature: tuple[tuple[str, int], ...] = ()
 
     @staticmethod
     def of(measured: Mapping[str, int]) -> Times:
-        """The measured times as a value."""
+        """Returns the measured times, given in ns by signature, as a `Times`."""
         return Times(tuple(sorted(measured.items())))
 
     def key(self) -> str:
-        """Hash of the contents; empty where there are none."""
+        """Hash of the contents; "" if there are no times."""
         return hashlib.sha256(repr(self.by_signature).encode()).hexdigest()[:16] if self.by_signature else ""
 
     def of_nodes(self, nodes: Iterable[fx.Node]) -> tuple[tuple[str, int], ...]:
-        """Names of nodes whose operators were measured, with their times."""
+        """Names of the nodes whose operators were measured, with their times in ns."""
         known = dict(self.by_signature)
         if not known:
             return ()
@@ -61,23 +61,23 @@ class Profile:
 
     @property
     def launch_time_ns(self) -> int:
-        """That of the base."""
+        """The launch time of the base model."""
         return self.base.launch_time_ns
 
     def op_time_ns(self, op: Op) -> int:
-        """As measured; where the operator was not, as the base says."""
+        """The measured time of the operator; the time of the base model if the operator was not measured."""
         measured = self._time_ns.get(op.name)
         return self.base.op_time_ns(op) if measured is None else measured
 
     def arithmetic_time_ns(self, op: Op) -> int:
-        """That of the base: no clock tells arithmetic from traffic."""
+        """The arithmetic time of the base model: a measured time does not separate arithmetic from traffic."""
         return self.base.arithmetic_time_ns(op)
 
     @property
     def cache_bytes(self) -> int:
-        """That of the base."""
+        """The cache size of the base model."""
         return self.base.cache_bytes
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
-        """That of the base."""
+        """The traffic time of the base model."""
         return self.base.traffic_time_ns(nbytes, cached_bytes)

@@ -25,30 +25,30 @@ class ProfileFile:
     """The file of one device under one version of torch.
 
     Attributes:
-        path: Where it lies; it need not exist.
-        place: Device and version in words, written into it for people.
+        path: Path of the file, which need not exist.
+        place: Device and version of torch in words, written into the file for people.
     """
 
     path: Path
     place: str
 
     def times_ns(self) -> dict[str, int]:
-        """Measured times by signature; none where there is no file, or one that cannot be read."""
+        """Measured times in ns by signature; empty if the file is missing or cannot be read."""
         return dict(self._read()["times_ns"])
 
     def signatures_of(self, graph: str) -> tuple[str, ...] | None:
-        """The operators of a graph that were measured; None where the graph was never noted."""
+        """The signatures that `note` wrote for a graph; None if there are none."""
         found = self._read()["graphs"].get(graph)
         return None if found is None else tuple(found)
 
     def add(self, times_ns: Mapping[str, int]) -> None:
-        """Add times to the file; times that other processes wrote meanwhile stay."""
+        """Add times to the file; times that other processes wrote meanwhile are kept."""
         document = self._read()
         document["times_ns"] |= times_ns
         self._write(document)
 
     def note(self, graph: str, signatures: Sequence[str]) -> None:
-        """Write which operators a graph has."""
+        """Write the signatures of a graph's operators to the file."""
         document = self._read()
         document["graphs"][graph] = sorted(signatures)
         self._write(document)

@@ -1,4 +1,4 @@
-"""What the planner may ask of a cost model."""
+"""The interface of a cost model."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from compile_remat.cost_models.operators.ops import Op
 
 
 class CostModel(Protocol):
-    """Prices one operator on one device, in whole nanoseconds; `passes` prices fused groups out of its parts.
+    """Prices one operator on one device, in whole nanoseconds; `passes` prices fused groups from launch, arithmetic and traffic.
 
-    An implementation is an immutable, picklable value: the same counts always get the same price, whatever else the
-    machine does. It knows nothing of plans.
+    An implementation is an immutable, picklable value: equal counts always get equal prices, whatever the load of the machine.
+    It does not depend on plans.
     """
 
     @property
     def launch_time_ns(self) -> int:
-        """Time that a kernel takes before it does anything."""
+        """Time in ns that a kernel takes before it starts to work."""
         ...
 
     @property
     def cache_bytes(self) -> int:
-        """How much may be read and written after a result before the cache no longer holds it; 0: it never does."""
+        """Bytes that may be read and written after a result while the cache still holds it; 0 if it never does."""
         ...
 
     def op_time_ns(self, op: Op) -> int:
-        """The operator as one kernel of its own, launch included; 0 where no kernel runs."""
+        """Time of the operator as a kernel of its own, launch included; 0 if it runs no kernel."""
         ...
 
     def arithmetic_time_ns(self, op: Op) -> int:
-        """The arithmetic alone."""
+        """Time of the operator's arithmetic alone."""
         ...
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
-        """Moving `nbytes` between a kernel and device memory, `cached_bytes` of them only as far as the cache."""
+        """Time to move `nbytes` between a kernel and device memory, of which the cache holds `cached_bytes`."""
         ...

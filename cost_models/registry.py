@@ -1,4 +1,4 @@
-"""From the setting ``cost_model`` to a cost model."""
+"""Makes the cost model that the setting ``cost_model`` names."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def make_cost_model(
     """The cost model called `name` for `device`.
 
     Args:
-        tf32: Kinds whose float32 arithmetic runs in TF32; None reads it from torch's present settings.
-        measured: For `profile`, names of the graph's nodes with nanoseconds; without any it is the roofline.
+        tf32: Kinds whose float32 arithmetic runs in TF32; None takes `tf32_kinds`, torch's present settings.
+        measured: For `profile`, names of the graph's nodes with measured ns; if empty, the roofline prices all nodes.
 
     Raises:
-        ConfigError: there is no such cost model.
+        ConfigError: There is no cost model of that name.
     """
     if name == "unit":
         return UnitCost()
@@ -49,7 +49,7 @@ def make_cost_model(
 
 
 def tf32_kinds() -> tuple[OpKind, ...]:
-    """Kinds whose float32 arithmetic torch now lets run in TF32 on a device that has it."""
+    """Kinds whose float32 arithmetic runs in TF32 under torch's present settings, on a device that has TF32."""
     products = (OpKind.MATMUL, OpKind.ATTENTION) if _matmul_allows_tf32() else ()
     return (*products, OpKind.CONV) if torch.backends.cudnn.allow_tf32 else products
 
@@ -57,5 +57,5 @@ def tf32_kinds() -> tuple[OpKind, ...]:
 def _matmul_allows_tf32() -> bool:
     try:
         return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # the old and the new way to set it were mixed; then the new one holds
+    except RuntimeError:  # the old and the new setting were mixed; then the new one holds
         return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

@@ -2,17 +2,17 @@
 
 Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures",
 Communications of the ACM 52(4), 2009. Both roofs are the device's figures times the fraction of them that such kernels
-reach (`Device.efficiency`). Of products (matrix products, convolutions, attention) the fraction depends on the size:
+reach (`Device.efficiency`). For products (matrix products, convolutions, attention) the fraction depends on the size:
 
-* each dimension counts as if it were longer by a length of its own (`Device.half_sizes`): half the rate is left where
-  the dimension is as long as that, all of it where it is much longer. So small products are slow, and skinny ones too;
-* where the device says how many tiles it works on at once (`Device.multiprocessors`), tiles count as whole ones, and so
-  do the waves of them that run one after the other.
+* each dimension counts as longer by a constant (`Device.half_sizes`): a dimension as long as its constant halves the
+  rate, and a much longer one leaves all of it. So small products are slow, and products with one short dimension too;
+* if the device states how many tiles run at once (`Device.multiprocessors`), partial tiles count as whole tiles, and
+  partial waves of tiles as whole waves.
 
-A convolution with one channel a group is no matrix product: where the device says so (``depthwise``, ``depthwise_backward``), it
-runs at a part of the float32 rate, whatever its size.
+A convolution with one channel a group is no matrix product: if the device has an efficiency for it (``depthwise``,
+``depthwise_backward``), it runs at that part of the float32 rate, whatever its size.
 
-What a kernel reads of a result that is still in the cache (`cached_bytes`) passes at the cache's bandwidth.
+Bytes that are still in the cache (`cached_bytes`) are read at the cache's bandwidth.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _NS = 1_000_000_000
 Figure = TypeVar("Figure")
 
 TILES = ((128, 128, 1.0), (64, 64, 0.75), (16, 64, 0.4))
-"""Rows and columns of the result that one multiprocessor works on at a time, and which part of the rate such a tile
-reaches at most: GPU libraries take large tiles for large products (NVIDIA, "Matrix Multiplication Background User's
-Guide", tile and wave quantisation); small ones read their operands more often. The parts are assumed, not measured."""
+"""Rows and columns of the tile of a result that one multiprocessor computes at a time, and the part of the rate that the
+tile reaches at most. GPU libraries take large tiles for large products (NVIDIA, "Matrix Multiplication Background User's
+Guide", tile and wave quantisation); small tiles read their operands more often. The parts are assumed, not measured."""
 
 SPLIT_LENGTH = 256
-"""Least length of k for each of several multiprocessors that share one tile (split-k), which is how a product with few
-tiles still fills the device."""
+"""Least length of k for each of the multiprocessors that share one tile (split-k). By split-k a product with few tiles
+still fills the device."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Roofline:
     """Prices by the figures of `device`.
 
     Attributes:
-        device: rates, bandwidth and launch time.
-        tf32_kinds: kinds whose float32 arithmetic runs at the device's ``tf32`` rate, where it has one. Torch's default
+        device: Rates, bandwidth and launch time.
+        tf32_kinds: Kinds whose float32 arithmetic runs at the device's ``tf32`` rate, if it has one. Torch's default
             is convolutions only; ``torch.set_float32_matmul_precision("high")`` adds the products.
     """
 
@@ -61,21 +61,21 @@ class Roofline:
 
     @property
     def cache_bytes(self) -> int:
-        """How much of what was just written is read at the cache's bandwidth; 0 where the device does not state one."""
+        """Bytes of recent traffic that the cache holds; 0 if the device does not state size and bandwidth of its cache."""
         return self.device.l2_bytes or 0 if self.device.l2_bandwidth_bytes_per_s else 0
 
     def op_time_ns(self, op: Op) -> int:
-        """Launch plus the longer of arithmetic and traffic; 0 where no kernel runs."""
+        """Launch plus the longer of arithmetic and traffic, in ns; 0 if no kernel runs."""
         if op.kind in RUNS_NO_KERNEL:
             return 0
         launch_ns = int(_figure(self._launches_ns, op, self.launch_time_ns))
         return launch_ns + max(self.arithmetic_time_ns(op), self.traffic_time_ns(op.read_bytes + op.write_bytes))
 
     def arithmetic_time_ns(self, op: Op) -> int:
-        """Floating-point operations at the rate of the operator's type, kind and size, rounded up.
+        """Time of the operator's floating-point operations at the rate of its dtype, kind and size, in ns, rounded up.
 
-        An operator that only moves data has none. Where the device says which part of the bandwidth it reaches (gathers
-        and scatters), that time stands here.
+        For an operator without operations: its traffic at the part of the bandwidth that the device states for it (gathers
+        and scatters), or 0.
         """
         if op.flops == 0:
             part = self._efficiency.get(_packet(op.target))
@@ -83,7 +83,7 @@ class Roofline:
         return ceil(op.flops * _NS / (self._rate(op) * self._fraction(op)))
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:
-        """Bytes at the bandwidth that kernels reach, those of them that the cache still holds at the cache's; rounded up."""
+        """Time of `nbytes` at the bandwidth that kernels reach, `cached_bytes` of them at the cache's; in ns, rounded up."""
         device = self.device
         from_memory = nbytes * _NS / (device.bandwidth_bytes_per_s * self._efficiency.get("bandwidth", 1.0))
         if not cached_bytes or not device.l2_bandwidth_bytes_per_s:
@@ -92,7 +92,7 @@ class Roofline:
         return ceil(from_memory * (1 - cached_bytes / nbytes) + cached_bytes * _NS / device.l2_bandwidth_bytes_per_s)
 
     def _rate(self, op: Op) -> float:
-        """Operations per second. Inductor computes pointwise and reduction operators in float32, whatever is stored."""
+        """Operations per second. Inductor computes pointwise and reduction operators in float32, whatever their dtype."""
         part = self._depthwise(op)
         if part is not None:
             return self.device.rate("float32") * part
@@ -102,7 +102,7 @@ class Roofline:
         return self.device.rate(dtype) * _figure(self._efficiency, op, 1.0)
 
     def _fraction(self, op: Op) -> float:
-        """Part of the rate of large products that one of this size reaches, more where not all of it has to be done."""
+        """Part of the large products' rate that a product of this size reaches; above that if causal attention skips work."""
         if op.product is None or not self._half_sizes or self._depthwise(op) is not None:
             return 1.0
         halves = _figure(self._half_sizes, op, (0.0, 0.0, 0.0))
@@ -114,7 +114,7 @@ class Roofline:
         return fraction / op.visible
 
     def _depthwise(self, op: Op) -> float | None:
-        """What the device says of convolutions with one channel a group; None for all else."""
+        """The device's efficiency for convolutions with one channel a group; None for other operators or if not stated."""
         if op.kind is not OpKind.CONV or op.product is None or op.product[0] == 1 or op.product[2] > 1:
             return None
         return self._efficiency.get("depthwise_backward" if "backward" in op.target else "depthwise")
@@ -133,7 +133,7 @@ class Roofline:
 
 
 def wave_fraction(product: Product, multiprocessors: int) -> float:
-    """Useful part of the tiles of a product, and of the waves in which `multiprocessors` work them off."""
+    """Part of the rate that a product reaches with its best tile: useful part of the tiles, and of their waves, times `TILES`."""
     batch, m, n, k = product
     best = 0.0
     for rows, columns, part in TILES:
@@ -146,7 +146,7 @@ def wave_fraction(product: Product, multiprocessors: int) -> float:
 
 
 def _figure(figures: dict[str, Figure], op: Op, default: Figure) -> Figure:
-    """What is said of the operator, else of its kind."""
+    """The figure of the operator, else of its kind, else `default`."""
     if not figures:
         return default
     found = figures.get(_packet(op.target))
@@ -155,5 +155,5 @@ def _figure(figures: dict[str, Figure], op: Op, default: Figure) -> Figure:
 
 @cache
 def _packet(target: str) -> str:
-    """The operator without its overload: "aten.mm" of "aten.mm.default"."""
+    """The operator without its overload: "aten.mm" for "aten.mm.default"."""
     return target.rpartition(".")[0] if target.count(".") > 1 else target

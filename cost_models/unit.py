@@ -12,8 +12,8 @@ from compile_remat.cost_models.operators.ops import Op
 class UnitCost:
     """One nanosecond for each operator that runs a kernel; bytes and launches are free.
 
-    Fusion therefore saves nothing, and the time of a plan is the number of operators that it runs again. The figure
-    "testing" of torch's own ``activation_memory_budget_runtime_estimator`` counts alike.
+    So fusion saves no time, and the extra time of a plan is the number of operators that it recomputes. The choice
+    "testing" of torch's own ``activation_memory_budget_runtime_estimator`` counts in the same way.
     """
 
     @property

@@ -1,15 +1,15 @@
 """Arithmetic of a node, in floating-point operations (a multiply-add is two).
 
-Heavy operators use the formulas of ``torch.utils.flop_counter``, also those that a user registered for an operator of
-his own with ``register_flop_formula``. Three things differ from a run under ``FlopCounterMode``:
+Heavy operators use the formulas of ``torch.utils.flop_counter``, including formulas that a user registered for a custom
+operator with ``register_flop_formula``. Three things differ from a run under ``FlopCounterMode``:
 
 * formulas get hinted shapes, never tensors, so that no guard is added and nothing is allocated;
 * CPU flash attention, matrix-vector products, ``linear`` and the grouped products of experts, which torch's table lacks,
-  have their formula here;
+  have their formulas in this module;
 * the weight gradient of a grouped convolution is divided by the number of groups: torch's formula counts it as dense.
 
-What the number is not: it ignores causal masks and sparsity, and a pointwise weight is a rule of thumb for a vector
-unit that evaluates a polynomial, not a count of instructions.
+The counts ignore causal masks and sparsity. The weight of a pointwise operator is a rule of thumb for a vector unit that
+evaluates a polynomial, not a count of instructions.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _WEIGHTS: Mapping[str, int] = {
 
 
 def element_weight(packet: str) -> int:
-    """Operations for each element of a pointwise or reduction operator, `packet` as in "aten.exp"; 1 if unlisted."""
+    """Operations for each element of a pointwise or reduction operator, such as "aten.exp"; 1 if it is not listed."""
     return _WEIGHTS.get(packet.rpartition(".")[2], 1)
 
 
 def pow_weight(node: fx.Node) -> int:
-    """Weight of ``x ** e``: small whole exponents are multiplications, as in Inductor, and halves are roots."""
+    """Operations for each element of ``x ** e``: small integers are multiplications, as in Inductor, and 0.5 is a root."""
     exponent = node.args[1] if len(node.args) > 1 else None
     if not isinstance(exponent, int | float):
         return _WEIGHTS["pow"]
@@ -62,7 +62,7 @@ def pow_weight(node: fx.Node) -> int:
 
 
 class _ShapeOnly:
-    """Stands in for a tensor in formulas that ask for tensors: shape and size, on ``meta`` so that no value is read."""
+    """Stands in for a tensor in formulas that take tensors: shape and sizes, on ``meta`` so that no value is read."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
@@ -102,12 +102,12 @@ def _matmul_flops(a: Sequence[int], _b: Sequence[int], *_: Any, out_shape: Seque
 
 
 def _grouped_mm_flops(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
-    """Each row of the longer side meets one group's matrix, so groups count only where both sides have them."""
+    """Each row is multiplied by the matrix of one group, so the number of groups counts only if both operands have groups."""
     return 2 * prod(a[-2:]) * b[-1] * (a[0] if len(a) == len(b) == 3 else 1)
 
 
 def _registered(name: str) -> Formula:
-    """Shape formula that torch holds for another operator of the same arithmetic."""
+    """The shape formula of torch's operator `name`, for another operator of the same arithmetic."""
 
     def formula(*args: Any, **kwargs: Any) -> Any:
         return _shape_formula(flop_counter.flop_registry[getattr(torch.ops.aten, name)])(*args, **kwargs)
@@ -143,7 +143,7 @@ def _shape_formula(registered: Formula) -> Formula:
 
 
 def heavy_flops(node: fx.Node, packet: str) -> int | None:
-    """Operations by the formula of this operator, or None where there is none or it does not fit these arguments."""
+    """Operations by the formula of this operator; None if there is no formula, or if it fails on these arguments."""
     registered = flop_counter.flop_registry.get(getattr(node.target, "overloadpacket", node.target))
     own = _OWN_FORMULAS.get(packet)
     if registered is None and own is None:
@@ -172,7 +172,7 @@ def _kw_shapes(node: fx.Node) -> dict[str, Any]:
 
 
 def _shapes(value: Any, wrap: bool = False) -> Any:
-    """`value` with every node and tensor replaced by its hinted shape (`wrap`: by a stand-in), sizes by plain ints."""
+    """`value` with each node and tensor replaced by its hinted shape (if `wrap`, by a `_ShapeOnly`), and sizes by ints."""
     if isinstance(value, fx.Node):
         return _shapes(value.meta.get("val"), wrap)
     if isinstance(value, torch.Tensor):
@@ -183,7 +183,7 @@ def _shapes(value: Any, wrap: bool = False) -> Any:
 
 
 def _convolution_backward(node: fx.Node, formula: Formula) -> int:
-    """Sum over the input gradient and the weight gradient, the latter divided by the groups."""
+    """Operations of the input gradient, plus those of the weight gradient divided by the number of groups."""
     *shapes, groups, mask = _shapes(node.args)
     out_shape = _shapes(node.meta["val"])
     flops = int(formula(*shapes, groups, [True, False, False], out_shape=out_shape)) if mask[0] else 0

@@ -1,11 +1,11 @@
-"""What kind of work an operator is, as Inductor lowers it.
+"""Kinds of operators, by the way in which Inductor lowers them.
 
-The kind decides what the planner may assume: a VIEW costs nothing, POINTWISE operators fuse into their readers and live
-in registers, a REDUCTION fuses but its result is a buffer, the heavy kinds and OTHER are kernels of their own whose
-inputs and outputs stand in memory. An operator that is not listed is OTHER, the safe answer: it overestimates memory
-and launches.
+The kind tells the planner what to assume: a VIEW costs nothing, POINTWISE operators fuse into their readers and live in
+registers, a REDUCTION fuses but its result is a buffer, and the heavy kinds and OTHER are kernels of their own whose
+inputs and outputs are in memory. An operator that is not listed is OTHER, which is safe: it overestimates memory and
+launches.
 
-Facts that belong to an operator and not to one use of it are looked up once per target and kept.
+Facts that depend on the operator alone are looked up once for each target and cached.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ RUNS_NO_KERNEL = frozenset({OpKind.INPUT, OpKind.CONSTANT, OpKind.VIEW, OpKind.I
 """Kinds that cost no time."""
 
 FUSED_KINDS = frozenset({OpKind.CONSTANT, OpKind.POINTWISE, OpKind.REDUCTION})
-"""Kinds that Inductor makes code of: not for complex numbers."""
+"""Kinds for which Inductor generates code, except for complex numbers."""
 
 HEAVY_KINDS = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
-"""Kinds whose time is arithmetic in the first place, at the rate of matrix units where the device has them."""
+"""Kinds whose time is mostly arithmetic, at the rate of matrix units if the device has them."""
 
 
 def _aten(names: str) -> set[str]:
@@ -83,7 +83,7 @@ MOVES = _aten("""
 GATHERS = _aten("""
     index _unsafe_index _unsafe_masked_index index_select gather embedding take take_along_dim
 """)
-"""Pointwise operators that read of their first tensor no more elements than they write."""
+"""Pointwise operators that read no more elements of their first tensor than they write."""
 _POINTWISE = (
     MOVES
     | _aten("""
@@ -128,7 +128,7 @@ _SYMBOL = _aten("""
     _assert_tensor_metadata sym_constrain_range_for_size
 """)
 MAYBE_VIEW = _aten("reshape contiguous to flatten expand_as view_as")
-"""Operators that alias their input for some strides and copy for others."""
+"""Operators that return a view for some input strides and a copy for others."""
 
 DROPOUT_POSITION = {
     "aten._scaled_dot_product_flash_attention": 3,
@@ -137,7 +137,7 @@ DROPOUT_POSITION = {
     "aten._scaled_dot_product_efficient_attention": 5,
     "aten._scaled_dot_product_cudnn_attention": 5,
 }
-"""Where attention operators take ``dropout_p``: torch tags them all as random, but without dropout they are not."""
+"""Position of the argument ``dropout_p``: torch tags all of these as random, but without dropout they are not."""
 
 BYTES_SUFFICE = (
     _aten("""
@@ -149,12 +149,12 @@ BYTES_SUFFICE = (
     | _prims("inductor_seeds inductor_seed")
     | {"compile_remat.gradient_ready"}
 )
-"""OTHER operators whose time is the bytes they move, so that such a price is no estimate."""
+"""OTHER operators whose time is that of the bytes they move, so a price by bytes is not marked as estimated."""
 
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """What is true of every node with this target."""
+    """Facts about an operator that hold for every node with this target."""
 
     text: str  # "aten.mm.default"
     packet: str  # "aten.mm"
@@ -164,7 +164,7 @@ class TargetFacts:
 
 @cache
 def target_facts(target: Any) -> TargetFacts:
-    """Facts of a call_function target: an OpOverload, a HigherOrderOperator or a Python function."""
+    """Facts about a ``call_function`` target: an OpOverload, a HigherOrderOperator or a Python function."""
     text, packet = _names(target)
     tags = getattr(target, "tags", ())
     is_random = torch.Tag.nondeterministic_seeded in tags or "rng_state" in packet
@@ -190,7 +190,7 @@ def _kind_of_target(target: Any, packet: str, tags: Any) -> OpKind:
     for kind, names in _LISTED:
         if packet in names:
             return kind
-    # `max` and `min` are reductions or comparisons by overload: torch tags the overloads, but not all of them.
+    # The overload of `max` and `min` decides between reduction and comparison; torch does not tag all overloads.
     if packet in ("aten.max", "aten.min"):
         return OpKind.POINTWISE if str(target).endswith(".other") else OpKind.REDUCTION
     if getattr(target, "is_view", False):

@@ -1,8 +1,8 @@
-"""What one FX node does: its kind, its arithmetic and the bytes it reads and writes.
+"""Counts of one FX node: its kind, its arithmetic and the bytes that it reads and writes.
 
-Everything is read off ``node.meta["val"]`` (fake tensors). Nothing is executed or allocated, symbolic sizes are taken
-at their hints and no guard is added. Called once for each node of a joint graph, so it must stay cheap: tens of
-microseconds.
+All counts come from ``node.meta["val"]`` (fake tensors). No operator runs and no memory is allocated; symbolic sizes are
+taken at their hints and no guard is added. `describe` is called once for each node of a joint graph, so it must stay
+cheap: tens of microseconds.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ class Op:
     """Counts of one node: bytes and operations.  A cost model turns them into time.
 
     Attributes:
-        name: the node's name, e.g. ``mm_1``.
-        target: the operator, e.g. ``aten.mm.default``.
-        kind: how it uses the device.
-        dtype: type of the arithmetic, e.g. ``float32``, ``bfloat16``, ``float8``; "" where there is no tensor.
-        flops: floating-point operations, a multiply-add counted as 2; elements times a small weight for pointwise and
-            reduction operators; 0 for those that only move data.
-        read_bytes: bytes read of its distinct tensor inputs: an expanded input counts what it repeats once, a slice its
-            own elements only, a gather no more than it takes. 0 where no kernel runs.
-        write_bytes: bytes of its outputs; 0 for VIEW, ITEM and SYMBOL.
-        is_random: whether it draws from a generator, so that a second run would draw other numbers: torch's tag
+        name: The node's name, e.g. ``mm_1``.
+        target: The operator, e.g. ``aten.mm.default``.
+        kind: The way in which the operator uses the device.
+        dtype: Type of the arithmetic, e.g. ``float32``, ``bfloat16``, ``float8``; "" if there is no tensor.
+        flops: Floating-point operations, a multiply-add counted as 2; elements times a small weight for pointwise and
+            reduction operators; 0 for operators that only move data.
+        read_bytes: Bytes read of the distinct tensor inputs: repeated elements of an expanded input count once, a slice
+            counts its own elements only, and a gather no more than it takes. 0 if no kernel runs.
+        write_bytes: Bytes of the outputs; 0 for VIEW, ITEM and SYMBOL.
+        is_random: True if the operator draws from a generator, so that a second run would draw other numbers: torch's tag
             ``nondeterministic_seeded``, except on attention whose ``dropout_p`` is 0 (torch's own rule from 2.14 on).
-        estimated: whether no formula knows the arithmetic of a kernel of its own, so that only its bytes are priced.
-        product: of a product, how many there are and their lengths (batch, m, n, k), see `products`; else None.
-        visible: part of `flops` that causal attention really does; 1 for everything else.
+        estimated: True if the operator is a kernel of its own and no formula counts its arithmetic: only bytes are priced.
+        product: Lengths (batch, m, n, k) of the product that a heavy operator is priced as, see `products`; else None.
+        visible: Part of `flops` that causal attention really computes; 1 for other operators.
     """
 
     name: str
@@ -77,17 +77,17 @@ def op_kind(node: fx.Node) -> OpKind:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the node is a view, found faster than its kind: of complex numbers, too, a view is one."""
+    """Returns whether the node is a view; faster than `op_kind`, because dtypes need not be checked."""
     return _facts_and_real_kind(node)[1] is OpKind.VIEW
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws from a random generator; see `Op`."""
+    """Returns whether the node draws from a random generator; see `Op`."""
     return node.op == "call_function" and _is_random(node, target_facts(node.target))
 
 
 def describe(node: fx.Node) -> Op:
-    """Counts of the node, from the fake values in its ``meta["val"]`` and in those of its inputs."""
+    """Counts of the node, from the fake values in its own ``meta["val"]`` and that of its inputs."""
     facts, kind = _facts_and_kind(node)
     value = node.meta.get("val")
     text = facts.text if facts is not None else str(node.target)
@@ -112,9 +112,9 @@ def _facts_and_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
 
 
 def _facts_and_real_kind(node: fx.Node) -> tuple[TargetFacts | None, OpKind]:
-    """The kind if no number of the node is complex."""
+    """Facts about the node's operator, and the node's kind under the assumption that no tensor is complex."""
     if node.op == "output":
-        return None, OpKind.VIEW  # hands tensors over, runs nothing
+        return None, OpKind.VIEW  # returns tensors and runs no kernel
     if isinstance(node.meta.get("val"), _SYMBOL_TYPES):
         return (target_facts(node.target) if node.op == "call_function" else None), OpKind.SYMBOL
     if node.op != "call_function":
@@ -137,7 +137,7 @@ def _is_random(node: fx.Node, facts: TargetFacts | None) -> bool:
 
 
 def _aliases_input(node: fx.Node) -> bool:
-    """Whether the traced value shares its storage with the first input: then the operator was a view, else a copy."""
+    """Returns whether the traced value shares its storage with the first input: then the operator was a view, else a copy."""
     source = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not isinstance(source, torch.Tensor):
@@ -151,7 +151,7 @@ def _aliases_input(node: fx.Node) -> bool:
 
 
 def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: list[Any]) -> tuple[int, bool]:
-    """Operations, and whether they are unknown."""
+    """Floating-point operations, and True if they are unknown."""
     kind = facts.kind if facts.kind in FUSED_KINDS else kind
     if kind in HEAVY_KINDS or kind is OpKind.OTHER:
         graphs = inner_graphs(node) if kind is OpKind.OTHER else []  # attention that calls graphs has a formula
@@ -172,7 +172,7 @@ def _flops(node: fx.Node, facts: TargetFacts, kind: OpKind, value: Any, inputs: 
 
 
 def _trips(node: fx.Node) -> int:
-    """How often an operator runs a graph that it is called with; 0 where only the data says it (``while_loop``)."""
+    """The number of times that an operator runs its graph; 0 if that depends on data (``while_loop``)."""
     if node.target is torch.ops.higher_order.scan:
         rows: Any = node.args[2]  # scan(body, initial, rows, more inputs)
         return hint_int(rows[0].meta["val"].shape[0])
@@ -180,7 +180,7 @@ def _trips(node: fx.Node) -> int:
 
 
 def _arithmetic_dtype(kind: OpKind, value: Any, inputs: list[Any]) -> str:
-    """Of a heavy operator, the type of its second tensor: the first may be a bias. Else that of the first input."""
+    """Dtype of a heavy operator's second tensor, because the first may be a bias; of other operators, of the first input."""
     tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
     if kind in HEAVY_KINDS and len(tensors) > 1:
         return _dtype_name(tensors[1].dtype)
@@ -227,7 +227,10 @@ def _written_bytes(value: Any) -> int:
 
 
 def _convolution_operands(node: fx.Node) -> list[Any]:
-    """What the kernels of a convolution's backward read: each of the gradients of input and weight is one, and so is bias alone."""
+    """Tensors that the kernels of a convolution's backward read.
+
+    The gradients of input and weight are a kernel each; the gradient of the bias alone is priced like the weight's.
+    """
     operands: tuple[Any, ...] = node.args
     gradient, read, weight = (n.meta["val"] for n in operands[:3])
     of_input, of_weight, _ = operands[10]
@@ -235,7 +238,7 @@ def _convolution_operands(node: fx.Node) -> list[Any]:
 
 
 def _read_bytes(inputs: list[Any], gathered: int | None) -> int:
-    """Bytes of the inputs as read; `gathered` caps the first tensor, of which a gather takes what it writes."""
+    """Bytes read of the inputs; `gathered` caps the first tensor, of which a gather reads only as much as it writes."""
     total = 0
     for index, value in enumerate(inputs):
         nbytes = _touched_bytes(value)
@@ -244,7 +247,7 @@ def _read_bytes(inputs: list[Any], gathered: int | None) -> int:
 
 
 def _touched_bytes(value: Any) -> int:
-    """Distinct bytes that a tensor shows: a dimension of stride 0 shows the same elements again and again."""
+    """Distinct bytes of a tensor: a dimension of stride 0 repeats the same elements."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided:
             return _elements(value) * value.dtype.itemsize

@@ -1,15 +1,15 @@
-"""The lengths of a product, which decide, beside its number of operations, how fast it runs.
+"""The lengths of a product, which together with its number of operations decide its speed.
 
 Every heavy operator is priced as `batch` products of an m x k by a k x n matrix:
 
 * matrix products as they are, those of several batches with the batch apart;
-* grouped products (of experts) as one for each group, all equally long: only the data says how long each is;
+* grouped products (of experts) as one product for each group, all equally long, because the real lengths depend on data;
 * a convolution as the product that it is lowered to: m output pixels, n output channels of a group, k input channels of a
-  group times the size of the kernel; its backward, which is two products, by the lengths of the forward; a transposed one, which
-  gives the gradient of the input, by those of the convolution that it is the gradient of;
+  group times the size of the kernel; its backward, which is two products, by the lengths of the forward; a transposed
+  convolution, such as the gradient of an input, by the lengths of the convolution whose gradient it is;
 * attention: a product for each head of each sample, m queries, n keys, k the width of a head.
 
-Kernels of causal attention skip the blocks of keys that no query of a block may see; `visible_part` says how much is left.
+Kernels of causal attention skip the blocks of keys that no query of a block attends to; `visible_part` is the part left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compile_remat._torch.sizes import hint_int
 from compile_remat.cost_models.operators.kinds import HEAVY_KINDS, OpKind
 
 Product = tuple[int, int, int, int]
-"""batch, m, n, k"""
+"""Batch, m, n and k: `batch` products of an m x k by a k x n matrix."""
 
 _BIAS_FIRST = frozenset({"aten.addmm", "aten.baddbmm", "aten.addbmm", "aten.addmv", "aten._addmm_activation"})
 _GROUPED = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm"})
@@ -40,17 +40,17 @@ CAUSAL_POSITION = {
     "aten._scaled_dot_product_efficient_attention_backward": 11,
     "aten._scaled_dot_product_cudnn_attention_backward": 14,
 }
-"""Where attention operators take ``is_causal``."""
+"""Position of the argument ``is_causal`` of attention operators."""
 
 CAUSAL_BLOCK = 128
-"""Keys that a block of a causal kernel holds, on GPUs: of the order of what flash attention takes."""
+"""Keys in a block of a causal kernel on GPUs: of the order of flash attention's blocks."""
 
 CAUSAL_BLOCK_ON_CPU = 512
-"""The same of torch's CPU kernel: 256 causal queries were measured to take as long as 256 that see every key."""
+"""Keys in a block of torch's CPU kernel: 256 causal queries were measured to take as long as 256 queries without a mask."""
 
 
 def visible_part(packet: str, node: fx.Node, product: Product | None) -> float:
-    """Part of all pairs of a query and a key that the kernel works on: about half where long attention is causal."""
+    """Part of all pairs of a query and a key that the kernel computes: about half for long causal attention."""
     position = CAUSAL_POSITION.get(packet)
     if position is None or product is None:
         return 1.0
@@ -60,7 +60,7 @@ def visible_part(packet: str, node: fx.Node, product: Product | None) -> float:
 
 
 def product_of(packet: str, kind: OpKind, node: fx.Node, value: Any) -> Product | None:
-    """Lengths of a heavy operator's product, from the shapes in its meta; None where they cannot be read off."""
+    """Lengths of a heavy operator's product, from the shapes in its meta; None for others, and if shapes do not tell."""
     if kind not in HEAVY_KINDS:
         return None
     shapes = [shape for argument in node.args if (shape := _shape(argument)) is not None]
@@ -70,7 +70,7 @@ def product_of(packet: str, kind: OpKind, node: fx.Node, value: Any) -> Product 
         return _of_matmul(shapes[1:] if packet in _BIAS_FIRST else shapes, packet)
     if kind is OpKind.CONV:
         return _of_convolution(shapes, node, value, is_backward=packet in _GRADIENT_FIRST)
-    # The backward has the gradient of the result first, which is as long as the queries.
+    # The first argument of the backward is the gradient of the result, which is as long as the queries.
     return _of_attention(shapes[1:] if "backward" in packet else shapes)
 
 
@@ -91,7 +91,7 @@ def _of_matmul(shapes: list[tuple[int, ...]], packet: str) -> Product | None:
 
 
 def _of_groups(shapes: list[tuple[int, ...]], value: Any) -> Product | None:
-    """Which length the groups share out among them: rows, columns, or what is summed over where neither side has groups."""
+    """Lengths of one group's product: rows, columns or, if neither operand has groups, the summed dimension are split evenly."""
     output = _shape_of(value)
     if len(shapes) < 2 or output is None or {len(shapes[0]), len(shapes[1]), len(output)} - {2, 3}:
         return None
