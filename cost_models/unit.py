@@ -31,7 +31,7 @@ class UnitCost:
         return 0 if op.kind in RUNS_NO_KERNEL else 1
 
     def arithmetic_time_ns(self, op: Op) -> int:
-        """The same as `op_time_ns`."""
+        """Equals `op_time_ns`."""
         return self.op_time_ns(op)
 
     def traffic_time_ns(self, nbytes: int, cached_bytes: int = 0) -> int:

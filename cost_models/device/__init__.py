@@ -1,1 +1,1 @@
-"""Devices: their figures, the table of known ones, and files that `calibrate` wrote."""
+"""Devices: their figures, the table of known devices, device files such as those of `calibrate`, links, and the allocator."""

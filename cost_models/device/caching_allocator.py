@@ -1,16 +1,16 @@
-"""What torch's CUDA allocator reserves of a device for a run of allocations and frees.
+"""Replay of allocations and frees under the rules of torch's CUDA allocator, to find the memory that it reserves.
 
 The rules are those of torch's manual (notes/cuda.html, "Memory management") and of ``c10/cuda/CUDACachingAllocator.cpp``:
 
 * a request is rounded up to blocks of 512 bytes;
-* requests of at most 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, larger ones have a segment
-  of their own, rounded up to 2 MiB; small and large requests use different segments;
-* the smallest free block that is large enough is taken, of equal ones that at the lowest address.  Its rest is cut off where it is
-  at least a block (small requests) or more than 1 MiB (large ones), else it goes with the request;
-* a freed block joins its free neighbours of the same segment; segments stay with the process;
-* with ``expandable_segments:True`` there is one segment for small and one for large requests, which grows by pages of 2 or 20 MiB.
+* requests of at most 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of 20 MiB; larger requests have a
+  segment of their own, rounded up to 2 MiB.  Small and large requests use different segments;
+* a request takes the smallest free block that is large enough, and of equal blocks the one at the lowest address.  The rest of the
+  block is split off if it is at least 512 bytes (small requests) or more than 1 MiB (large ones); else the request keeps it;
+* a freed block is merged with its free neighbours of the same segment; segments stay with the process;
+* with ``expandable_segments:True`` there is one segment for small and one for large requests, which grow by pages of 2 or 20 MiB.
 
-One stream, no ``max_split_size_mb``, no ``roundup_power2_divisions``, no CUDA graphs (which have pools of their own).
+The replay has one stream and no ``max_split_size_mb``, ``roundup_power2_divisions`` or CUDA graphs (which have their own pools).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ OWN_SEGMENT_BYTES = 10 * MIB
 """Requests of at least this size have a segment of their own, rounded up to `SMALL_SEGMENT_BYTES`."""
 
 Event = tuple[Hashable, int]
-"""A tensor's storage by any key, and the bytes that are allocated for it; 0 where it is freed."""
+"""Any key of a tensor's storage, and the bytes that are allocated for it; 0 bytes free it."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Memory of a run of events, in bytes.
+    """Peak memory of a sequence of events, in bytes.
 
     Attributes:
-        allocated_peak_bytes: The most in blocks that are in use, as ``torch.cuda.max_memory_allocated`` counts.
-        reserved_peak_bytes: In segments at the end, as ``torch.cuda.max_memory_reserved`` counts: segments are not given back.
-        required_peak_bytes: The most in segments with a block in use (pages, where segments expand).  Torch gives the others back
-            before an allocation fails.
+        allocated_peak_bytes: The most bytes of blocks in use, as ``torch.cuda.max_memory_allocated`` counts.
+        reserved_peak_bytes: Bytes of all segments at the end, as ``torch.cuda.max_memory_reserved`` counts: none is released.
+        required_peak_bytes: The most bytes of segments with a block in use (of pages, if segments expand).  Torch releases the
+            other segments before an allocation fails.
     """
 
     allocated_peak_bytes: int
@@ -51,11 +51,14 @@ class Reservation:
 def reservation_of(
     events: Iterable[Event], *, steps: int = 1, expandable: bool = False, held: Iterable[int] = ()
 ) -> Reservation:
-    """What an allocator reserves for `events`, repeated `steps` times; each time ends with everything of them freed.
+    """The memory that an allocator reserves for `events`, repeated `steps` times; after each step all their tensors are freed.
 
     Args:
-        held: Bytes of each tensor that is in use all the time, as parameters are.  All figures are what the events add to that;
-            they may use what is free in these tensors' segments.
+        events: Allocations and frees of one step.
+        steps: Number of steps.
+        expandable: True for ``expandable_segments:True``.
+        held: Bytes of each tensor that is in use all the time, such as a parameter.  All figures are what the events add to these
+            tensors; the events may use free blocks in the segments of these tensors.
     """
     allocator = CachingAllocator(expandable)
     for k, nbytes in enumerate(held):
@@ -78,13 +81,14 @@ def reservation_of(
 
 
 _HELD = object()
-"""Part of the keys of what is in use all the time."""
+"""Part of the keys of tensors that are in use all the time."""
 
 
 def counted_bytes(nbytes: int, *, expandable: bool = False) -> int:
-    """What ``max_memory_allocated`` counts for a buffer: its blocks, and where it has a segment of its own what is left of that.
+    """Bytes that ``max_memory_allocated`` counts for a buffer: whole blocks of 512 bytes, and the rest of its own segment if any.
 
-    A rest of more than 1 MiB is cut off.  Smaller requests share segments: what they leave over depends on what was freed before.
+    A rest of more than 1 MiB is split off and not counted.  Smaller requests share segments, so their rest depends on what was
+    freed before and is not counted.
     """
     size = round_up(nbytes, CUDA_BLOCK_BYTES)
     if expandable or size < OWN_SEGMENT_BYTES:
@@ -95,7 +99,7 @@ def counted_bytes(nbytes: int, *, expandable: bool = False) -> int:
 
 @dataclass(eq=False)
 class _Block:
-    """A part of a segment: bytes at an address, between its neighbours."""
+    """A part of a segment: bytes at an address, linked with the blocks before and after it."""
 
     pool: _Pool
     address: int
@@ -110,7 +114,7 @@ class _Pool:
 
     Attributes:
         last: The last block of an expandable segment.
-        unused_bytes: Whole segments, or pages of an expandable one, in which nothing is in use.
+        unused_bytes: Bytes of segments, or of pages of an expandable segment, with no block in use.
     """
 
     def __init__(self, least_rest: int, page: int | None) -> None:
@@ -142,7 +146,7 @@ class _Pool:
         return self.free_blocks[self.keys[at][1]] if at < len(self.keys) else None
 
     def give_back(self, block: _Block) -> None:
-        """Join a block that became free with its free neighbours."""
+        """Mark a block as free and merge it with its free neighbours."""
         block.is_free = True
         if block.before is not None and block.before.is_free:
             self.remove(block.before)
@@ -162,7 +166,7 @@ class _Pool:
         return first
 
     def cut(self, block: _Block, size: int) -> None:
-        """Cut off what a request of `size` bytes leaves of a block, unless that is too little."""
+        """Split off the bytes of a block behind the first `size`, unless they are fewer than `least_rest`."""
         rest = block.nbytes - size
         if rest < self.least_rest:
             return
@@ -175,7 +179,7 @@ class _Pool:
         self.add(tail)
 
     def grow(self, nbytes: int, before: _Block | None) -> None:
-        """Add new memory, behind `before` in the same segment or as a segment of its own."""
+        """Add `nbytes` of new memory, behind `before` in the same segment, or as a new segment if `before` is None."""
         block = _Block(self, self.end, nbytes, before=before)
         self.end += nbytes
         if before is not None:
@@ -188,8 +192,8 @@ class CachingAllocator:
     """A device's memory under the rules above.
 
     Attributes:
-        in_use: The blocks that are in use, by the keys of their requests.
-        allocated_bytes: Bytes of these blocks.
+        in_use: The blocks in use, by the keys of their requests.
+        allocated_bytes: Bytes of the blocks in use.
         reserved_bytes: Bytes of all segments.
         required_peak_bytes: See `Reservation`.
     """
@@ -208,7 +212,7 @@ class CachingAllocator:
             self._small, self._large = _Pool(CUDA_BLOCK_BYTES, None), _Pool(SMALL_BYTES + 1, None)
 
     def allocate(self, key: Hashable, nbytes: int) -> None:
-        """Take a block for `nbytes` bytes; ValueError where `key` has one already."""
+        """Take a block for `nbytes` bytes; ValueError if `key` has a block already."""
         if key in self.in_use:
             raise ValueError(f"{key!r} has a block already")
         size = round_up(nbytes, CUDA_BLOCK_BYTES)
@@ -228,13 +232,13 @@ class CachingAllocator:
         self.required_peak_bytes = max(self.required_peak_bytes, required_bytes)
 
     def free(self, key: Hashable) -> None:
-        """Give the block of `key` back to its segment; KeyError where it has none."""
+        """Free the block of `key`; KeyError if it has none."""
         block = self.in_use.pop(key)
         self.allocated_bytes -= block.nbytes
         block.pool.give_back(block)
 
     def _reserve(self, pool: _Pool, size: int) -> None:
-        """Take as much from the device as a request of `size` bytes needs."""
+        """Reserve a new segment, or pages of the expandable one, for a request of `size` bytes."""
         page = SMALL_SEGMENT_BYTES if pool is self._small else LARGE_SEGMENT_BYTES
         last = pool.last if self.expandable else None
         if self.expandable:

@@ -1,11 +1,11 @@
-"""The figures of one device: what a data sheet says, and which part of it kernels reach."""
+"""The figures of one device: data sheet figures, and the fractions of these that kernels reach."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 DTYPES = ("float32", "tf32", "bfloat16", "float16", "float8")
-"""Types of arithmetic that a device may state a rate for; float32 it must."""
+"""Types of arithmetic for which a device may state a rate; float32 is required."""
 
 _FALLBACK = {"tf32": "float32", "bfloat16": "float32", "float16": "float32", "float8": "bfloat16"}
 
@@ -18,10 +18,10 @@ GPU_EFFICIENCY = (
     ("pointwise", 0.5),
     ("reduction", 0.5),
 )
-"""Fraction of the published figures that large kernels reach: for each kind of operator of the rate, and of the bandwidth.
+"""Fraction of the published figures that large kernels reach: of the rate for each kind of operator, and of the bandwidth.
 
-Assumed, not measured: one rule-of-thumb constant each, to be replaced by measurements. Pointwise code gets half because
-not all of it is multiply-adds.
+The fractions are assumed, not measured: one rule-of-thumb constant each, to be replaced by measurements. Pointwise code
+gets half because not all of it is multiply-adds.
 """
 
 GPU_HALF_SIZES = (
@@ -29,14 +29,14 @@ GPU_HALF_SIZES = (
     ("conv", (0.0, 0.0, 32.0)),
     ("matmul", (0.0, 0.0, 64.0)),
 )
-"""Lengths at which products reach half of that; see `Device.half_sizes`.
+"""Lengths (m, n, k) at which products reach half of that rate; see `Device.half_sizes`.
 
-Assumed, not measured: the time that it takes to fill and empty the pipeline of a tile; short rows and columns are priced
-by whole tiles. `compile-remat calibrate` measures them.
+The lengths are assumed, not measured. They stand for the time to fill and empty the pipeline of a tile; short rows and
+columns are priced by whole tiles. `compile-remat calibrate` measures the lengths.
 """
 
 DEFAULT_LAUNCH_NS = 4_000
-"""Time that a GPU kernel takes before it does anything: assumed, of the order of a few microseconds."""
+"""Time in ns that a GPU kernel takes before it starts to work: assumed, of the order of a few microseconds."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,28 @@ class Device:
     `efficiency`, `half_sizes` and `launches_ns` are looked up by operator first ("aten.addmm"), then by kind ("matmul").
 
     Attributes:
-        name: name in the table, or of the file or hardware it came from.
-        memory_bytes: capacity, or None where it does not limit or is not known.
-        bandwidth_bytes_per_s: of device memory, read and write together.
-        flops_per_s: dense rate for each type of `DTYPES` that the device states, sorted by type.
-        launch_ns: time of an empty kernel, in nanoseconds.
-        efficiency: fraction of the rate reached by each kind of operator or by one operator, and of the bandwidth; that of
-            ``depthwise`` and ``depthwise_backward`` is of the float32 rate;
-            sorted. Absent is 1. A calibrated file may say more than 1 of an operator that is cheaper than assumed.
-        sources: the documents that the figures come from.
-        host_bandwidth_bytes_per_s: of the link to the host, in one direction; None where there is none or it is not known.
-        l2_bytes: size of the last cache before device memory that a kernel's result may stay in for the next one.
-        l2_bandwidth_bytes_per_s: of that cache; None: what lies there is priced as if it came from memory.
-        multiprocessors: how many tiles of a product run at once; None: products are not priced by whole waves of tiles.
-        blas_workspace_bytes: what torch allocates for each handle of cuBLAS (hipBLAS) when it is first used; None: nothing, or not
-            known.  Source of the table's figures: ``parseChosenWorkspaceSize`` in ``ATen/cuda/CublasHandlePool.cpp``.
-        node_link: link to the devices of the same node, a name of `links.json`; None: not known.
-        network_link: link to those of other nodes; None: not known.
-        half_sizes: for products, the lengths (m, n, k) at which each dimension alone would halve the rate; sorted.
-            Absent is 0: the rate does not depend on the size.
-        launches_ns: launch of kinds or operators whose own differs from `launch_ns`; sorted.
-        compute_capability: of a CUDA device, as "9.0": which code Inductor makes for it; None: no such device, or not known.
+        name: Name in the table, or of the file or hardware that the device came from.
+        memory_bytes: Capacity; None if it sets no limit or is not known.
+        bandwidth_bytes_per_s: Bandwidth of device memory, reads and writes together.
+        flops_per_s: Dense rate for each type of `DTYPES` that the device states, sorted by type.
+        launch_ns: Time of an empty kernel, in nanoseconds.
+        efficiency: Fraction of the rate reached by each kind of operator or by one operator, and of the bandwidth, sorted;
+            ``depthwise`` and ``depthwise_backward`` are fractions of the float32 rate. A missing one is 1. A calibrated file
+            may give more than 1 for an operator that is cheaper than assumed.
+        sources: The documents that the figures come from.
+        host_bandwidth_bytes_per_s: Bandwidth of the link to the host, in one direction; None if there is none or it is not known.
+        l2_bytes: Size of the last cache before device memory in which a kernel's result may stay for the next kernel.
+        l2_bandwidth_bytes_per_s: Bandwidth of that cache; None prices cached bytes as if they came from memory.
+        multiprocessors: Number of tiles of a product that run at once; None does not price products by whole waves of tiles.
+        blas_workspace_bytes: Bytes that torch allocates for each handle of cuBLAS (hipBLAS) at its first use; None if there are
+            none or not known.  Source of the table's figures: ``parseChosenWorkspaceSize`` in ``ATen/cuda/CublasHandlePool.cpp``.
+        node_link: Link to the devices of the same node, a name of `links.json`; None if not known.
+        network_link: Link to the devices of other nodes, a name of `links.json`; None if not known.
+        half_sizes: For products, the lengths (m, n, k) at which each dimension alone would halve the rate; sorted.
+            A missing one is 0: the rate does not depend on the size.
+        launches_ns: Launch time in ns of kinds or operators for which it differs from `launch_ns`; sorted.
+        compute_capability: Compute capability of a CUDA device, such as "9.0", for which Inductor generates code; None for other
+            devices or if not known.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Device:
     compute_capability: str | None = None
 
     def rate(self, dtype: str) -> int:
-        """Dense operations per second in `dtype`; for a type it does not state, that of the wider type it runs as."""
+        """Dense operations per second in `dtype`; if the device states none, those of the wider type that it runs in instead."""
         rates = dict(self.flops_per_s)
         while dtype not in rates:
             dtype = _FALLBACK.get(dtype, "float32")

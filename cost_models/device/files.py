@@ -1,4 +1,4 @@
-"""Devices as JSON objects: reading them with every figure checked, and writing them."""
+"""Devices as JSON objects: reads them, with every figure checked, and writes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compile_remat.errors import DeviceError
 
 _FIELDS = tuple(f.name for f in fields(Device) if f.name != "name")
 _LARGEST = 1e30
-"""Beyond any figure of hardware; JSON may hold infinity."""
+"""Limit above any figure of hardware; Python's JSON parser accepts infinity."""
 
 _REQUIRED = ("bandwidth_bytes_per_s", "flops_per_s")
 _OPTIONAL_COUNTS = (
@@ -34,10 +34,14 @@ _OPTIONAL_COUNTS = (
 
 
 def device_from_json(name: str, content: Any, where: str) -> Device:
-    """A device from the object of a JSON file, checked field by field; `where` is what an error names.
+    """A device from the object of a JSON file, checked field by field.
+
+    Args:
+        name: The device's name if the object has none.
+        where: The name of the file or table in errors.
 
     Raises:
-        DeviceError: A figure is missing, unknown or no number above 0.
+        DeviceError: A figure is missing, unknown, or not of its type and range.
     """
     if not isinstance(content, Mapping):
         raise DeviceError(f"{where}: a device is a JSON object, found {type(content).__name__}.")
@@ -72,7 +76,7 @@ def device_from_json(name: str, content: Any, where: str) -> Device:
 
 
 def device_to_json(device: Device) -> dict[str, Any]:
-    """The object that `device_from_json` reads back as an equal device; what is unknown is left out."""
+    """The object that `device_from_json` reads back as an equal device; fields that are None are left out."""
     content: dict[str, Any] = {}
     for field in fields(Device):
         value = getattr(device, field.name)
@@ -85,7 +89,7 @@ def device_to_json(device: Device) -> dict[str, Any]:
 
 
 def _default_half_sizes(content: Mapping[str, Any]) -> Any:
-    """Those of GPUs for an object that leaves all of its efficiency to the defaults, which are those of GPUs too."""
+    """The given `half_sizes`; else `GPU_HALF_SIZES` if the efficiency is left to the GPU defaults, too, and else none."""
     return content.get("half_sizes", {} if "efficiency" in content else dict(GPU_HALF_SIZES))
 
 

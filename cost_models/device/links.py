@@ -1,9 +1,9 @@
-"""Links between devices, and how long a collective takes over them: an alpha-beta model of rings.
+"""Links between devices, and the time of a collective over them, by an alpha-beta model of rings.
 
-A ring of n devices passes n - 1 times 1/n of the bytes (an all-reduce twice as often): each pass costs the latency of a hop
-(alpha), and all of them the bytes over the bandwidth (beta).  `links.json` beside this module has the figures, each with its
-source.  Between nodes each device has a network adapter of its own, so a ring with k devices in a node crosses to the next one
-k adapters wide.
+A ring of n devices passes 1/n of the bytes n - 1 times (an all-reduce twice as often): each pass costs the latency of a hop
+(alpha), and all passes together cost the moved bytes over the bandwidth (beta).  `links.json` beside this module has the figures,
+each with its source.  Each device has a network adapter of its own, so a ring with k devices in a node crosses to the next node
+over k adapters.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from compile_remat.errors import DeviceError
 _TABLE = Path(__file__).with_name("links.json")
 
 START_NS = 8_400
-"""Of a collective before its first hop: NCCL, src/graph/tuning.cc, baseLat of the ring and the simple protocol."""
+"""Time in ns of a collective before its first hop: NCCL, src/graph/tuning.cc, baseLat of the ring and the simple protocol."""
 
 EFFICIENCY = 0.8
-"""Fraction of a link's published bandwidth that large collectives reach: assumed, not measured, as those of kernels are."""
+"""Fraction of a link's published bandwidth that large collectives reach: assumed, not measured, like those of kernels."""
 
 
 class CollectiveKind(StrEnum):
-    """What the ranks of a group do together."""
+    """Kinds of collective operations of a group of ranks."""
 
     ALL_GATHER = "all-gather"
     REDUCE_SCATTER = "reduce-scatter"
@@ -44,7 +44,7 @@ class Link:
 
     Attributes:
         kind: NVLink, PCIe or InfiniBand.
-        bandwidth_bytes_per_s: Of one device, in one direction.
+        bandwidth_bytes_per_s: Bandwidth of one device, in one direction.
         hop_ns: Latency of one hop of a ring.
         sources: The documents that the figures come from.
     """
@@ -61,9 +61,9 @@ class Links:
     """The links of a cluster.
 
     Attributes:
-        inside: Between the devices of a node.
-        between: From node to node; None where no network is known.
-        node_size: Devices of one node.
+        inside: The link between the devices of a node.
+        between: The link from node to node; None if no network is known.
+        node_size: Number of devices in a node.
     """
 
     inside: Link
@@ -74,11 +74,11 @@ class Links:
         """Estimated time of one collective.
 
         Args:
-            nbytes: Of the whole tensor: what an all-gather returns, what a reduce-scatter or an all-reduce takes.
-            ranks: The group's, in the order of devices; a node's are next to each other.
+            nbytes: Bytes of the whole tensor: the output of an all-gather, the input of a reduce-scatter or an all-reduce.
+            ranks: Ranks of the group, in the order of devices; ranks of one node are adjacent.
 
         Raises:
-            DeviceError: The group reaches over nodes, and no network is known.
+            DeviceError: The group spans several nodes, and no network is known.
         """
         size = len(ranks)
         if size < 2:
@@ -111,7 +111,7 @@ def load_link(name: str) -> Link:
     """The link of that name.
 
     Raises:
-        DeviceError: There is none; the closest is named.
+        DeviceError: There is no such link; the message names the closest one.
     """
     table = _table()
     if name not in table:

@@ -1,8 +1,8 @@
-"""The device table, device files, and the device that is here.
+"""The device table, device files, and the device of this machine.
 
-A device is a handful of published figures. `devices.json` beside this module holds those of the table, each with the
-document that it was taken from; a user's JSON file holds one such object. Rates are dense: where a data sheet prints
-the rate with structured sparsity, half of it stands here.
+A device is a handful of published figures. `devices.json` beside this module holds the table, with the documents that the
+figures were taken from; a user's JSON file holds one object of the same form. Rates are dense: if a data sheet prints the
+rate with structured sparsity, the table has half of it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load_device(name_or_path: str) -> Device:
     """The device of that name in the table, or the one that a JSON file of the same shape describes.
 
     Raises:
-        DeviceError: no such name (the closest is named), or a file that is missing, unreadable or incomplete.
+        DeviceError: No such name (the message names the closest one), or a file that is missing, unreadable or incomplete.
     """
     table = _table()
     if name_or_path.lower() in table:
@@ -56,7 +56,7 @@ def load_device(name_or_path: str) -> Device:
 
 
 def detect(device: torch.device) -> Device:
-    """The device that `device` is: an entry of the table with the memory that is really there, or a careful guess.
+    """The figures of `device`: an entry of the table, on CUDA with the real memory size, or a conservative guess.
 
     The figures depend on the hardware alone, never on its load, so equal machines make equal plans.
     """
@@ -74,12 +74,12 @@ def detect(device: torch.device) -> Device:
 
 
 def _from_properties(hardware_name: str, properties: Any) -> Device:
-    """Table entry whose pattern fits the hardware's name, or conservative figures from its properties."""
+    """The table entry whose pattern matches the hardware's name, else conservative figures from its properties."""
     for name, entry in _table().items():
         if any(re.search(pattern, hardware_name) for pattern in entry.get("hardware", ())):
             known = device_from_json(name, entry, "the device table")
             return replace(known, memory_bytes=int(properties.total_memory))
-    # 128 fused multiply-adds a clock and multiprocessor is what every NVIDIA GPU since 2014 has, or half of it.
+    # Every NVIDIA GPU since 2014 does 128 fused multiply-adds a clock and multiprocessor, or half as many.
     clock_hz = 1000 * getattr(properties, "clock_rate", 1_000_000)
     float32 = int(properties.multi_processor_count * 128 * clock_hz)
     bus_bytes = getattr(properties, "memory_bus_width", 0) // 8

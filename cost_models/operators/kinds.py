@@ -20,7 +20,7 @@ import torch
 
 
 class OpKind(StrEnum):
-    """How a node uses the device."""
+    """Kind of work that a node does on the device."""
 
     INPUT = "input"  # placeholder, get_attr
     CONSTANT = "constant"  # made without reading any tensor; Inductor inlines it into its readers

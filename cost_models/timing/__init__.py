@@ -1,1 +1,1 @@
-"""Measured times: operators replayed on this machine, microbenchmarks, and figures fitted to them."""
+"""Measured times: operators replayed on this machine, microbenchmarks, and device figures fitted to these."""

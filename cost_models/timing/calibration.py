@@ -1,8 +1,8 @@
 """Measure the present device and fit the figures of the roofline model to it.
 
-The figures are fitted one group after the other, each with those before it fixed: memory, launches, products in float32,
-products in other types, attention, convolutions, the arithmetic of fused kernels, gathers and scatters. What is not
-measured (memory, host link, caches of GPUs) stays as the device table has it.
+The figures are fitted one group after the other, each with the earlier groups fixed: memory, launches, products in the
+first type, products in other types, attention, convolutions, the arithmetic of fused kernels, gathers and scatters.
+Figures that are not measured (memory size, host link, caches of GPUs) keep the values of the device table.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _LENGTHS = (0, 1, 2)
 _START_LENGTHS = [8.0, 8.0, 16.0]
 _SLOW = 0.02
-"""Arithmetic starts so slow that it outweighs the traffic, else a change of it would change no price."""
+"""Start of an arithmetic efficiency: so low that arithmetic outweighs traffic, else a change of it would change no price."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibrated device as a JSON object, and the points that it was fitted to, group by group."""
+    """A calibrated device as a JSON object, and the points that it was fitted to, in the order of the cases."""
 
     content: dict[str, Any]
     points: tuple[Point, ...]
 
     def model(self) -> Roofline:
-        """The model with the fitted figures."""
+        """The roofline model with the fitted figures."""
         return model_of(self.content)
 
 
 def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = False) -> Calibration:
-    """Run all cases in interleaved rounds for about `seconds`, preparation not counted, and fit.
+    """Measure all cases in interleaved rounds for about `seconds`, preparation not counted, and fit the figures.
 
     Args:
-        say: Gets one line of progress at a time.
-        is_toy: An eighth of the lengths and few cases: a smoke test whose figures mean nothing.
+        say: Called with each line of progress.
+        is_toy: If True, takes few cases with an eighth of the lengths: a smoke test whose figures mean nothing.
     """
     first, *others = dtypes_of(device)
     is_tf32 = "tf32" in dict(detect(device).flops_per_s)
@@ -74,7 +74,7 @@ def calibrate(device: torch.device, seconds: float, say: Say, *, is_toy: bool = 
 
 
 def dtypes_of(device: torch.device) -> list[torch.dtype]:
-    """Types of products to measure, the one of training first: float32 on CPU; on a GPU a 16-bit type that it supports."""
+    """Dtypes of products to measure, that of training first: float32 on CPU; on a GPU a 16-bit dtype that it supports."""
     rates = dict(detect(device).flops_per_s)
     half = [dtype for dtype, name in _DTYPES.items() if name in rates]
     return [torch.float32, *half] if device.type == "cpu" else [*half, torch.float32]
@@ -82,7 +82,7 @@ def dtypes_of(device: torch.device) -> list[torch.dtype]:
 
 @contextmanager
 def _float32_is_float32() -> Iterator[None]:
-    """Switch TF32 off for float32 convolutions and products; the user's settings come back afterwards."""
+    """Context in which TF32 is off for float32 convolutions and products; the user's settings are restored afterwards."""
     allowed, precision = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
     torch.backends.cudnn.allow_tf32 = False
     torch.set_float32_matmul_precision("highest")
@@ -94,7 +94,7 @@ def _float32_is_float32() -> Iterator[None]:
 
 
 def start_of(device: torch.device) -> dict[str, Any]:
-    """The figures to start from: the device table's, with every efficiency 1 and the cache of this processor."""
+    """The start figures: those of the device table, with every efficiency 1 and, on a CPU, its own cache size."""
     known = replace(detect(device), efficiency=(("bandwidth", 1.0),), half_sizes=(), launches_ns=())
     if device.type == "cpu":
         known = replace(known, l2_bytes=_cpu_cache_bytes())
@@ -102,7 +102,7 @@ def start_of(device: torch.device) -> dict[str, Any]:
 
 
 def sources_of(device: torch.device, date: str) -> list[str]:
-    """Where the figures come from, in words."""
+    """The sources of the figures, in words: hardware, torch version, date and clock of the measurement."""
     hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     text = f"measured by compile-remat calibrate on {device.type} ({hardware}), torch {torch.__version__}, {date}"
     return [f"{text}; {clock_name(device)}", "memory, host link and other figures: the device table"]
@@ -127,7 +127,7 @@ def fitted(start: Mapping[str, Any], cases: Sequence[TimedCase]) -> Calibration:
 
 @dataclass
 class _State:
-    """The figures so far, the measured cases of each group, and the points that were fitted."""
+    """The figures so far, the measured cases of each group, and the points that have been fitted."""
 
     content: dict[str, Any]
     cases: dict[str, list[TimedCase]]
@@ -142,7 +142,7 @@ class _State:
         self.content.setdefault(figure, {}).setdefault(key, value)
 
     def of(self, group: str, price: Callable[[Case], Price] | None = None) -> list[Point]:
-        """Points of a group, by default priced as unfused kernels one after the other."""
+        """Points of a group of cases, by default priced as unfused kernels that run one after the other."""
         found = self.cases.get(group, [])
         return [Point(timed.case.name, timed.median_ns, (price or _as_kernels)(timed.case)) for timed in found]
 
@@ -159,7 +159,7 @@ def _as_kernels(case: Case) -> Price:
 
 
 def _fit_memory(state: _State) -> None:
-    """Bandwidth and the launch of eager kernels from copies and sums of all sizes; the cache's from copies that fit it."""
+    """Fit bandwidth and launch time to copies and sums of all sizes, and the cache's bandwidth to copies that fit the cache."""
     state.fit([("bandwidth_bytes_per_s",), ("launch_ns",)], state.of("bandwidth"))
     if state.content.get("l2_bytes") is None:
         return
@@ -173,7 +173,7 @@ def _fit_memory(state: _State) -> None:
 
 
 def _fit_launches(state: _State) -> None:
-    """The smallest product costs its launch; a chain of products and fused kernels, less the products, gives theirs."""
+    """Set launch times: the smallest product costs its launch; a chain of products and fused kernels gives that of the latter."""
     product_ns = state.median_ns("launch of products")
     chain_ns = state.median_ns("launch") / CHAIN
     put(state.content, ("launch_ns",), max(0.1 * product_ns, chain_ns - product_ns))
@@ -183,7 +183,7 @@ def _fit_launches(state: _State) -> None:
 
 
 def _fit_products(state: _State) -> None:
-    """Rate and lengths of the first type, what is different of batches and biases, then the rates of the other types."""
+    """Fit rate and lengths of the first dtype, the lengths for batches and biases, then the rates of the other dtypes."""
     state.start("half_sizes", "matmul", list(_START_LENGTHS))
     first = next((op.dtype for timed in state.cases.get("matmul", ()) for op in timed.case.ops()), "float32")
     lengths: list[Path] = [("half_sizes", "matmul", place) for place in _LENGTHS]
@@ -204,7 +204,7 @@ def _as_tf32(case: Case) -> Price:
 
 
 def _fit_heavy(state: _State) -> None:
-    """Attention and convolutions: the part of the products' rate, and lengths; then the same of their backwards."""
+    """Fit attention and convolutions: efficiency, as a part of the products' rate, and lengths; then those of the backwards."""
     for kind in ("attention", "conv"):
         state.start("efficiency", kind, 0.7)
         state.start("half_sizes", kind, list(_START_LENGTHS))
@@ -217,7 +217,7 @@ def _fit_heavy(state: _State) -> None:
 
 
 def _fit_depthwise(state: _State) -> None:
-    """Convolutions with one channel a group: the part of the float32 rate, forward and backward."""
+    """Fit convolutions with one channel a group: the part of the float32 rate that forward and backward reach."""
     for group, figure in (("depthwise", "depthwise"), ("depthwise backward", "depthwise_backward")):
         if group in state.cases:
             state.start("efficiency", figure, 0.2)
@@ -230,7 +230,7 @@ def _backwards(state: _State, kind: str) -> list[Op]:
 
 
 def _fit_arithmetic(state: _State) -> None:
-    """Plain multiply-adds first: other operators are fractions of the same rate."""
+    """Fit the efficiency of pointwise operators by multiply-adds, then that of other operators as fractions of the same rate."""
     state.start("efficiency", "pointwise", _SLOW)
     state.fit([("efficiency", "pointwise")], state.of("pointwise", lambda case: _fused(case, _polynomial(case))))
     baseline_ns = state.median_ns("baseline")
@@ -266,11 +266,11 @@ def _fit_scatters(state: _State) -> None:
             state.fit([("efficiency", operator)], state.of(operator))
 
 
-# -- fused kernels, whose operators Inductor's decompositions make ------------------------------------------------------
+# -- fused kernels, whose operators come from Inductor's decompositions -------------------------------------------------
 
 
 def _fused(case: Case, ops: Sequence[Op], kernels: int = 1) -> Price:
-    """One kernel or several, on the case's first argument: launches, and the longer of arithmetic and traffic."""
+    """Price of `kernels` fused kernels on the case's first argument: launches, plus the longer of arithmetic and traffic."""
     nbytes = case.arguments()[0].nbytes
 
     def price(model: Roofline) -> float:
@@ -285,7 +285,7 @@ def _polynomial(case: Case) -> list[Op]:
 
 
 def _elementwise(operator: str, case: Case) -> Op:
-    """One operator on every element of the case's first argument."""
+    """Counts of one operator that runs on every element of the case's first argument."""
     tensor = case.arguments()[0]
     is_reduction = operator.startswith(("aten.sum", "aten.var"))
     kind = OpKind.REDUCTION if is_reduction else OpKind.POINTWISE
@@ -294,7 +294,7 @@ def _elementwise(operator: str, case: Case) -> Op:
 
 
 def _cpu_cache_bytes() -> int | None:
-    """Second-level caches of the processors that torch's threads run on, where the system tells."""
+    """Bytes of the second-level caches of all processors that torch's threads run on; None if the system does not tell."""
     try:
         each = os.sysconf("SC_LEVEL2_CACHE_SIZE")
     except (ValueError, OSError, AttributeError):

@@ -1,6 +1,6 @@
-"""The one clock of this package: CUDA events on a GPU; on a CPU processor time where torch has one thread, else wall time.
+"""The clock of all timings: CUDA events on a GPU; on a CPU processor time if torch has one thread, else wall time.
 
-Not `torch.utils.benchmark.Timer`: it reads the host's clock, in which the launches of short GPU kernels show.
+`torch.utils.benchmark.Timer` is not used: it reads the host's clock, which includes the launches of short GPU kernels.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 Clock = Callable[[Callable[[], object], torch.device], int]
-"""Nanoseconds that a call takes on a device."""
+"""Returns the nanoseconds that a call takes on a device."""
 
 WARM_CALLS, MIN_CALLS, MAX_CALLS = 2, 5, 100
 MAX_TOTAL_NS = 100_000_000
 """`median_ns` stops after this much time, once it has timed `MIN_CALLS` calls."""
 
 FLUSH_BYTES = 256 << 20
-"""Written before each call that `median_ns` times on a GPU: it empties the cache and hides the call's launch."""
+"""Bytes that `median_ns` writes before each timed call on a GPU: this flushes the cache and hides the call's launch."""
 
 
 def elapsed_ns(
@@ -51,7 +51,7 @@ def elapsed_ns(
 
 
 def median_ns(run: Callable[[], Any], device: torch.device) -> int:
-    """Median of repeated calls of `run`, each with a cold cache on a GPU."""
+    """Median time in ns of repeated calls of `run`, on a GPU each with a cold cache."""
     is_cuda = device.type == "cuda"
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device).zero_ if is_cuda else None
     for _ in range(WARM_CALLS):
@@ -64,7 +64,7 @@ def median_ns(run: Callable[[], Any], device: torch.device) -> int:
 
 
 def cpu_clock() -> Callable[[], int]:
-    """With one thread the processor time of the process, which other load on the machine does not lengthen."""
+    """The CPU clock in ns: with one thread the process's processor time, which other load does not lengthen, else wall time."""
     return time.process_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
 
 

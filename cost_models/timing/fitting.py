@@ -1,9 +1,9 @@
-"""Least squares: the figures of a device that best explain what kernels were measured to take.
+"""Least squares: the figures of a device that best explain the measured times of kernels.
 
-A figure is named by its place in the device's JSON object, e.g. ``("half_sizes", "matmul", 2)``. What is fitted is the
-very model that prices plans: every trial writes the figures into the object, reads a device from it and asks its
-`Roofline` for the price of each point. Errors are relative ones (logarithms), so that a product of 20 us counts as much
-as one of 20 ms, and a point that some other process disturbed pulls less than in proportion (soft L1).
+A figure is named by its place in the device's JSON object, e.g. ``("half_sizes", "matmul", 2)``. The fit uses the same
+model that prices plans: every trial writes the figures into the object, reads a device from it and asks its `Roofline`
+for the price of each point. Errors are relative (logarithms), so that a product of 20 us counts as much as one of 20 ms.
+The soft L1 loss limits the weight of points that another process disturbed.
 """
 
 from __future__ import annotations
@@ -25,56 +25,55 @@ Path = tuple[str | int, ...]
 """Keys and places that lead to a figure in the JSON object of a device."""
 
 Price = Callable[[Roofline], float]
-"""What a point costs by a model, in nanoseconds."""
+"""Returns the price of a point under a model, in nanoseconds."""
 
 _SMALLEST = 1e-3
-"""Stands for lengths of 0, which have no logarithm."""
+"""Replaces figures of 0, such as lengths, which have no logarithm."""
 
 _REACH = math.log(1e4)
-"""No figure is moved further from where it starts than by this factor."""
+"""Logarithm of the largest factor by which a fit may change a figure from its start."""
 
 _SHIFTS = tuple(math.log(factor) for factor in (1, 4, 1 / 4, 16, 1 / 16, 64, 1 / 64))
-"""A fit is searched from the given figures and from these multiples of them (as logarithms), and the best result is kept: where a
-kernel's price is its memory traffic, it does not change with the rate of its arithmetic, and a search from there ends at once."""
+"""Logarithms of factors: a search starts from the given figures times each factor, and the best result is kept. If the price of a
+kernel is its memory traffic, it does not change with the rate of the arithmetic, and a search from that start ends at once."""
 
 _STEP = 0.01
 
 _SOFT = 0.1
-"""Relative error from which on a point counts in proportion only, not squared."""
+"""Relative error above which a point counts in proportion to its error instead of squared."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One kernel: what it was measured to take, and what a model says."""
+    """A kernel with its measured time in ns and its price under a model."""
 
     name: str
     measured_ns: float
     price: Price
 
     def fitted_ns(self, model: Roofline) -> float:
-        """The model's price."""
+        """The price under the model in ns, at least 1."""
         return max(1.0, self.price(model))
 
     def error(self, model: Roofline) -> float:
-        """By which part the price is above the measured time (or below, where negative)."""
+        """Relative error of the price: positive if it is above the measured time."""
         return self.fitted_ns(model) / self.measured_ns - 1
 
 
 def model_of(content: Mapping[str, Any]) -> Roofline:
-    """The model with these figures; float32 arithmetic is never TF32 in it."""
+    """The roofline model with the figures of a device's JSON object; it never prices float32 arithmetic as TF32."""
     return Roofline(device_from_json("calibrated", content, "calibration"), tf32_kinds=())
 
 
 def fit(
     content: Mapping[str, Any], paths: Sequence[Path], points: Sequence[Point], most_efficiency: float = math.inf
 ) -> dict[str, Any]:
-    """The object with the figures at `paths` changed so that the prices of `points` come closest to what was measured.
+    """A copy of `content` in which the figures at `paths` are changed so that the prices of `points` fit the measured times best.
 
-    Figures start where they stand; where nothing stands, the object has to have been given a start. Nothing is changed
-    where there are no points.
+    The search starts from the present figures, so each path must have one. Without points or paths nothing is changed.
 
     Args:
-        most_efficiency: Of every efficiency among the figures: no kernel is faster than the rate that large products reach.
+        most_efficiency: Upper limit of each efficiency in `paths`: no kernel is faster than the rate that large products reach.
     """
     if not points or not paths:
         return copy.deepcopy(dict(content))
@@ -85,7 +84,7 @@ def fit(
         return np.array([math.log(point.fitted_ns(model) / point.measured_ns) for point in points])
 
     def slopes(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
-        # By steps of a per cent: prices are whole nanoseconds, and scipy's own steps shrink to nothing at a figure of 1.
+        # Steps are one per cent: prices are whole nanoseconds, and scipy's own steps vanish at a figure of 1.
         here = errors(logarithms)
         steps = np.eye(len(logarithms)) * _STEP
         return np.stack([(errors(logarithms + step) - here) / _STEP for step in steps], axis=1)
@@ -110,7 +109,7 @@ def _with(content: Mapping[str, Any], paths: Sequence[Path], logarithms: NDArray
 
 
 def put(content: dict[str, Any], path: Path, figure: float) -> None:
-    """Write a figure: whole numbers for counts of things, fractions and lengths as they are."""
+    """Write a figure, in place: efficiencies and lengths as they are, all other figures rounded and at least 1."""
     *way, last = path
     place: Any = content
     for key in way:

@@ -1,4 +1,4 @@
-"""Times of many cases in interleaved rounds: drift of the machine (clock rates, other load) affects all cases alike."""
+"""Timing of many cases in interleaved rounds, so that drift of the machine (clock rates, other load) affects all cases alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compile_remat.cost_models.timing.microbenchmarks import Case
 MIN_ROUNDS = 3
 
 BURST_NS = 200_000
-"""Target length of one measurement of a warm case: a short kernel runs several times in it."""
+"""Target length of one measurement of a warm case, in which a short kernel runs several times."""
 
 MAX_CALLS = 200
 
@@ -26,7 +26,8 @@ class TimedCase:
     """A case with its measured times.
 
     Attributes:
-        calls: Runs in one measurement.
+        run: Calls the case's function on its arguments.
+        calls: Number of runs in one measurement.
         times_ns: Nanoseconds of one run, one entry for each round.
     """
 
@@ -37,12 +38,12 @@ class TimedCase:
 
     @property
     def median_ns(self) -> float:
-        """Median over the rounds."""
+        """Median time of one run over the rounds, in ns."""
         return statistics.median(self.times_ns)
 
 
 def prepared(case: Case) -> TimedCase:
-    """Draw arguments, compile where asked, run a few times, and choose how many runs one measurement takes."""
+    """Draw arguments, compile if the case asks for it, run a few times, and choose the number of runs in one measurement."""
     arguments = case.arguments()
     function = torch.compile(case.function, dynamic=False) if case.compiled else case.function
     timed = TimedCase(case, lambda: function(*arguments))
@@ -59,7 +60,7 @@ def run_rounds(
 ) -> None:
     """Measure every case once a round, in rotating order, for `seconds` and at least `MIN_ROUNDS` rounds.
 
-    `progress` gets the number of rounds and the seconds so far.
+    `progress` is called after each round with the number of rounds and the seconds so far.
     """
     before = _long_work(device)
     start = time.perf_counter()
@@ -76,7 +77,7 @@ def run_rounds(
 
 
 def _long_work(device: torch.device) -> Callable[[], Any] | None:
-    """Work of some milliseconds on a GPU, long enough for a burst of launches to queue up behind it."""
+    """Returns work of some milliseconds on a GPU, during which a burst of launches can queue up; None on a CPU."""
     if device.type != "cuda":
         return None
     a = torch.randn(4096, 4096, device=device)

@@ -1,7 +1,7 @@
 """The kernels that calibration runs, with their arguments.
 
-Every case names the figures that it is for (`group`). Its counts come from `describe` on a trace of the timed function, so
-that the fit uses the same counts as plans do.
+Every case names the figures that are fitted to it (`group`). Its counts come from `describe` on a trace of the timed
+function, so that the fit uses the same counts as plans do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel, or a few that follow each other.
+    """One kernel, or a few consecutive kernels.
 
     Attributes:
-        name: What the table calls it.
-        group: The figures that are fitted to it.
-        function: What is timed.
-        arguments: Draws its arguments.
-        compiled: Whether Inductor makes its kernels; it is one fused kernel then.
-        is_cold: Whether it runs once in each turn, after all others: then its arguments have left the cache. Else it runs
-            several times, on arguments that the cache holds.
+        name: Name of the case in the calibration's table.
+        group: The figures that are fitted to the case.
+        function: The function that is timed.
+        arguments: Draws the arguments of the function.
+        compiled: True if Inductor compiles the function, into fused kernels where possible.
+        is_cold: True if the case runs once in each round, after all others, when its arguments have left the cache. If False,
+            it runs several times, on arguments that the cache holds.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Case:
     is_cold: bool = False
 
     def ops(self) -> list[Op]:
-        """Counts of all kernels in it, from a trace on fake tensors."""
+        """Counts of all kernels of the case, from a trace on fake tensors."""
         traced = make_fx(self.function, tracing_mode="fake")(*self.arguments())
         ops = [describe(node) for node in traced.graph.nodes if node.op == "call_function"]
         return [op for op in ops if op.kind not in RUNS_NO_KERNEL]
@@ -57,13 +57,13 @@ def cases(
     is_tf32: bool = False,
     is_toy: bool = False,
 ) -> list[Case]:
-    """All of them.
+    """All cases of a calibration.
 
     Args:
-        dtype: Of the products, attention and convolutions: what training on such a device uses.
-        others: Types of which the rate of matrix products is measured as well.
-        is_tf32: Whether the rate of TF32 is, too.
-        is_toy: An eighth of the lengths and few of each, for a run that only shows that all is in place.
+        dtype: Dtype of the products, attention and convolutions: the one that training on such a device uses.
+        others: Other dtypes in which the rate of matrix products is measured as well.
+        is_tf32: True to measure the rate of TF32, too.
+        is_toy: If True, takes few cases of each kind with an eighth of the lengths, as a smoke test.
     """
     make = _Maker(device, dtype, is_toy)
     found = [*_bandwidth(make), *_launches(make), *_matmuls(make), *_rates(make, others, is_tf32=is_tf32)]
@@ -78,29 +78,29 @@ class _Maker:
     is_toy: bool
 
     def tensors(self, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], tuple[Tensor, ...]]:
-        """Draws tensors of these shapes."""
+        """Returns a function that draws random tensors of these shapes."""
         return lambda: tuple(torch.randn(shape, device=self.device).to(dtype) for shape in shapes)
 
     def factors(self, *shapes: tuple[int, ...]) -> Callable[[], tuple[Tensor, ...]]:
-        """The same in the type of products."""
+        """Returns a function that draws random tensors in the dtype of products."""
         return self.tensors(*shapes, dtype=self.dtype)
 
     def size(self, length: int) -> int:
-        """A length; an eighth of it at toy size, four times as much on GPUs, where less is over before it has begun."""
+        """`length`; an eighth of it at toy size, and four times as much on GPUs, where shorter kernels would take no time."""
         if self.is_toy:
             return max(8, length // 8)
         return length if self.device.type == "cpu" else 4 * length
 
     def batch(self, count: int) -> int:
-        """How many images or sequences; four times as many on GPUs, whose multiprocessors all get some then."""
+        """A number of images or sequences; four times `count` on GPUs, so that all multiprocessors have work."""
         return count if self.is_toy or self.device.type == "cpu" else 4 * count
 
     def elements(self, length: int) -> int:
-        """A length of what is computed element by element: 64 times as much on GPUs, where a kernel takes microseconds anyway."""
+        """A length for elementwise kernels: 64 times `length` on GPUs, where any kernel takes microseconds."""
         return self.size(length) if self.is_toy or self.device.type == "cpu" else 64 * length
 
     def some(self, items: Sequence[Any], count: int) -> Sequence[Any]:
-        """All, or at toy size the first `count`."""
+        """All items; at toy size the first `count`."""
         return items[:count] if self.is_toy else items
 
 
@@ -118,7 +118,7 @@ def _bandwidth(make: _Maker) -> Iterator[Case]:
 
 
 CHAIN = 12
-"""Kernels in a chain, so that what one costs is told apart from what the call costs."""
+"""Number of products in a chain, so that the cost of one kernel can be separated from the cost of the call."""
 
 
 def _launches(make: _Maker) -> Iterator[Case]:
@@ -262,7 +262,7 @@ def _convolution(stride: int, padding: int, groups: int) -> Function:
 
 
 def _and_back(forward: Function) -> Function:
-    """The forward, and the gradients of all arguments from its own result."""
+    """A function that runs the forward and computes the gradients of all arguments, with the result as the tangent."""
 
     def run(*arguments: Tensor) -> Sequence[Tensor]:
         leaves = [x.detach().requires_grad_() for x in arguments]
@@ -276,8 +276,8 @@ def _and_back(forward: Function) -> Function:
 # -- arithmetic of fused kernels --------------------------------------------------------------------------------------
 
 FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid", "sin", "cos", "sqrt", "rsqrt", "reciprocal", "log1p")
-"""Operators whose arithmetic is measured one by one, as eager kernels on what fits the cache: the same vector code as in
-fused kernels. Their memory traffic is taken off, as measured by a copy of the same size."""
+"""Operators whose arithmetic is measured one by one, as eager kernels on tensors that fit the cache: the same vector code
+as in fused kernels. Their memory traffic, measured by a copy of the same size, is subtracted."""
 
 
 def _pointwise(make: _Maker) -> Iterator[Case]:
@@ -297,7 +297,7 @@ POLYNOMIAL = 24
 
 
 def polynomial(x: Tensor) -> Tensor:
-    """`POLYNOMIAL` dependent multiply-adds."""
+    """`POLYNOMIAL` multiply-adds for each element, each of which depends on the one before."""
     y = x
     for _ in range(POLYNOMIAL):
         y = y * x + 0.5
@@ -305,7 +305,7 @@ def polynomial(x: Tensor) -> Tensor:
 
 
 def dropout_mask(x: Tensor) -> Tensor:
-    """One random number for each element."""
+    """Dropout without scaling: draws one random number for each element."""
     return (torch.rand_like(x) > 0.1).to(x.dtype) * x
 
 
@@ -316,7 +316,7 @@ def variance(x: Tensor) -> Tensor:
 
 
 def sums(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums along the rows, and along the columns as of a bias gradient: two kernels."""
+    """Sums along the rows, and along the columns as for a bias gradient: two kernels."""
     return x.sum(-1), x.sum(0)
 
 

@@ -18,10 +18,10 @@ from compile_remat.cost_models.operators.ops import Op, describe
 from compile_remat.cost_models.timing.clock import FLUSH_BYTES, Clock, median_ns
 
 TIMED_KINDS = HEAVY_KINDS | {OpKind.OTHER}
-"""Kinds that are kernels of their own. The others fuse, reductions too: such an operator run alone says nothing of its share."""
+"""Kinds that are kernels of their own. Other kinds fuse, reductions too: timed alone, they do not show their share of a kernel."""
 
 _SEED_ELEMENTS = 2
-"""Attention gets the state of a generator: tensors of integers as small as this."""
+"""Most elements of an integer tensor that counts as the generator state of an attention operator."""
 
 FREE_SHARE = 0.8
 """An operator is timed if its tensors take at most this part of the free memory."""
@@ -33,8 +33,10 @@ class Recipe:
 
     Attributes:
         signature: Operator, shapes, strides, dtypes and other arguments, in one line: equal for equal work.
-        args: The operator's, with a `Like` in place of each tensor.
-        nbytes: Of inputs and outputs.
+        target: The operator.
+        args: Arguments of the operator, with a `Like` in place of each tensor.
+        kwargs: Keyword arguments in the same form, sorted by name.
+        nbytes: Bytes of inputs and outputs.
     """
 
     signature: str
@@ -45,11 +47,11 @@ class Recipe:
 
 
 def recipe_of(node: fx.Node) -> Recipe | None:
-    """How to run the node again; None for what is not a kernel of its own, or cannot be run alone.
+    """The recipe to run the node again; None if the node is no kernel of its own or cannot be run alone.
 
-    Not run: random operators, since that would move a generator; those that write into an input or talk to other
-    processes; higher-order operators and kernels that are no operators of torch; and those that read integers, which are
-    mostly places in another tensor and have to be right.
+    These are not run: random operators, which would advance a generator; operators that write into an input or communicate
+    with other processes; higher-order operators and kernels that are no operators of torch; and operators that read
+    integers, which are mostly indices into another tensor and have to be valid.
     """
     if node.op != "call_function" or not can_run_alone(node.target):
         return None
@@ -80,19 +82,19 @@ def _are_places(like: Like, op: Op) -> bool:
 
 
 class CannotTime(Exception):
-    """An operator cannot be timed here; the text says why."""
+    """An operator cannot be timed on this device; the text says why."""
 
 
 def time_ns(recipe: Recipe, device: torch.device, free_bytes: int | None, clock: Clock | None = None) -> int:
     """Median time of the operator in nanoseconds, its launch included.
 
     Args:
-        device: Where its tensors are made.
-        free_bytes: What may be allocated there; None where that is not known.
+        device: The device of the operator's tensors.
+        free_bytes: Bytes that are free on the device; None if not known.
         clock: Measures one call; by default `median_ns`.
 
     Raises:
-        CannotTime: Its tensors do not fit, or it does not run on them.
+        CannotTime: The tensors do not fit, or the operator fails on them.
     """
     needed = recipe.nbytes + (FLUSH_BYTES if device.type == "cuda" else 0)
     if free_bytes is not None and needed > FREE_SHARE * free_bytes:
@@ -107,7 +109,10 @@ def time_ns(recipe: Recipe, device: torch.device, free_bytes: int | None, clock:
 
 
 def _tensor(device: torch.device, generator: torch.Generator, like: Like) -> torch.Tensor:
-    """Normal numbers, True, or zeros: for integers, which are seeds or factors, and where the generator is of another device."""
+    """A tensor of True for bool, of normal numbers for floats, and of zeros for integers, which are seeds or factors.
+
+    Floats of one byte, and floats on another device than `generator`, are zeros, too.
+    """
     device = torch.device("cpu") if like.device_type == "cpu" else device
     memory = torch.zeros(like.elements, dtype=like.dtype, device=device)
     if like.dtype is torch.bool:

@@ -21,7 +21,7 @@ def run_slices(
 
     Args:
         body: Takes the operands of one slice, then the sums so far; returns the outputs to be joined, then the new sums.
-        rest: The same graph for the last slice, if that has fewer rows; else None.
+        rest: The body for the last slice, if that has fewer rows; else None.
         rows: Number of all rows.
         slice_rows: Number of rows of one slice.
         sliced_dims: For each operand the dimension of its rows, or -1 if every slice takes the whole operand.
