@@ -57,8 +57,8 @@ def reservation_of(
         events: Allocations and frees of one step.
         steps: Number of steps.
         expandable: True for ``expandable_segments:True``.
-        held: Bytes of each tensor that is in use all the time, such as a parameter.  All figures are what the events add to these
-            tensors; the events may use free blocks in the segments of these tensors.
+        held: Bytes of each tensor that is in use all the time, such as a parameter.  The figures count only the bytes that the
+            events add; the events may use free blocks in the segments of these tensors.
     """
     allocator = CachingAllocator(expandable)
     for k, nbytes in enumerate(held):
@@ -166,7 +166,7 @@ class _Pool:
         return first
 
     def cut(self, block: _Block, size: int) -> None:
-        """Split off the bytes of a block behind the first `size`, unless they are fewer than `least_rest`."""
+        """Split off the bytes of a block after the first `size`, unless they are fewer than `least_rest`."""
         rest = block.nbytes - size
         if rest < self.least_rest:
             return
@@ -179,7 +179,7 @@ class _Pool:
         self.add(tail)
 
     def grow(self, nbytes: int, before: _Block | None) -> None:
-        """Add `nbytes` of new memory, behind `before` in the same segment, or as a new segment if `before` is None."""
+        """Add `nbytes` of new memory, after `before` in the same segment, or as a new segment if `before` is None."""
         block = _Block(self, self.end, nbytes, before=before)
         self.end += nbytes
         if before is not None:

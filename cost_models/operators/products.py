@@ -60,7 +60,7 @@ def visible_part(packet: str, node: fx.Node, product: Product | None) -> float:
 
 
 def product_of(packet: str, kind: OpKind, node: fx.Node, value: Any) -> Product | None:
-    """Lengths of a heavy operator's product, from the shapes in its meta; None for others, and if shapes do not tell."""
+    """Lengths of a heavy operator's product, from the shapes in its meta; None for other operators or if shapes are missing."""
     if kind not in HEAVY_KINDS:
         return None
     shapes = [shape for argument in node.args if (shape := _shape(argument)) is not None]

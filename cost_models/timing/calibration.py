@@ -173,7 +173,7 @@ def _fit_memory(state: _State) -> None:
 
 
 def _fit_launches(state: _State) -> None:
-    """Set launch times: the smallest product costs its launch; a chain of products and fused kernels gives that of the latter."""
+    """Set launch times: the smallest product costs its launch; a chain of products and fused kernels gives the fused kernels'."""
     product_ns = state.median_ns("launch of products")
     chain_ns = state.median_ns("launch") / CHAIN
     put(state.content, ("launch_ns",), max(0.1 * product_ns, chain_ns - product_ns))
@@ -191,7 +191,7 @@ def _fit_products(state: _State) -> None:
     for operator in ("aten.bmm", "aten.addmm"):
         state.start("half_sizes", operator, list(state.content["half_sizes"]["matmul"]))
     state.fit([("half_sizes", "aten.bmm", place) for place in _LENGTHS], state.of("aten.bmm"))
-    # A bias is work for each element of the result, whatever k: as if k were longer.
+    # A bias costs the same time for each element of the result at every k, as if k were longer by a constant.
     state.fit([("half_sizes", "aten.addmm", 2)], state.of("aten.addmm"))
     for name in ("float32", "bfloat16", "float16"):
         state.fit([("flops_per_s", name)], state.of(f"rate {name}"))

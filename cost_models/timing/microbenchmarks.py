@@ -128,7 +128,7 @@ def _launches(make: _Maker) -> Iterator[Case]:
 
 
 def smallest_kernels(x: Tensor, w: Tensor) -> Tensor:
-    """`CHAIN` products, each with a fused kernel behind it."""
+    """`CHAIN` products, each with a fused kernel after it."""
     for _ in range(CHAIN):
         x = torch.relu(x @ w)
     return x

@@ -371,7 +371,7 @@ def _values_among(drafts: Iterable[Draft]) -> tuple[int, ...]:
 
 
 def _positions(values: Sequence[Draft]) -> list[int]:
-    """Position of each value in a forward order in which values that only the backward needs stand right behind their sources."""
+    """Position of each value in a forward order in which values that only the backward needs stand right after their sources."""
     keys: list[tuple[int, ...]] = []
     for i, draft in enumerate(values):
         if draft.in_forward or draft.is_snapshot:  # a snapshot stands before its first reader

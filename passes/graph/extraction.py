@@ -56,7 +56,7 @@ def _rewrite(backward: fx.GraphModule, joint: joint_graph.Joint, plan: Plan) -> 
 
 
 def _copy(backward: fx.GraphModule, joint: joint_graph.Joint, names: Collection[str]) -> None:
-    """Put a copy right behind each named value; other copies and the steps of the backward read the copy (`with_copies`)."""
+    """Put a copy right after each named value; other copies and the steps of the backward read the copy (`with_copies`)."""
     steps = {n.name for n in joint.info.tangents_closure}
     copies: dict[fx.Node, fx.Node] = {}
     for node in list(backward.graph.nodes) if names else ():

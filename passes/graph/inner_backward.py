@@ -28,7 +28,7 @@ class InnerBackward:
 
     Attributes:
         original: The whole graph; it is not changed.
-        rest: Nodes of `original` behind the joint graph.
+        rest: Nodes of `original` after the joint graph.
         module: The joint graph: inputs are named primals, and the backward's nodes are tagged ``must_be_in_backward``.
         kept: Nodes of `original` that `rest` reads, in the order in which the joint graph returns them.
         num_fwd_outputs: Number of nodes in `kept` that belong to the forward.
@@ -49,7 +49,7 @@ def backward_calls(module: fx.GraphModule) -> list[str]:
 def as_joint(module: fx.GraphModule, call: str | None) -> InnerBackward | None:
     """The graph up to the end of the backward that a call stands for; None if the graph writes in place or has a random checkpoint.
 
-    Nodes behind the last backward may belong to it, so for the last backward the joint graph extends to the output, or to the first
+    Nodes after the last backward may belong to it, so for the last backward the joint graph extends to the output, or to the first
     ``copy_`` into an input.
 
     Args:
@@ -117,7 +117,7 @@ def _gradient_call(node: fx.Node) -> str:
 def merged(
     inner: InnerBackward, forward: fx.GraphModule, backward: fx.GraphModule, steps: Iterable[str]
 ) -> fx.GraphModule:
-    """Merge the forward and backward of a joint graph, and the rest of the original behind them, into one graph.
+    """Merge the forward and backward of a joint graph, and the rest of the original after them, into one graph.
 
     Nodes that the backward recomputes stand just before their first reader.
 

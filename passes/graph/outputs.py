@@ -22,7 +22,7 @@ def changeable_outputs(joint: joint_graph.Joint) -> frozenset[fx.Node]:
     reads such an output and no view of it is returned, so autograd raises the error in eager mode, too.
     """
     info = joint.info
-    needed = set[fx.Node]()  # to compute what depends on a tangent
+    needed = set[fx.Node]()  # inputs, direct or indirect, of nodes that depend on a tangent
     for node in reversed(joint.module.graph.nodes):
         if node.op != "output" and (node in info.tangents_closure or not needed.isdisjoint(node.users)):
             needed.add(node)

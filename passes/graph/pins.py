@@ -14,7 +14,7 @@ from compile_remat.passes.graph.views import root_of
 from compile_remat.passes.problem.problem import FREE, MUST_RECOMPUTE, PREFER_RECOMPUTE, RECOMPUTE, SAVE, Pin, Tag
 
 PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "inductor_prims", "quantized_decomposed"})
-"""Operators whose second run gives the same numbers; others are saved unless the user's tag says otherwise."""
+"""Namespaces of operators whose second run gives the same numbers; other operators are saved unless a tag says otherwise."""
 
 EXTREMES = frozenset(getattr(torch.ops.aten, name).default for name in ("amax", "amin", "max", "min"))
 """Reductions whose gradient goes to the elements that equal the result."""
@@ -82,7 +82,7 @@ class Pins:
 
 
 def _pins_of_comparisons(joint: joint_graph.Joint) -> dict[fx.Node, Pin]:
-    """Pins of bfloat16 and float16 tensors that the backward compares with their own maximum, and of the masks made from that.
+    """Pins of bfloat16 and float16 tensors that the backward compares with their own maximum, and of the resulting masks.
 
     A fused kernel computes bfloat16 in float32 and rounds when it stores a tensor.  Elements that a kernel recomputes are not
     rounded and equal no stored maximum: the gradient would be zero, or NaN where it is divided by the number of equal elements.

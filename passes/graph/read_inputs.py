@@ -16,7 +16,7 @@ def inputs_handed_over(forward: fx.GraphModule, num_fwd_outputs: int) -> frozens
     """Positions of the arguments that an extracted forward hands to its backward, directly or through views.
 
     Args:
-        num_fwd_outputs: Number of outputs for the caller; the tensors for the backward stand behind them.
+        num_fwd_outputs: Number of outputs for the caller; the tensors for the backward stand after them.
     """
     handed: Any = forward.graph.output_node().args[0]
     return _positions(handed[num_fwd_outputs:])

@@ -154,7 +154,7 @@ def _reads_of(given: fx.Node) -> Iterator[tuple[fx.Node, tuple[fx.Node, ...]]]:
 
 
 def _least(path: Sequence[fx.Node]) -> int:
-    """Index of the first smallest tensor on a path of views, at or behind the last ``as_strided``, which reads the storage."""
+    """Index of the first smallest tensor on a path of views, at or after the last ``as_strided``, which reads the storage."""
     first = max((k for k, n in enumerate(path) if n.target is torch.ops.aten.as_strided.default), default=0)
     tensors = [k for k in range(first, len(path)) if isinstance(path[k].meta.get("val"), torch.Tensor)]
     return min(tensors, key=lambda k: (_dense_nbytes(path[k]), k))

@@ -2,7 +2,7 @@
 
 Autograd computes both by one operator: the convolution's input, the gradient of its output and both results are alive at once.  The
 gradient of the input is the transposed convolution of the output's gradient, by definition, and needs only the weight besides.  So
-the operator keeps the gradients of weight and bias, and a convolution behind it computes the gradient of the input, when the
+the operator keeps the gradients of weight and bias, and a convolution after it computes the gradient of the input, when the
 convolution's input is dead.  oneDNN and cuDNN run one kernel for each gradient anyway, and the same kernels for these convolutions.
 
 Two cases are not split: sizes that are symbols, and convolutions for which `_runs_in_library` is False.  For the latter torch has
@@ -30,7 +30,7 @@ LIBRARY_DTYPES = frozenset({torch.float32, torch.bfloat16})
 
 
 def split_convolution_gradients(joint: joint_graph.Joint) -> int:
-    """Compute the gradient of each convolution's input by a convolution of its own, behind the gradients of weight and bias.
+    """Compute the gradient of each convolution's input by a convolution of its own, after the gradients of weight and bias.
 
     Args:
         joint: A joint graph, whose backward is rewritten in place.
@@ -119,7 +119,7 @@ def _runs_in_library(node: fx.Node) -> bool:
 
 
 def _put_behind(joint: joint_graph.Joint, node: fx.Node, item: fx.Node, output_padding: list[int]) -> None:
-    """Compute the gradient of the input by a convolution behind the node's other results, in place of its first result `item`."""
+    """Compute the gradient of the input by a convolution after the node's other results, in place of its first result `item`."""
     gradient, _, weight, _, stride, padding, dilation, transposed, _, groups, _ = node.args
     last = node
     while last.next in node.users:

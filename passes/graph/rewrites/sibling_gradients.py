@@ -96,7 +96,7 @@ def _latest_source(node: fx.Node, kinds: Kinds) -> fx.Node | None:
 
 
 def _chain(end: fx.Node, place: fx.Node, kinds: Kinds) -> list[fx.Node]:
-    """The elementwise operators behind `place` from which `end` is computed, `end` included, in the graph's order."""
+    """The elementwise operators after `place` from which `end` is computed, `end` included, in the graph's order."""
     found, pending = {end}, [end]
     while pending:
         for source in pending.pop().all_input_nodes:
@@ -109,7 +109,7 @@ def _chain(end: fx.Node, place: fx.Node, kinds: Kinds) -> list[fx.Node]:
 def _earliest_sibling(
     node: fx.Node, gradients: Sequence[fx.Node], kinds: Kinds, backward: Collection[fx.Node]
 ) -> fx.Node | None:
-    """The first of `gradients` in front of which `node` can be computed without raising the live bytes anywhere behind it."""
+    """The first of `gradients` in front of which `node` can be computed without raising the live bytes anywhere after it."""
     freed = []  # for each gradient that the node reads: its last other reader, its bytes
     for source in _in_memory(node, attrgetter("all_input_nodes"), kinds):
         if source in backward and source.op == "call_function":  # a tangent is the caller's

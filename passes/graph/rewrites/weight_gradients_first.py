@@ -67,7 +67,7 @@ def _frees_something(product: fx.Node, backward: Collection[fx.Node]) -> bool:
 
 
 def _only_to_outputs(product: fx.Node) -> set[fx.Node] | None:
-    """The product with the views, casts and sums behind it, if no other node lies between it and the outputs; else None."""
+    """The product with the views, casts and sums after it, if no other node lies between it and the outputs; else None."""
     found, stack = {product}, [product]
     while stack:
         for user in stack.pop().users:
@@ -95,7 +95,7 @@ def _movable(product: fx.Node, ending: Collection[fx.Node], place: fx.Node) -> l
 
 
 def _with_sources(node: fx.Node, place: fx.Node, group: set[fx.Node]) -> set[fx.Node] | None:
-    """`group` with `node` and the views and sizes that `node` reads from behind `place`; None if it reads any other node there."""
+    """`group` plus `node` and the views and sizes after `place` that `node` reads; None if it reads any other node there."""
     found, stack = group | {node}, [node]
     while stack:
         for source in stack.pop().all_input_nodes:

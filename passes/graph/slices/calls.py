@@ -45,7 +45,7 @@ def run_slices(
 
 
 def sum_values(body: fx.GraphModule, operands: int) -> list[Any]:
-    """The fake tensors of the sums that a body takes behind its operands."""
+    """The fake tensors of the sums that a body takes after its operands."""
     return [node.meta["val"] for node in body.graph.find_nodes(op="placeholder")[operands:]]
 
 

@@ -1,6 +1,6 @@
 """Selections: rows that a loss does not use are dropped before the product that makes rows wide.
 
-Shifted labels take a slice of the logits: ``logits[:, :-1]``.  In the joint graph the slice stands behind the product, and its
+Shifted labels take a slice of the logits: ``logits[:, :-1]``.  In the joint graph the slice stands after the product, and its
 gradient is padded with zeros before the gradients' products.  The rewrite slices the product's narrow operand instead, and pads
 the narrow gradient with zeros: then the logits have only the rows of the loss, and no wide tensor is copied.
 """
@@ -25,7 +25,7 @@ UNARY = frozenset({"prims.convert_element_type", "aten.clone", "aten.alias", "at
 
 
 def select_rows_first(module: fx.GraphModule) -> int:
-    """Move slices of products' rows to the products' operands, and padding of gradients behind their products, in place.
+    """Move slices of products' rows to the products' operands, and padding of gradients to after their products, in place.
 
     Returns:
         The number of slices and paddings that were moved.
@@ -132,7 +132,7 @@ def _like(node: fx.Node, other: fx.Node) -> fx.Node:
 
 
 def _pad_last(graph: fx.Graph, node: fx.Node) -> bool:
-    """Move the zero padding of a gradient behind the products that read it; True if moved."""
+    """Apply the zero padding of a gradient after the products that read it instead of before; True if moved."""
     zeros, gradient = node.args[:2]
     assert isinstance(zeros, fx.Node) and isinstance(gradient, fx.Node)
     if packet_of(zeros) != "aten.full" or zeros.args[1] != 0:

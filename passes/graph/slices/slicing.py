@@ -48,7 +48,7 @@ def slice_region(joint: joint_graph.Joint, seed: fx.Node, slices: int) -> NotSli
     if any(root_of(operand) in overwritten for loop in loops for operand in loop.operands):
         return NotSliced(seed.name, nbytes_of(seed), "the forward overwrites an input that the slices read")
     length = _slice_rows(region, slices)
-    for loop in reversed(loops):  # the later loop reads nodes of the first, so it is replaced before them
+    for loop in reversed(loops):  # the later loop reads nodes of the first loop, so the later one is replaced first
         if loop.joined or loop.sums:
             _replace(joint.module, loop, region.rows, length)
     sort_by_data(joint.module.graph)
@@ -157,7 +157,7 @@ def _is_read_outside(node: fx.Node, region: Region, own: set[fx.Node]) -> bool:
 
 
 def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None:
-    """Put a sliced call behind a loop's nodes and let all readers of these nodes read the call's results."""
+    """Put a sliced call after a loop's nodes and let all readers of these nodes read the call's results."""
     graph, last = module.graph, loop.nodes[-1]
     meta = {k: v for k, v in last.meta.items() if k not in ("val", "tensor_meta", "recompute", "desc")}
     value = next(n.meta["val"] for n in loop.nodes if isinstance(n.meta["val"], torch.Tensor))
@@ -177,7 +177,7 @@ def _replace(module: fx.GraphModule, loop: Loop, rows: int, length: int) -> None
 
 
 class _Inserter:
-    """Context manager that inserts nodes behind one node, each with its value and with the meta that they share."""
+    """Context manager that inserts nodes after one node, each with its value and with the meta that they share."""
 
     def __init__(self, graph: fx.Graph, after: fx.Node, meta: dict[str, Any]) -> None:
         self.graph, self.meta = graph, meta
