@@ -11,7 +11,7 @@ class CostModel(Protocol):
     """Prices one operator on one device, in whole nanoseconds; `passes` prices fused groups from launch, arithmetic and traffic.
 
     An implementation is an immutable, picklable value: equal counts always get equal prices, whatever the load of the machine.
-    It does not depend on plans.
+    Prices do not depend on plans.
     """
 
     @property

@@ -8,7 +8,8 @@ The rules are those of torch's manual (notes/cuda.html, "Memory management") and
 * a request takes the smallest free block that is large enough, and of equal blocks the one at the lowest address.  The rest of the
   block is split off if it is at least 512 bytes (small requests) or more than 1 MiB (large ones); else the request keeps it;
 * a freed block is merged with its free neighbours of the same segment; segments stay with the process;
-* with ``expandable_segments:True`` there is one segment for small and one for large requests, which grow by pages of 2 or 20 MiB.
+* with ``expandable_segments:True`` there is one segment for small and one for large requests, which grow by pages of 2 or 20 MiB;
+  large requests, too, split off a rest of at least 512 bytes.
 
 The replay has one stream and no ``max_split_size_mb``, ``roundup_power2_divisions`` or CUDA graphs (which have their own pools).
 """

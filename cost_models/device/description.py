@@ -31,7 +31,7 @@ GPU_HALF_SIZES = (
 )
 """Lengths (m, n, k) at which products reach half of that rate; see `Device.half_sizes`.
 
-The lengths are assumed, not measured. They stand for the time to fill and empty the pipeline of a tile; short rows and
+The lengths are assumed, not measured, and stand for the time to fill and empty the pipeline of a tile; short rows and
 columns are priced by whole tiles. `compile-remat calibrate` measures the lengths.
 """
 

@@ -49,9 +49,9 @@ class Recipe:
 def recipe_of(node: fx.Node) -> Recipe | None:
     """The recipe to run the node again; None if the node is no kernel of its own or cannot be run alone.
 
-    These are not run: random operators, which would advance a generator; operators that write into an input or communicate
-    with other processes; higher-order operators and kernels that are no operators of torch; and operators that read
-    integers, which are mostly indices into another tensor and have to be valid.
+    None also for random operators, which would advance a generator; operators that write into an input or communicate with
+    other processes; higher-order operators and kernels that are no operators of torch; and operators that read integers,
+    which are mostly indices into another tensor and have to be valid.
     """
     if node.op != "call_function" or not can_run_alone(node.target):
         return None

@@ -1,8 +1,8 @@
 """Joint graph -> `Problem`: sizes, readers, kernels, prices and pins of every node.
 
 Nodes are read into drafts, in the graph's order, with all fields that are the same under every plan (`read_own`): is_drawn,
-concatenates, becomes_addmm and own_expression among them.  Then these passes run over all drafts.  Each pass reads the node itself
-and the fields in the second column, and writes the fields in the third column:
+concatenates, becomes_addmm and own_expression among them.  Then the passes below run over all drafts.  Each pass reads the node
+itself and the fields in the second column, and writes the fields in the third column:
 
 | pass | reads | writes |
 |---|---|---|

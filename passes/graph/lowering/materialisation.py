@@ -150,9 +150,9 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 def drop_fused_buffers(graph: DraftGraph) -> None:
     """Clear `is_materialised` of a value if one fused kernel computes the value and all its readers.
 
-    This is crude: nodes with equally many unfused kernels before them count as one kernel.  Without this pass the predicted peak
-    of plain torch.compile was 11 % too high for BERT and 5 % for Llama on CPUs, and the lowest peak of a U-Net in bfloat16 for
-    CUDA 9 %.
+    The rule is crude: nodes with equally many unfused kernels before them count as one kernel.  Without this pass the predicted
+    peak of plain torch.compile was 11 % too high for BERT and 5 % for Llama on CPUs, and the lowest peak of a U-Net in bfloat16
+    for CUDA 9 %.
     """
     places: dict[Draft, set[int]] = {draft: set() for draft in graph.by_node.values()}
     for draft in reversed(places):

@@ -1,6 +1,6 @@
 """Sums of gradients in which Inductor turns a matmul and the addition of its product into one ``addmm`` kernel.
 
-`keep_matmuls_in_place` prevents this where it would raise the peak; `becoming_addmm` tells the planner where it will happen.
+`keep_matmuls_in_place` prevents such kernels across other matmuls; `becoming_addmm` tells the planner which additions become one.
 """
 
 from __future__ import annotations

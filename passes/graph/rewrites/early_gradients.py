@@ -1,7 +1,7 @@
 """Early gradients: gradients that leave the backward as soon as they are computed (`gradients="early"`).
 
-`mark_gradients` rewrites a joint graph before it is planned.  It puts a `GRADIENT_READY` after the last contribution to a gradient
-and the last step that reads its parameter, in the gradient's place among the outputs.  So the planner sees the gradient die there.
+`mark_gradients` rewrites a joint graph before it is planned: a `GRADIENT_READY` after the last contribution to a gradient and the
+last step that reads its parameter takes the gradient's place among the outputs.  So the planner sees the gradient die there.
 `deliver_marked` rewrites the backward of a plan: it replaces each mark by a `DELIVER`, further down if the backward recomputes a
 reader of the parameter later, and the backward returns None for the gradient.
 

@@ -5,8 +5,8 @@ For `y = silu(g) * u` autograd computes the gradient of `u`, multiplies it by tw
 The rewrite computes the gradient of `g` first: its kernel reuses the buffer of `u` in place, and the kernel of the gradient of `u`
 that of the gradient of `y`.  Then two tensors are alive during the products.
 
-The elementwise operators of the later gradient move to the place of the earlier one.  They move only if gradients that no other
-node reads die with them and are at least as large as their result, so that at no step that they cross more is alive than before.
+The elementwise operators of the later gradient move to the place of the earlier gradient, but only if they are the last readers
+of gradients that together are at least as large as their result: no step that the operators cross then has more bytes alive.
 """
 
 from __future__ import annotations

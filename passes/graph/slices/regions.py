@@ -1,9 +1,9 @@
 """Regions of a joint graph whose large tensors have rows that are independent of each other.
 
-A region starts at a product that makes rows wider, such as the logits.  It grows over large tensors that are computed from the
-product or together with it, in forward and backward.  It ends at sums over rows, such as a weight's gradient, and at products that
-make rows narrow, such as the input's gradient.  Small tensors stay outside and are cut into slices or joined from them: hidden
-states, the maxima and sums of a softmax, losses of single tokens.
+A region starts at a product that makes rows wider, such as the logits, and grows over large tensors that are computed from the
+product or together with it, in forward and backward.  A region ends at sums over rows, such as a weight's gradient, and at
+products that make rows narrow, such as the input's gradient.  Small tensors stay outside and are cut into slices or joined from
+them: hidden states, the maxima and sums of a softmax, losses of single tokens.
 """
 
 from __future__ import annotations
