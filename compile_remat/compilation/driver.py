@@ -57,9 +57,9 @@ Compiled = Callable[..., Any]
 
 STRICT_OPTIONS = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
 """Turned on, the first option lets Inductor's wrapper keep a dead buffer for a later buffer of its size if Inductor's own estimate
-of the peak, which is too high, seems to allow that: 3 MiB more than planned on a GPT at its floor.  The second option sorts kernels
-anew by such an estimate: with blocks that run twice in one graph, the end of one pass moved into the other, 28.2 MiB and not 26.5
-(`python -m benchmarks.promise --model two_passes`, with and without it)."""
+of the peak, which is too high, seems to allow that: 3 MiB more than planned on a GPT at its floor.  The second option sorts
+kernels anew by such an estimate: with blocks that run twice in one graph, the end of one pass moved into the other, which took
+28.2 MiB instead of 26.5 (`python -m benchmarks.promise --model two_passes`, with and without it)."""
 
 INNER_OPTIONS = {"reorder_for_locality": False}
 """Options for a graph that computes gradients itself.  By default, Inductor moves each node of an inference graph down to its first
@@ -356,7 +356,7 @@ def _as_emitted(report: Report) -> Report:
 def _entered(
     enter: Callable[..., Compiled], partitioner: RematPartitioner, observer: Observer | None, readings: Readings | None
 ) -> Compiled:
-    """Compile; raises the exception of the readings even if torch has suppressed this exception."""
+    """Compile; raises the exception by which `readings` left Inductor, even if torch has suppressed this exception."""
     with collector_paused():
         compiled = enter(partitioner, observer, readings)
     if readings is not None and readings.left is not None:

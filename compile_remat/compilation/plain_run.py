@@ -44,7 +44,7 @@ class PlainPartitioner(CustomPartitionerFn):
 def lowered_plain(
     gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], sizes: Sizes
 ) -> PlainFacts | None:
-    """The facts of torch's own partition of a graph; None, with a warning, if Inductor cannot lower it or its code is unclear.
+    """The facts of torch's own partition of a graph; None, with a warning, if it cannot be lowered or its code is not understood.
 
     Args:
         gm: The graph, which Inductor rewrites.

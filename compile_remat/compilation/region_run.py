@@ -48,7 +48,7 @@ class RegionRun:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most bytes in use at once; on CUDA those of the allocator's blocks, some of which exceed the requested bytes."""
+        """The most bytes in use at once; on CUDA counted in the allocator's blocks, some of which exceed the requested bytes."""
         return max(self.live_bytes, self.reservation.allocated_peak_bytes) if self.is_cuda else self.live_bytes
 
     @cached_property

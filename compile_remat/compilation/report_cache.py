@@ -47,7 +47,7 @@ def path_of(graph_text: Callable[[], str | None], uuid: object, options: Mapping
     """The file of one compilation; None where torch caches no partitions, so that our partitioner always runs.
 
     Args:
-        graph_text: Returns the `text_of` the graph; if it returns None, there is no file.
+        graph_text: Returns the result of `text_of` for the graph; there is no file if that is None.
     """
     if not cache_key_text.partitions_are_cached(options) or (graph := graph_text()) is None:
         return None

@@ -199,7 +199,7 @@ def _inputs(backward: fx.GraphModule, context: Any, forward_strides: Sequence[Se
 
 @contextmanager
 def _as_backward(context: Any) -> Iterator[None]:
-    """Turns the tracing context of a forward into the one of its backward inside."""
+    """Inside, the tracing context of a forward serves as the tracing context of its backward."""
     strides, name = context.output_strides, context.aot_graph_name
     context.output_strides = None  # Inductor fills a list that it finds here
     context.aot_graph_name = [part.replace("forward", "backward") for part in name] if name else name

@@ -21,7 +21,7 @@ else:
 V = private_name("torch._inductor.virtualized", "V")
 
 PULLED_SHARE = 8
-"""A fusion may move a write ahead of an unfused kernel if it has at most 1/8 of the shared inputs' bytes: a bias gradient."""
+"""A fusion may move a write over an unfused kernel if it has at most 1/8 of the shared inputs' bytes: a bias gradient's sum."""
 
 SMALL_SHARE = 16
 """A rise is ignored if it is at most 1/16 of the bytes of the buffers that the kernels share: a bias gradient's sum, say."""
@@ -71,7 +71,7 @@ class PlannedOrder:
         self.kernels = WeakKeyDictionary[Any, Kernel]()
 
     def keeps_memory(self, joined: Mapping[str, Any], first: Any, second: Any) -> bool:
-        """Returns whether the fusion of two kernels does not raise the peak at their positions and in between.
+        """Returns whether a fusion keeps the peak at both kernels' positions and in between, but for a rise within `SMALL_SHARE`.
 
         Args:
             joined: The fused node that each scheduler node is part of at present, by the node's name.

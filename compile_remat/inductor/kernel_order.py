@@ -163,7 +163,7 @@ class KernelSequence:
         return self.graph.bytes_of(freed) - self.graph.bytes_of(kernel.writes) > self.small_bytes
 
     def _dies_by(self, name: str, places: Mapping[str, int], place: int) -> bool:
-        """True if the buffer dies at `place` or before: no later node reads it, and it does not outlive its last reader."""
+        """True if the buffer dies with its last reader and no later node reads it; Inductor's last reader is asked first."""
         return not self.graph.outlives(name) and all(places[r] <= place for r in reversed(self.graph.readers[name]))
 
     def _peak_bytes(self, nodes: Sequence[Any], begin: int) -> int:

@@ -32,7 +32,7 @@ else:  # before 2.13 one class serves all passes, and torch's graph cache identi
 
 
 def guarded(compiler: GraphCompiler) -> GraphCompiler:
-    """Returns `compiler` under `GuardedChoices` and `PlannedKernels`; backwards keep the contiguous layout of the forward."""
+    """Returns `compiler` under `GuardedChoices` and `PlannedKernels`; backwards keep a forward's eager convolution layout."""
     is_contiguous = False
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:

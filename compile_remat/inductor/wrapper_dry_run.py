@@ -228,7 +228,7 @@ class _Run:
         return self.returned
 
     def _blocks(self, node: ast.With | ast.If | ast.While) -> None:
-        """Run a loop's body twice, as buffers of one iteration live beside those of the next; run both branches of an ``if``."""
+        """Run a loop's body twice, as buffers of one iteration live beside buffers of the next; run both branches of an ``if``."""
         if isinstance(node, ast.If):
             self._branches(node)
             return

@@ -1,4 +1,4 @@
-"""Builds C++ kernels that are called one by one together, a forward's with its backward's, and each kernel once.
+"""Builds C++ kernels together, although they are called one by one: a forward's with its backward's, and each kernel once.
 
 The headers of one file alone cost the compiler most of a second, and a budget doubles the number of kernels.  The code
 that Inductor emits makes each kernel by ``async_compile.cpp_pybinding(types, source)``, and ends with

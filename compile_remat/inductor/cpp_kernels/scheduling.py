@@ -27,7 +27,7 @@ class SeparateKernels(CppScheduling):
     """
 
     def ready_to_flush(self) -> bool:
-        """Returns whether the wrapper calls the kernels collected so far now."""
+        """Returns whether the kernels collected so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or bool(V.graph.scheduler.buffer_names_to_free)
 

@@ -41,7 +41,7 @@ class LightCpp(CppScheduling):
         self.kernels, self.is_apart = kernels, is_apart
 
     def ready_to_flush(self) -> bool:
-        """Returns whether the wrapper calls the kernels collected so far now."""
+        """Returns whether the kernels collected so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or (self.is_apart and bool(V.graph.scheduler.buffer_names_to_free))
 

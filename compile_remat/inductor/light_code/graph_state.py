@@ -119,7 +119,7 @@ def _fixed(value: Any) -> Any:
 
 
 def _things(graph: Any) -> list[Any]:
-    """The graph, its operations, scheduler, nodes and buffers, and those of its control flow graphs; each object once."""
+    """The graph, its operations, scheduler, nodes and buffers, and the same of its control flow graphs; each object once."""
     scheduler = graph.scheduler
     found: list[Any] = [graph, *graph.operations]
     if scheduler is not None:
