@@ -1,4 +1,4 @@
-"""One Dynamo graph compiled under a request, until the emitted code keeps the budget.
+"""Compiles one Dynamo graph under a request, until the emitted code keeps the budget.
 
-Holds the closed loop between plan and code.  What happens in later steps belongs to `runtime`.
+Holds the closed loop between plan and code.  Everything about later steps belongs to `runtime`.
 """

@@ -1,4 +1,4 @@
-"""Reports of graphs for which the budget may not hold: they have no plan, or memory beside or after it."""
+"""Reports of graphs for which the budget may not hold: graphs without a plan, or with memory that no plan covers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from compile_remat.report import Report, record
 UNFUSED = (
     "compiler = 'eager' runs operator by operator: values that the plan counts on Inductor to fuse take memory as well"
 )
-"""Of every plan that is not run by Inductor; said once in a process."""
+"""Caveat of every plan that is not run by Inductor; the warning appears once in a process."""
 
 
 def planned_inside(module: fx.GraphModule, partitioner: RematPartitioner) -> fx.GraphModule:
-    """Under `install`: a graph for inference, the backward in it planned; where that cannot be, a report and a warning say so.
+    """Under `install`: returns a graph for inference with its inner backward planned; a failure is reported with a warning.
 
-    The code that is emitted for it is not compared with the budget.
+    The code that is emitted for the graph is not compared with the budget.
     """
     settings = partitioner.settings
     if not backward_calls(module) or not settings.has_limit(module):
@@ -51,14 +51,14 @@ def planned_inside(module: fx.GraphModule, partitioner: RematPartitioner) -> fx.
 
 
 def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | None, reason: str = "") -> Report:
-    """The report of a graph that no partitioner was called for; it has a message where the budget does not hold.
+    """The report of a graph for which no partitioner was called, with a message if the budget does not hold.
 
-    A graph without a backward saves nothing that a plan could recompute: its report says so, and there is a message only where
-    its code needs more than the budget.
+    A graph without a backward saves nothing that a plan could recompute: its report says so, and has a message only if the graph's
+    code needs more than the budget.
 
     Args:
-        peak_bytes: The peak of its code; None where that is not known.
-        reason: Why there is no plan, where the graph is not Dynamo's, which says it itself.
+        peak_bytes: The peak of the graph's code; None if unknown.
+        reason: The reason why there is no plan; by default `reason_without_plan` finds it, which needs a Dynamo graph.
     """
     reason = reason or reason_without_plan(module)
     budget_bytes = int(budget.value or 0) if budget.kind == "bytes" else None
@@ -73,13 +73,13 @@ def unplanned(module: fx.GraphModule, budget: MemoryBudget, peak_bytes: int | No
 
 
 def caveats_of(module: fx.GraphModule, patches: Mapping[str, Any], compiler: str) -> list[str]:
-    """Why the budget may not hold though the graph has a plan: code beside it, and options that no plan takes account of."""
+    """Reasons why the budget may not hold although the graph has a plan: uncompiled code, and options that no plan models."""
     unmodelled = unmodelled_options(patches) if compiler == "inductor" else [UNFUSED]
     return [*filter(None, [uncompiled_code(module)]), *unmodelled]
 
 
 def with_caveats(report: Report, texts: Sequence[str]) -> Report:
-    """The report of a planned graph with these caveats, and a warning for each: of `UNFUSED` once, if bytes may be exceeded."""
+    """The report of a planned graph with these caveats; warns of each, of `UNFUSED` once and not under the budget `min`."""
     if report.plan is None or not texts:
         return report
     for text in texts:

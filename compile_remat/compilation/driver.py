@@ -1,4 +1,4 @@
-"""One Dynamo graph through Inductor: planned and compiled again until the emitted code keeps the budget."""
+"""Compiles one Dynamo graph with Inductor: plans and compiles again until the emitted code keeps the budget."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ LOG = logging.getLogger("compile_remat")
 Compiled = Callable[..., Any]
 
 STRICT_OPTIONS = {"allow_buffer_reuse": False, "reorder_for_peak_memory": False}
-"""With the first, Inductor's wrapper keeps a dead buffer for a later one of its size where its own estimate of the peak, which is
-too high, seems to allow it: 3 MiB more than planned on a GPT at its floor.  With the second, it sorts kernels anew by such an
-estimate: with blocks that run twice in one graph, the end of one pass came to stand in the other, 28.2 MiB instead of 26.5
-(`python -m benchmarks.promise --model two_passes`, with and without it)."""
+"""Turned on, the first option lets Inductor's wrapper keep a dead buffer for a later buffer of its size if Inductor's own estimate
+of the peak, which is too high, seems to allow that: 3 MiB more than planned on a GPT at its floor.  The second option sorts
+kernels anew by such an estimate: with blocks that run twice in one graph, the end of one pass moved into the other, which took
+28.2 MiB instead of 26.5 (`python -m benchmarks.promise --model two_passes`, with and without it)."""
 
 INNER_OPTIONS = {"reorder_for_locality": False}
-"""Of a graph that computes gradients itself: for inference, Inductor moves each node down to its first reader, which for a
-gradient is the end of the graph, so that all that the gradients are computed from lives until then."""
+"""Options for a graph that computes gradients itself.  By default, Inductor moves each node of an inference graph down to its first
+reader.  A gradient's first reader is the end of the graph, so that all inputs of the gradients would live until then."""
 
 _REGIONS = itertools.count(1)
 
@@ -73,14 +73,14 @@ class Compilation:
 
     Args:
         gm: The graph.
-        example_inputs: What it will be called with first.
+        example_inputs: Arguments of the first call.
         patches: Inductor's options, as the user gave them.
-        region, plain: Of the compilation before, where the graph is compiled again.
+        region, plain: Attributes of the compilation before, if the graph is compiled again.
 
     Attributes:
         region: The number of the graph in reports.
-        written: Positions of the inputs that the graph writes into, once it is compiled; None where they are not known.
-        plain: What plain torch.compile takes for the graph, by sizes; None where it could not be lowered.
+        written: Positions of the inputs that the graph writes into, set once the graph is compiled; None if unknown.
+        plain: Facts of the graph under plain torch.compile, by sizes; None for sizes at which the graph could not be lowered.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Compilation:
         self.plain = {} if plain is None else plain
 
     def run(self, partitioner: RematPartitioner, *, is_trial: bool = False) -> tuple[Compiled, list[Report]]:
-        """Compile inside the partitioner's budget; returns what to call, and the reports, which are recorded as well.
+        """Compile inside the partitioner's budget; returns the compiled function, and the reports, which are recorded as well.
 
         Args:
-            is_trial: No report is written to `report_dir` yet.
+            is_trial: True to write no report to `report_dir` yet.
 
         Raises:
             BudgetError: No plan fits, or the code of the lowest one does not.
@@ -115,7 +115,7 @@ class Compilation:
                 folder = self.config.report_dir
                 compiled = compile_checked(self.gm, partitioner, enter, folder)
             elif self._is_final(partitioner):
-                side_file = self._side_file(partitioner)  # Inductor rewrites the graph that names it
+                side_file = self._side_file(partitioner)  # before Inductor rewrites the graph
                 emissions = Emissions() if self.config.compiler == "inductor" else None
                 compiled, partitioner = self._enter(partitioner, emissions)
                 if emissions is not None:
@@ -134,7 +134,7 @@ class Compilation:
         return compiled, reports
 
     def _is_final(self, partitioner: RematPartitioner) -> bool:
-        """Whether the first plan is taken as it is: without emitted code or a limit, or below a target that is no limit."""
+        """Returns whether the first plan is taken as it is: there is no Inductor code, no limit, or a target that is no limit."""
         is_below = isinstance(partitioner.request, FitBelow)
         return self.config.compiler == "eager" or not partitioner.guarded or is_below
 
@@ -146,13 +146,13 @@ class Compilation:
         *,
         stops: bool = False,
     ) -> tuple[Compiled, RematPartitioner]:
-        """Compile; where a deadline ends the planning, compile the incumbent past torch's caches.
+        """Compile; if a deadline ends the planning, compile the incumbent without AOTAutograd's cache.
 
-        Returns what to call, and the partitioner whose plan that is.
+        Returns the compiled function, and the partitioner that made its plan.
         """
         enter = self._enter_with(partitioner)
         try:
-            with recording() as reports:  # those of an interrupted attempt are dropped
+            with recording() as reports:  # reports of an interrupted attempt are dropped
                 return _entered(enter, partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
         except Exception as error:
             found = find_error(error, DeadlineReached)
@@ -164,7 +164,7 @@ class Compilation:
             return _entered(enter, partitioner, observer, _judged(rounds, reports, partitioner, stops)), partitioner
 
     def _enter_with(self, guide: RematPartitioner) -> Callable[..., Compiled]:
-        """``enter(partitioner, observer, before_code)`` under the options that go with `guide`."""
+        """Returns ``enter(partitioner, observer, before_code)``, which compiles under the options that `guide` needs."""
         options = self._options(guide)
 
         def enter(
@@ -206,7 +206,7 @@ class Compilation:
 
     @cached_property
     def _text(self) -> str | None:
-        """The graph as it came: Inductor rewrites it in the first round, and another process has it as it came."""
+        """Text of the graph as Dynamo made it, which another process also has; Inductor rewrites the graph in the first round."""
         return report_cache.text_of(self.gm, self.example_inputs)
 
     def write(self, reports: Sequence[Report]) -> None:
@@ -216,7 +216,7 @@ class Compilation:
                 write(report, self.config.report_dir)
 
     def _keep(self, side_file: Path | None, reports: Sequence[Report]) -> None:
-        """Store what was planned; where torch's cache had the graphs, so that nothing was, take up what was stored then."""
+        """Store the reports; if torch's cache had the graphs, so that nothing was planned, record the stored reports instead."""
         self.written = written_inputs(len(self.example_inputs))
         if side_file is None:
             return
@@ -229,7 +229,7 @@ class Compilation:
         for report in kept.reports:
             record(report)
             announce(report)
-            if report.message and report.status != Status.FALLBACK.name:  # of a failed planner we warned just now
+            if report.message and report.status != Status.FALLBACK.name:  # a failed planner has warned just now
                 warn(report.message)
 
     def _unplanned(self, partitioner: RematPartitioner, peak_bytes: int | None) -> Report:
@@ -243,10 +243,10 @@ class Compilation:
     def _enter_within(self, partitioner: RematPartitioner) -> Compiled:
         """Plan, have the graphs lowered and read, and plan again until a plan is taken; then make its code.
 
-        C++ kernels are built once the code's own peak was seen as well.
+        C++ kernels are built once the peak of the emitted code was compared with the budget as well.
 
         Raises:
-            BudgetError: The lowest plan that was seen needs more than the budget.
+            BudgetError: The lowest observed plan needs more than the budget.
         """
         first = self._side_file(partitioner)
         rounds = self._found_before(partitioner, first)
@@ -266,7 +266,7 @@ class Compilation:
         """The rounds up to the plan that `run` would take; graphs are lowered and read, and no code is made.
 
         Raises:
-            BudgetError: The lowest plan that was seen needs more than the budget.
+            BudgetError: The lowest observed plan needs more than the budget.
         """
         rounds = Rounds(self._with_plain(partitioner, is_asked=True))
         while True:
@@ -282,7 +282,7 @@ class Compilation:
             return rounds
 
     def _go_on(self, rounds: Rounds, error: Exception) -> None:
-        """Another round after one that ended with an error; any error but a refusal is raised again."""
+        """Prepare another round after a `PlanRefused` or a `BudgetError`; any other error is raised again."""
         if find_error(error, PlanRefused) is not None:
             return
         found = find_error(error, BudgetError)
@@ -291,7 +291,7 @@ class Compilation:
         rounds.failed(without_traceback(found))
 
     def _with_plain(self, partitioner: RematPartitioner, *, is_asked: bool = False) -> RematPartitioner:
-        """The partitioner with what plain torch.compile takes, where its budget is a fraction of that, or somebody asks."""
+        """The partitioner with the facts of plain torch.compile, if the budget is a fraction of the plain peak or `is_asked`."""
         wanted = is_asked or partitioner.settings.asks_for_plain(self.gm)
         if not wanted or self.config.compiler == "eager" or partitioner.fallback or not self._has_backward:
             return partitioner
@@ -306,7 +306,7 @@ class Compilation:
         return has_leaf or computes_gradients(self.gm)
 
     def _found_before(self, partitioner: RematPartitioner, side_file: Path | None) -> Rounds:
-        """Where an earlier process ended: with the plan that it took, or at the beginning."""
+        """The rounds from the plan that an earlier process took, or from the beginning."""
         kept = Kept() if side_file is None else report_cache.recall(side_file)
         if kept.next_bytes is None:
             return Rounds(self._with_plain(partitioner))
@@ -318,16 +318,16 @@ class Compilation:
         """Compile one plan.
 
         Args:
-            first: The side file of the first plan, which says which one was taken.
+            first: The side file of the first plan, in which the plan that is taken is stored.
 
         Raises:
-            PlanRefused: It is not taken.
+            PlanRefused: The plan is not taken.
         """
         with recording() as reports, building_postponed(self.patches) as graphs:
             emissions, side_file = (
                 Emissions(),
                 self._side_file(rounds.partitioner),
-            )  # Inductor rewrites the graph that names it
+            )  # before Inductor rewrites the graph
             compiled, partitioner = self._enter(rounds.partitioner, emissions, rounds)
             side_file = None if isinstance(partitioner.request, Resume) else side_file
             with sizes_at(partitioner.sizes):
@@ -349,14 +349,14 @@ class Compilation:
 
 
 def _as_emitted(report: Report) -> Report:
-    """The report of a plan that nobody judged: what its code needs stands for what was observed of its lowered graphs."""
+    """The report of a plan that was not judged, with the peak of its code as the observed peak."""
     return replace(report, observed_peak_bytes=report.scheduled_peak_bytes)
 
 
 def _entered(
     enter: Callable[..., Compiled], partitioner: RematPartitioner, observer: Observer | None, readings: Readings | None
 ) -> Compiled:
-    """Compile; an exception by which the plan was left is raised, also where torch has suppressed it."""
+    """Compile; raises the exception by which `readings` left Inductor, even if torch has suppressed this exception."""
     with collector_paused():
         compiled = enter(partitioner, observer, readings)
     if readings is not None and readings.left is not None:
@@ -367,15 +367,15 @@ def _entered(
 def _judged(
     rounds: Rounds | None, reports: Sequence[Report], partitioner: RematPartitioner, stops: bool
 ) -> Readings | None:
-    """Has the plan that `reports` will tell of judged by its lowered graphs, at the sizes that it is planned for."""
+    """The readings by which `rounds` judge the plan in `reports`, at the sizes of the plan; None without rounds."""
     if rounds is None:
         return None
     return Readings(lambda run: rounds.judge(reports, run), partitioner.sizes, stops=stops)
 
 
 def draws_in_turn(graph: fx.GraphModule) -> bool:
-    """Whether several operators take numbers from a generator: their order decides which numbers each gets.
+    """Returns whether several operators draw from a generator: their order decides which numbers each operator gets.
 
-    What Inductor draws itself comes of one draw of seeds; `multinomial`, say, is called, and so is all under `fallback_random`.
+    Inductor's own kernels share one draw of seeds; Inductor calls `multinomial`, say, and all operators under `fallback_random`.
     """
     return sum(map(is_random, graph.graph.nodes)) > 1

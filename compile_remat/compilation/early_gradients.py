@@ -1,4 +1,4 @@
-"""Whether the gradients of a graph may leave its backward early, asked before it is compiled."""
+"""Decides before compilation if the gradients of a graph may leave its backward early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compile_remat.inductor.inductor_options import inductor_option
 from compile_remat.ranks.wrappers import is_wrapped
 
 OFF = "gradients = early is off for this graph: "
-"""What a warning and a report say before the reason."""
+"""Text of a warning and a report before the reason."""
 
 
 def leaf_positions(example_inputs: Sequence[Any]) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def leaf_positions(example_inputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def why_off(config: RematConfig, example_inputs: Sequence[Any], patches: Mapping[str, Any]) -> str:
-    """Why gradients stay until the end of the backward though `gradients` is `early`; empty where they need not."""
+    """The reason why gradients stay until the end of the backward although `gradients` is `early`; empty if there is none."""
     if config.gradients == "end":
         return ""
     if is_wrapped() or is_cut_by_torch():

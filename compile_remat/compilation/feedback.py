@@ -1,4 +1,4 @@
-"""What a compiled step will really ask for: both of its graphs' code run dry, and put together."""
+"""Compares the peak of a compiled step, from dry runs of both graphs' code, with the budget."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LOG = logging.getLogger("compile_remat")
 
 
 NARROWINGS = 4
-"""Dry runs that look for the largest sizes at which the emitted code keeps the budget, at most."""
+"""Largest number of dry runs that search the largest sizes at which the emitted code keeps the budget."""
 
 
 T = TypeVar("T")
 
 
 class Emissions:
-    """Collects what Inductor emits for one compilation."""
+    """Collects the code that Inductor emits for one compilation."""
 
     def __init__(self) -> None:
         self.seen: list[Emitted] = []
@@ -40,7 +40,7 @@ class Emissions:
         self.seen.append(emitted)
 
     def region_run(self) -> RegionRun | None:
-        """A dry run of the final code; None where it is not one forward and one backward, or both in one, or is unclear."""
+        """A dry run of the code; None unless it is one forward and one backward, or one graph of both, and is understood."""
         if len(self.seen) == 1 and self.seen[0].is_inference:
             return self._known(lambda: run_unsplit(self.seen[0]))
         forwards = [e for e in self.seen if not e.is_backward]
@@ -65,13 +65,13 @@ class Emissions:
 
 
 def with_scheduled_peak(reports: Sequence[Report], emissions: Emissions) -> list[Report]:
-    """The reports of one compilation; a single one gets what the code that was emitted needs."""
+    """The reports of one compilation; a single report gets the peak of the emitted code."""
     run = emissions.region_run() if len(reports) == 1 else None
     return list(reports) if run is None else [with_run(reports[0], run)]
 
 
 def with_run(report: Report, run: RegionRun) -> Report:
-    """The report with what a dry run of its graphs' code asks the allocator for."""
+    """The report with the peak of a dry run and, on CUDA, with the bytes that the allocator reserves and requires."""
     report = replace(report, scheduled_peak_bytes=run.peak_bytes)
     if not run.is_cuda:
         return report
@@ -81,7 +81,7 @@ def with_run(report: Report, run: RegionRun) -> Report:
 
 
 def with_scheduled_range(reports: Sequence[Report], emissions: Emissions) -> list[Report]:
-    """The reports, with the box of sizes narrowed to where the emitted code keeps a budget in bytes, too."""
+    """The reports; a single report gets its box of sizes narrowed to sizes at which the emitted code keeps the budget, too."""
     if len(reports) != 1:
         return list(reports)
     report = reports[0]
@@ -103,9 +103,9 @@ def with_scheduled_range(reports: Sequence[Report], emissions: Emissions) -> lis
 
 
 def bytes_to_plan_for(reports: Sequence[Report], settings: Settings, request: Request) -> int | None:
-    """What to plan for so that the code stays inside the budget; None where it does, or where no plan could be lower.
+    """The target at which the code should stay inside the budget; None if the code already does, or no plan could be lower.
 
-    A pinned plan stays: the user wants this one.
+    None also for a replayed plan, which the user wants, and for a fallback.
     """
     excess_bytes = _excess_bytes(reports, settings)
     if excess_bytes <= 0 or is_lowest(reports[0]):
@@ -119,7 +119,7 @@ def bytes_to_plan_for(reports: Sequence[Report], settings: Settings, request: Re
 
 
 def settle(reports: Sequence[Report], settings: Settings, request: Request) -> list[Report]:
-    """The reports of the code that runs, with a note where it was planned for less than the budget, or needs more.
+    """The reports of the code that runs, with a message if it was planned for less than the budget, or needs more.
 
     Raises:
         BudgetError: The user gave the budget in bytes, and even the code of the lowest plan needs more.
@@ -145,14 +145,14 @@ def settle(reports: Sequence[Report], settings: Settings, request: Request) -> l
 
 
 def check_floor(lowest: Report, settings: Settings, error: BudgetError | None = None) -> None:
-    """Raise where a budget that the user gave in bytes is too low even for the lowest plan.
+    """Raise if a budget that the user gave in bytes is too low even for the lowest plan.
 
     Args:
-        lowest: With the peak of its code, or of its lowered graphs.
-        error: What the planner has said of the budget.
+        lowest: Report of the lowest plan, with the peak of its code, or of its lowered graphs.
+        error: The planner's error for this budget, if there was one.
 
     Raises:
-        BudgetError: The floor is the peak of that plan; all else is as in `error`.
+        BudgetError: `error`, or a new error, with the peak of the lowest plan as its floor.
     """
     may_miss = not settings.is_given or source_of(settings.budget, from_auto=settings.from_auto)
     if may_miss or not is_too_large(lowest, settings):
@@ -164,9 +164,9 @@ def check_floor(lowest: Report, settings: Settings, error: BudgetError | None = 
 
 
 def _excess_bytes(reports: Sequence[Report], settings: Settings) -> int:
-    """By how much the code exceeds the budget; 0 or less where it does not, or where either is unknown.
+    """Bytes by which the code exceeds the budget; 0 or less if it does not, 0 if either figure is unknown.
 
-    What `auto` found to be free has to hold the allocator's segments with all gaps in them.
+    Under `auto`, the budget is free memory, which has to hold the allocator's segments with all gaps in them.
     """
     if len(reports) != 1 or reports[0].plan is None:
         return 0

@@ -1,4 +1,4 @@
-"""One Dynamo graph planned without compiling it: its plans are lowered and read where the caller asks for that."""
+"""Plans one Dynamo graph without compiling it; lowers and reads its plans if the caller asks for that."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def look_at_graph(
     for_budgets: bool = False,
     observes: bool = False,
 ) -> Planned | None:
-    """The plan of a graph on this machine, or on the device that `config` names; None where it has no backward.
+    """The plan of a graph on this machine, or on the device that `config` names; None if the graph has no backward.
 
     Args:
-        for_budgets: Whether the problem is to be the one that budgets are searched in, under `max` as well.
-        observes: Whether plans are lowered and read, as in training, where the device is here.
+        for_budgets: True to build the problem in which budgets are searched, under `max` as well.
+        observes: True to lower and read plans as in training, if the device is here.
 
     Raises:
         RematError: No plan fits, or a setting is off.
@@ -61,12 +61,12 @@ def planned_graph(
     observes: bool = False,
     plain: dict[Sizes, PlainFacts | None] | None = None,
 ) -> Planned | None:
-    """The same under settings that are looked up already.
+    """The plan of a graph under given settings; None if the graph has no backward.
 
     Args:
-        options: Inductor's.
-        observes: Whether plans are lowered and read; Inductor has to make code for the devices of `example_inputs`.
-        plain: Of `Compilation`.
+        options: Inductor's options.
+        observes: True to lower and read plans; Inductor has to make code for the devices of `example_inputs`.
+        plain: The argument `plain` of `Compilation`.
     """
     early = leaf_positions(example_inputs) if config.gradients == "early" else ()
     first = RematPartitioner(settings, sizes=sizes_of(example_inputs), early=early, guarded=settings.has_limit(gm))

@@ -1,4 +1,4 @@
-"""Peaks of plain torch.compile for a graph: its own partition under its own options, lowered and read, and no code made."""
+"""Peaks of plain torch.compile for a graph: torch's own partition under the user's options, lowered and read without code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compile_remat.inductor.light_code.graph_state import ProcessCounts
 from compile_remat.passes import PlainFacts
 
 WITHOUT_CACHES = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-"""Options of Inductor under which each graph is lowered: code that comes out of a cache has no facts."""
+"""Options under which Inductor lowers every graph, as code that comes out of a cache has no facts."""
 
 
 class PlainPartitioner(CustomPartitionerFn):
@@ -37,19 +37,19 @@ class PlainPartitioner(CustomPartitionerFn):
         )
 
     def uuid(self) -> object:
-        """A constant: it has no settings."""
+        """A constant, as this partitioner has no settings."""
         return "plain"
 
 
 def lowered_plain(
     gm: fx.GraphModule, example_inputs: Sequence[Any], patches: Mapping[str, Any], sizes: Sizes
 ) -> PlainFacts | None:
-    """The facts of a graph's own partition; None, with a warning, where Inductor cannot lower it or its code is not understood.
+    """The facts of torch's own partition of a graph; None, with a warning, if it cannot be lowered or its code is not understood.
 
     Args:
-        gm: Is rewritten by Inductor.
+        gm: The graph, which Inductor rewrites.
         patches: Inductor's options, as the user gave them.
-        sizes: Of the symbols, in the dry run.
+        sizes: Sizes of the symbols in the dry run.
     """
     seen: list[RegionRun] = []
     before, emissions = ProcessCounts(), Emissions()

@@ -1,4 +1,4 @@
-"""Graphs that are lowered, as they come in before any code is made of them; and a plan that is refused for what they show."""
+"""Collects the lowered graphs of a plan before their code is made, and leaves Inductor if the plan is refused."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from compile_remat.inductor.observe import Emitted
 
 
 class PlanRefused(Exception):
-    """Leaves Inductor before it makes code: another plan is tried in place of this one."""
+    """Raised to leave Inductor before it makes code: another plan is tried in place of this one."""
 
 
 class PlanTaken(Exception):
-    """Leaves Inductor before it makes code, where none is wanted: the plan would be taken."""
+    """Raised to leave Inductor before it makes code, as no code is wanted: the plan would be taken."""
 
 
 class Readings:
     """Takes in the forward and the backward of one plan as Inductor lowers them.
 
     Args:
-        judge: Called once both are there and their dry runs understood; raises `PlanRefused` where the plan is not taken.
-        sizes: Of the symbols, in the dry runs.
-        stops: Whether `PlanTaken` is raised where the plan is taken.
+        judge: Called once the dry runs of both graphs are understood; raises `PlanRefused` to refuse the plan.
+        sizes: Sizes of the symbols in the dry runs.
+        stops: True to raise `PlanTaken` if the plan is taken.
 
     Attributes:
-        left: The exception that was raised: torch suppresses all errors of a backward that it compiles early for varying sizes.
+        left: The raised exception: torch suppresses all errors of a backward that it compiles early for varying sizes.
     """
 
     def __init__(self, judge: Callable[[RegionRun], None], sizes: Sizes = (), *, stops: bool = False) -> None:
@@ -37,7 +37,7 @@ class Readings:
         self.left: Exception | None = None
 
     def __call__(self, lowered: Emitted) -> None:
-        """Take in one graph."""
+        """Take in one lowered graph."""
         try:
             self._take_in(lowered)
         except Exception as error:

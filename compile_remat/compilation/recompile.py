@@ -1,4 +1,4 @@
-"""Compiling a graph of the user's again, in a later step: on fake inputs, under the conditions of the first compilation."""
+"""Compiles a user's graph again in a later step: on fake inputs, under the conditions of the first compilation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from compile_remat.report import Report, record, recording, retire
 
 @dataclass(frozen=True)
 class Recompiler:
-    """A compilation that can run again in any thread, one after the other with Dynamo's; the example inputs may be gone by then.
+    """A compilation that can run again in any thread, but not beside Dynamo's; the example inputs may be gone by then.
 
     Attributes:
         compilation: The graph, with fake inputs in place of the example inputs.
-        ambient: Autocast as it was at the first compilation.
+        ambient: State of autocast at the first compilation.
     """
 
     compilation: Compilation
@@ -32,7 +32,7 @@ class Recompiler:
         """Record a report that `compile` returned, once it is decided that its plan runs.
 
         Args:
-            replaces: Whether it runs in place of all others of the graph.
+            replaces: True if the plan replaces all other plans of the graph.
         """
         if replaces:
             retire(self.compilation.region, self.compilation.config.report_dir)
@@ -40,7 +40,7 @@ class Recompiler:
         self.compilation.write([report])
 
     def at(self, sizes: Sizes) -> Recompiler | None:
-        """The same graph as if these sizes had been seen first; None where its inputs cannot be made again."""
+        """A recompiler of the graph as if its first call had these sizes; None if the graph's inputs cannot be made again."""
         first = self.compilation
         inputs = inputs_at(first.example_inputs, dict(sizes))
         if inputs is None:
@@ -49,16 +49,16 @@ class Recompiler:
         return replace(self, compilation=again)
 
     def guards_hold(self, sizes: Sizes) -> bool:
-        """Returns whether all that was assumed of the graph's sizes holds at these."""
+        """Returns whether all guards on the graph's sizes hold at these sizes."""
         return guards_hold(self.compilation.example_inputs, sizes)
 
     def compile(
         self, partitioner: RematPartitioner, *, may_assume: bool = False
     ) -> tuple[Callable[..., Any], Report] | None:
-        """Compile another plan without recording its report; None where there is no plan, or where it adds guards on sizes.
+        """Compile another plan without recording its report; returns None if there is no plan, or if it adds guards on sizes.
 
         Args:
-            may_assume: The caller compares each call with the guards that are added.
+            may_assume: True to allow new guards, as the caller compares each call with them.
         """
         guards = guards_of(self.compilation.example_inputs)
         with compiling_as_dynamo_does(), ExitStack() as stack:
@@ -77,7 +77,7 @@ class Recompiler:
 
 
 def recompiler_of(compilation: Compilation) -> Recompiler | None:
-    """What compiles the same graph in a later step; None where Dynamo keeps no fake inputs of it."""
+    """A recompiler of the graph for later steps; None if Dynamo keeps no fake inputs of the graph."""
     traced = traced_inputs(compilation.gm)
     if traced is None or len(traced) != len(compilation.example_inputs):
         return None

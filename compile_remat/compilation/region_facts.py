@@ -1,4 +1,4 @@
-"""Facts of a plan's two graphs, from their code without kernels and its dry run."""
+"""Facts of a plan's two graphs, read from their code without kernels and from its dry run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from compile_remat.passes import BufferFacts, GraphFacts, KernelFacts
 
 
 def graph_facts(lowered: Emitted, run: DryRun, beside_bytes: int = 0) -> GraphFacts:
-    """Which nodes a graph computes by which kernel, and which of them it writes to memory.
+    """Facts of one graph: the nodes that each kernel computes, and the nodes that are written to memory.
 
     Args:
         lowered: A graph that was read before its code was made: it has `Emitted.nodes_of`.
         run: The dry run of its code.
-        beside_bytes: Bytes that are in use beside the graph's own, all the time.
+        beside_bytes: Bytes that are in use beside the graph's own during its whole run.
     """
     kernels = tuple(_kernels(lowered.nodes_of, run.moments, beside_bytes))
     return GraphFacts(kernels, _stored(lowered, run.variables), tuple(_at_peak(lowered.nodes_of, run)))
 
 
 def _at_peak(nodes_of: Mapping[str, tuple[str, ...]], run: DryRun) -> Iterable[BufferFacts]:
-    """The buffers at the graph's own peak; an input is called as in the graph."""
+    """Yields the buffers and the workspace at the graph's own peak; an input keeps its name in the graph."""
     for name, nbytes in run.at_peak:
         if nbytes:
             yield BufferFacts((nodes_of.get(name) or (name,))[0], nbytes)
@@ -34,7 +34,7 @@ def _at_peak(nodes_of: Mapping[str, tuple[str, ...]], run: DryRun) -> Iterable[B
 def _kernels(
     nodes_of: Mapping[str, tuple[str, ...]], moments: Iterable[tuple[str, int]], beside_bytes: int
 ) -> Iterable[KernelFacts]:
-    """One for each name that follows on another, with the most bytes in use while its statements run."""
+    """Yields the facts of each kernel in order, with the most bytes in use while the kernel's statements run."""
     nodes: tuple[str, ...] = ()
     live_bytes = 0
     for name, nbytes in moments:
@@ -49,7 +49,7 @@ def _kernels(
 
 
 def _stored(lowered: Emitted, variables: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of the buffers that nodes were given, each by the node that Inductor names first as its origin."""
+    """Bytes of the buffers in memory, each by the node that Inductor names first as the buffer's origin."""
     found: dict[str, int] = {}
     for name, nbytes in variables.items():
         nodes = lowered.nodes_of.get(name, ())

@@ -1,4 +1,4 @@
-"""What one step of a compiled region allocates: the code of its forward and of its backward, run dry and put together."""
+"""Allocations of one step of a compiled region: dry runs of its forward's and its backward's code, put together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compile_remat.inductor.wrapper_dry_run import DryRun, NotUnderstood, dry_ru
 from compile_remat.passes import GraphFacts, RegionFacts
 
 STEPS = 3
-"""Steps that the allocator's reservation is worked out for; the second one may find the segments of the first one cut up."""
+"""Number of steps in the replay of the allocator; the second step may find the segments of the first step cut up."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class RegionRun:
 
     Attributes:
         live_bytes: The most bytes live at once between the entry of the forward and the end of the backward.
-        events: What both allocate and free, in order: a storage by any key and its bytes, or 0 where it is freed.
-        held: Bytes of each tensor that goes into the forward, parameters and buffers among them.
-        is_cuda: Whether torch's CUDA allocator serves it.
-        forward, backward: Facts of the two graphs, where they were read before their code was made.
+        events: Allocations and frees of both graphs in order: a storage by any key and its bytes, or 0 for a free.
+        held: Bytes of each input tensor of the forward, parameters and buffers among them.
+        is_cuda: True if torch's CUDA allocator serves the region.
+        forward, backward: Facts of the two graphs; None unless the graphs were read before their code was made.
     """
 
     live_bytes: int
@@ -41,19 +41,19 @@ class RegionRun:
 
     @property
     def facts(self) -> RegionFacts | None:
-        """Facts of both graphs; None of code that came out of a cache or was emitted."""
+        """Facts of both graphs; None if the code came out of a cache or was already emitted."""
         if self.forward is None or self.backward is None:
             return None
         return RegionFacts(self.forward, self.backward, self.peak_bytes)
 
     @cached_property
     def peak_bytes(self) -> int:
-        """The most bytes in use at once; on CUDA those of the allocator's blocks, some of which have more than was asked for."""
+        """The most bytes in use at once; on CUDA counted in the allocator's blocks, some of which exceed the requested bytes."""
         return max(self.live_bytes, self.reservation.allocated_peak_bytes) if self.is_cuda else self.live_bytes
 
     @cached_property
     def reservation(self) -> Reservation:
-        """What torch's CUDA allocator holds for such steps beside what goes into the forward, by its options when first asked."""
+        """The reservation of torch's CUDA allocator for `STEPS` such steps, under the allocator's options at the first access."""
         expandable = free_memory.has_expandable_segments()
         return reservation_of(self.events, steps=STEPS, expandable=expandable, held=self.held)
 
@@ -71,9 +71,9 @@ def run_unsplit(graph: Emitted) -> RegionRun:
 def run_region(forward: Emitted, backward: Emitted) -> RegionRun:
     """Run the codes of a forward and of its backward dry.
 
-    What the forward returns to the user counts until the backward ends, as a training loop holds it; what it saves, until
-    the backward drops it.  Inputs of the forward and tangents do not count: they are not the compiled graphs'.  But where the
-    backward reads an output itself, no loop can drop that before its tangent is there: then both count.
+    The forward's outputs count until the backward ends, as a training loop holds them; saved tensors count until the backward
+    drops them.  Inputs of the forward and tangents do not count, as the compiled graphs do not allocate them.  But if the backward
+    reads an output itself, no loop can drop this output before its tangent exists: then output and tangent both count.
 
     Raises:
         NotUnderstood: A dry run cannot follow the code, or the two graphs do not belong together.
@@ -111,7 +111,7 @@ def _of_inputs(forward: Emitted, live_bytes: int, events: tuple[Event, ...]) -> 
 
 
 def _later(backward: DryRun, numbers: Mapping[int, tuple[str, int]]) -> Iterator[Event]:
-    """The events of the backward; saved activations, by `numbers` of the forward, are there already when it takes them."""
+    """Yields the backward's events, without the allocation of saved activations; `numbers` has the forward's keys of these."""
     there = set(numbers)
     for storage, nbytes in backward.events:
         if nbytes and storage in there:
@@ -121,7 +121,7 @@ def _later(backward: DryRun, numbers: Mapping[int, tuple[str, int]]) -> Iterator
 
 
 def _tangents(backward: Emitted) -> list[tuple[int, int]]:
-    """Positions of the gradients that come in, and their bytes."""
+    """Positions of the incoming gradients, and their bytes."""
     found = [(k, backward.inputs[k]) for k, name in enumerate(backward.names) if name.startswith("tangents_")]
     return [(k, in_blocks(storage_nbytes(t), t.device.type)) for k, t in found if isinstance(t, torch.Tensor)]
 
@@ -129,7 +129,7 @@ def _tangents(backward: Emitted) -> list[tuple[int, int]]:
 def _split(
     forward: Emitted, backward: Emitted, run: DryRun
 ) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int] | None]]:
-    """Storages of the user's outputs, and of what is saved by its name in the backward.
+    """Storages of the user's outputs, and of the saved tensors by their names in the backward.
 
     The forward returns outputs, then saved tensors, then saved sizes; the backward takes sizes, tensors, tangents.
     """

@@ -1,4 +1,4 @@
-"""The region around a graph's compiled code: which hooks its settings ask for, and how it is compiled again in later steps."""
+"""Makes the region around a graph's compiled code, with the hooks that the settings ask for, and compiles it again later."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from compile_remat.runtime.size_ladder import SizeLadder
 
 @dataclass(frozen=True)
 class RegionMaker:
-    """Parts of a graph's region, whenever its first plan is found; holds none of the graph's inputs.
+    """Makes the region of a graph once its first plan is found; holds none of the graph's inputs.
 
     Attributes:
-        partitioner: Of the first compilation; later ones differ from it in request, sizes and what the process has shown.
+        partitioner: Partitioner of the first compilation; later ones have other requests, sizes and observed plain peaks.
         place: The device that the graph runs on.
-        positions: The symbols among the graph's arguments and their places.
-        shared: The budget that it shares with other graphs of its device, if there is one.
-        recompiler: Compiles the graph again; None where that cannot be.
-        communicates: Whether all ranks take part in the graph.
-        names: Of all arguments, as the user writes them.
+        positions: The symbols among the graph's arguments and their positions.
+        shared: The budget that the graph shares with other graphs of its device; None if there is none.
+        recompiler: Compiles the graph again; None if that is impossible.
+        communicates: True if all ranks take part in the graph.
+        names: Names of all arguments, as the user writes them.
     """
 
     config: RematConfig
@@ -54,7 +54,7 @@ class RegionMaker:
         """The region of a graph that has a plan.
 
         Args:
-            written: Positions of the inputs that the graph writes into; None where they are not known.
+            written: Positions of the inputs that the graph writes into; None if unknown.
         """
         config, shared, report = self.config, self.shared, running.report
         hooks: list[Hook] = [
@@ -84,7 +84,7 @@ class RegionMaker:
         return CompiledRegion(running, hooks, self.recompile, self.recompiler.publish)
 
     def recompile(self, request: Request, sizes: Sizes, *, may_assume: bool = False) -> RunningPlan | None:
-        """Another plan of the graph, for these sizes where there are any; None where none compiles.
+        """Compile another plan of the graph, for `sizes` if there are any; returns None if no plan compiles.
 
         Args:
             may_assume: See `Recompiler.compile`.
@@ -101,15 +101,15 @@ class RegionMaker:
         found = self.recompiler.compile(wanted, may_assume=may_assume)
         if found is None:
             return None
-        note_plain_peak(settings.device.name, found[1])  # on a cache hit no planner has
+        note_plain_peak(settings.device.name, found[1])  # on a cache hit no planner has noted it
         return RunningPlan(*found)
 
     def refused(self, error: BudgetError, request: Callable[[], Request]) -> RefusedRegion:
         """The region of a graph of varying sizes that was refused at the sizes of its first call.
 
         Args:
-            error: What it was refused with.
-            request: What to ask for at a later call.
+            error: The error of the first call.
+            request: Returns the plan request of a later call.
         """
         first, recompiler = self.partitioner, self.recompiler
         assert recompiler is not None

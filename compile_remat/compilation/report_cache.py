@@ -1,8 +1,8 @@
-"""What a cache hit must find again: torch keeps the compiled graphs, and a file beside its cache keeps their reports.
+"""Keeps reports for cache hits: torch keeps the compiled graphs, and a file beside torch's cache keeps their reports.
 
 On a hit of AOTAutograd's cache no partitioner is called.  The file of a compilation is named by everything that torch's
-key and our plan depend on, the partitioner's `uuid` among it, so another budget, device or version finds no file.  What
-comes from a remote cache alone has none either: it runs as compiled, without a report.
+key and our plan depend on, the partitioner's `uuid` among it, so another budget, device or version finds no file.  A
+graph that comes from a remote cache alone has no file either, and runs without a report.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SCHEMA = 11
 
 
 def text_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """What torch's key has of a Dynamo graph, its inputs and torch's settings; None where that cannot be said.
+    """Text of a Dynamo graph, its inputs and torch's settings, as in torch's key; None if the text cannot be made.
 
-    To be asked before Inductor compiles the graph, as it rewrites some in place.
+    To be called before Inductor compiles the graph, as Inductor rewrites some graphs in place.
     """
     try:
         return cache_key_text.compilation_text(gm, example_inputs)
-    except Exception:  # made of whatever a graph holds: it must not stop a training run
+    except Exception:  # a graph may hold anything, and its text must not stop a training run
         LOG.warning(
             "a graph has no name for its side file: a process that hits the cache will have no report", exc_info=True
         )
@@ -47,7 +47,7 @@ def path_of(graph_text: Callable[[], str | None], uuid: object, options: Mapping
     """The file of one compilation; None where torch caches no partitions, so that our partitioner always runs.
 
     Args:
-        graph_text: The `text_of` its graph; there is no file without one.
+        graph_text: Returns the result of `text_of` for the graph; there is no file if that is None.
     """
     if not cache_key_text.partitions_are_cached(options) or (graph := graph_text()) is None:
         return None
@@ -58,14 +58,14 @@ def path_of(graph_text: Callable[[], str | None], uuid: object, options: Mapping
 
 @dataclass(frozen=True)
 class Kept:
-    """What the file of one compilation holds.
+    """Content of the file of one compilation.
 
     Attributes:
-        reports: None of them where no partition was made.
-        next_bytes: Where another plan was taken: the target of its `FitBelow`, or 0 where it was made for the budget itself; None
-            where this plan was taken.
-        next_assumed: What that plan assumes, as `Assumptions.to_text` writes it.
-        written: Positions of the inputs that the graph writes into; None where they are not known.
+        reports: The reports of the compilation; empty if no partition was made.
+        next_bytes: If another plan was taken: the target of its `FitBelow`, or 0 if it was made for the budget itself; None if
+            this plan was taken.
+        next_assumed: The assumptions of that other plan, as `Assumptions.to_text` writes them.
+        written: Positions of the inputs that the graph writes into; None if unknown.
     """
 
     reports: tuple[Report, ...] = ()
@@ -75,7 +75,7 @@ class Kept:
 
 
 def store(path: Path, kept: Kept) -> None:
-    """Keep what a compilation came to.  A folder that cannot be written costs a report, not the training run."""
+    """Write the result of a compilation.  A folder that cannot be written costs a report, not the training run."""
     reports = [json.loads(report.to_json()) for report in kept.reports]
     pictures = [None if (source := _pictures_of(report)) is None else source.to_text() for report in kept.reports]
     document = {"schema": SCHEMA, **asdict(kept), "reports": reports, "pictures": pictures}
@@ -90,14 +90,14 @@ def _pictures_of(report: Report) -> PictureSource | None:
 
 
 def _with_pictures(report: Report, text: object) -> Report:
-    """The report with what draws its plan, which is not read before somebody looks."""
+    """The report with the stored source of its plan's pictures, which is not read before a picture is drawn."""
     if report.plan is None or not isinstance(text, str):
         return report
     return replace(report, plan=replace(report.plan, pictures=StoredPictures(text)))
 
 
 def recall(path: Path) -> Kept:
-    """What `store` kept, its reports marked as `from_cache`.  A file that is not there, or is damaged, holds nothing."""
+    """The content that `store` wrote, its reports marked as `from_cache`; empty if the file is missing or damaged."""
     try:
         document = json_values.parse(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:

@@ -1,8 +1,8 @@
-"""Which plan of a graph is taken: one is planned, lowered and read, and the next one knows what was seen.
+"""Chooses the plan of a graph in rounds: each round lowers and reads one plan, and the next plan uses the facts of that one.
 
-A plan that keeps its budget is taken at once.  One that does not is planned again on the facts of its own graphs, and after
-`FACTUAL` such plans for fewer bytes.  Where the lowest plan is asked for, or no plan fits, plans follow each other for as long as
-the next one promises to be lower than the lowest one that was seen.
+A plan that keeps its budget is taken at once.  A plan that exceeds the budget is planned again on the facts of its own graphs, and
+after `FACTUAL` such plans for fewer bytes.  If the lowest plan is asked for, or no plan fits, rounds follow as long as the next
+plan promises to be lower than the lowest observed plan.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from compile_remat.report import Report
 LOG = logging.getLogger("compile_remat")
 
 FACTUAL = 3
-"""Plans that are lowered for one budget before the next one is planned for fewer bytes."""
+"""Number of plans that are lowered for one budget before the next plan is made for fewer bytes."""
 
 TIGHTENED = 2
-"""Plans for fewer bytes, at most."""
+"""Largest number of plans for fewer bytes."""
 
 LOWERED_FOR_LOWEST = 6
-"""Plans that are lowered where the lowest one is asked for, or none fits."""
+"""Largest number of plans that are lowered if the lowest plan is asked for, or if no plan fits."""
 
 SAME = 0.001
-"""The peak of a plan's code is the one that was observed of its lowered graphs, but for this part."""
+"""Relative difference up to which the peak of a plan's code counts as the peak observed of its lowered graphs."""
 
 AS_PROMISED = 0.005
-"""A plan whose observed peak is above its planned one by no more than this part is as low as the planner knows how to."""
+"""A plan whose observed peak is above its planned peak by at most this share is as low as the planner can make it."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Seen:
     """A plan that was lowered.
 
     Attributes:
-        partitioner: That makes it again.
-        report: Of the plan, with what was observed.
+        partitioner: Makes the plan again.
+        report: Report of the plan, with the observed peak.
     """
 
     partitioner: RematPartitioner
@@ -62,14 +62,14 @@ class Rounds:
     """The plans of one graph, one after the other.
 
     Args:
-        partitioner: For the first plan.
-        is_settled: Whether its plan is taken whatever it comes to: an earlier process has found it.
+        partitioner: Partitioner of the first plan.
+        is_settled: True if the first plan is taken at any peak, as an earlier process has found it.
 
     Attributes:
-        partitioner: For the next plan.
-        seen: The plans that were lowered; where the lowest one is looked for, since then.
-        is_settled: Whether the next plan is taken whatever it comes to.
-        searches: What the rounds have searched.
+        partitioner: Partitioner of the next plan.
+        seen: The plans that were lowered, in order; empty again once `_check` starts the rounds for `min`.
+        is_settled: True if the next plan is taken at any peak.
+        searches: The searches that all rounds share.
     """
 
     def __init__(self, partitioner: RematPartitioner, *, is_settled: bool = False) -> None:
@@ -78,16 +78,16 @@ class Rounds:
         self.seen: list[Seen] = []
         self._first, self._before = self.partitioner, list[Seen]()
         self._is_for_lowest = partitioner.settings.budget.kind == "min"
-        self._error: BudgetError | None = None  # of the planner, or the one that is raised in the end
+        self._error: BudgetError | None = None  # the planner's error, or the error that is raised in the end
         self._num_tightened = 0
 
-    # -- what a plan comes to -----------------------------------------------------------------------------------------
+    # -- judgement of a plan ------------------------------------------------------------------------------------------
 
     def judge(self, reports: Sequence[Report], run: RegionRun) -> None:
-        """A plan was lowered.
+        """Judge a lowered plan by the dry run of its graphs; return if the plan is taken.
 
         Raises:
-            PlanRefused: `partitioner` says which plan comes next.
+            PlanRefused: The plan is not taken; `partitioner` makes the next plan.
         """
         if len(reports) != 1 or reports[0].plan is None:
             return
@@ -104,10 +104,10 @@ class Rounds:
             self._judge_large(report, run)
 
     def judge_code(self, reports: Sequence[Report]) -> None:
-        """The code of a plan was made, and has the last word: its graphs may not have been read, as torch's cache had them.
+        """Judge a plan by its emitted code, as its graphs were not read if torch's cache had them; return if the plan is taken.
 
         Raises:
-            PlanRefused: It is too large, and was not seen to be before.
+            PlanRefused: The code needs too much, and its graphs were not observed to need as much.
         """
         if len(reports) != 1 or self._is_as_seen(reports[0]) or self.is_settled:
             return
@@ -119,7 +119,7 @@ class Rounds:
             raise PlanRefused
 
     def _is_as_seen(self, report: Report) -> bool:
-        """Returns whether a plan was read and its code has the peak that was read; logs a difference, as it is a defect of ours."""
+        """Returns whether a plan was read and its code has the observed peak; logs a difference, which is a defect of ours."""
         if not self.seen or self.seen[-1].partitioner != self.partitioner or report.scheduled_peak_bytes is None:
             return False
         observed_bytes, emitted_bytes = self.seen[-1].peak_bytes, report.scheduled_peak_bytes
@@ -131,7 +131,7 @@ class Rounds:
         return is_same
 
     def _judge_lowest(self, report: Report, run: RegionRun) -> None:
-        """Plan again where what was seen promises a lower plan; else take this one, or go back to the lowest one."""
+        """Plan again if the observed facts promise a lower plan; otherwise take this plan, or go back to the lowest plan."""
         settings, before = self.partitioner.settings, self.partitioner
         if settings.budget.kind != "min" and not is_too_large(report, settings):
             return
@@ -146,16 +146,16 @@ class Rounds:
         self._check(lowest)
 
     def _spares(self, before: Assumptions) -> bool:
-        """Whether a value that was taken to be written to memory is not."""
+        """Returns whether a new assumption says that a value is not written to memory."""
         now = self.partitioner.assumed
         added = {*now.stored, *now.stored_again} - {*before.stored, *before.stored_again}
         return not all(is_stored for _, is_stored in added)
 
     def _promises_less(self, report: Report, is_above: bool) -> bool:
-        """Whether the planner now knows of a plan that nobody has seen and that may well be the lowest.
+        """Returns whether the planner now finds a plan that was not lowered yet and that may be the lowest.
 
         Args:
-            is_above: Whether the last one needed more than planned: then the next one may need less than what it is planned to.
+            is_above: True if the last plan needed more than planned: then the next plan may need less than planned.
         """
         assert report.plan is not None and isinstance(report.plan.pictures, PlanPictures)
         problem = report.plan.pictures.problem.with_facts(self.partitioner.assumed)
@@ -168,7 +168,7 @@ class Rounds:
         return fits or plan.peak_bytes < seen_bytes * (1 + AS_PROMISED * (1 if is_above else -1))
 
     def _judge_large(self, report: Report, run: RegionRun) -> None:
-        """Plan a plan that is too large again, on what was seen; in the end for fewer bytes."""
+        """Plan again after a plan that is too large: first on the observed facts, in the end for fewer bytes."""
         settings, request = self.partitioner.settings, self.partitioner.request
         if is_lowest(report) and isinstance(request, Fit | FitBelow):
             self._is_for_lowest = True
@@ -185,7 +185,7 @@ class Rounds:
         raise PlanRefused
 
     def _assume(self, report: Report, run: RegionRun) -> bool:
-        """Have the next plan assume what was seen of this one; False where that is nothing new, or nothing was read."""
+        """Have the next plan assume the facts of this plan; returns False if the facts add nothing, or if nothing was read."""
         plan, facts = report.plan, run.facts
         if plan is None or facts is None or not isinstance(plan.pictures, PlanPictures):
             return False
@@ -196,11 +196,11 @@ class Rounds:
         return assumed != before
 
     def _lowest(self) -> Seen:
-        """Of several as low, the one that was seen last: it needs no other round."""
+        """The lowest observed plan; of equally low plans the last one, which needs no other round."""
         return min(reversed([*self._before, *self.seen]), key=lambda seen: seen.peak_bytes)
 
     def _settle(self, on: Seen) -> None:
-        """Go back to a plan that was seen.
+        """Go back to an observed plan.
 
         Raises:
             PlanRefused: Always.
@@ -211,11 +211,11 @@ class Rounds:
         raise PlanRefused
 
     def _check(self, lowest: Seen) -> None:
-        """Raise where a budget that the user gave is too low for every plan that was seen, also in the rounds that `min` has.
+        """Raise if the user's budget is too low for every observed plan; before the final error, run the rounds that `min` has.
 
         Raises:
-            PlanRefused: Those rounds come next.
-            BudgetError: Its floor was observed.
+            PlanRefused: The rounds for `min` come next.
+            BudgetError: These rounds have run, and the error names the floor that they observed.
         """
         try:
             check_floor(lowest.report, self.partitioner.settings, self._error)
@@ -225,13 +225,13 @@ class Rounds:
                 raise
         else:
             return
-        # What was assumed on the way depends on the budget.  The floor does not: a budget that is one is to be kept.
+        # The assumptions so far depend on the budget.  The floor must not: a budget that equals the floor has to be kept.
         self._before, self.seen, self._is_for_lowest = self.seen, [], True
         self.partitioner = replace(self._first, request=LOWEST)
         raise PlanRefused
 
     def concluded(self, report: Report) -> Report:
-        """The report of the plan that was taken, with what was observed of it and of the others."""
+        """The report of the taken plan, with its observed peak, the number of rounds and, for the lowest plan, the floor."""
         seen = next((s for s in reversed([*self._before, *self.seen]) if s.partitioner == self.partitioner), None)
         if seen is None:
             return report
@@ -243,13 +243,13 @@ class Rounds:
         rounds = len(self._before) + len(self.seen)
         return replace(report, observed_peak_bytes=peak_bytes, rounds=rounds, floor_bytes=floor_bytes, plan=plan)
 
-    # -- where no plan fits -------------------------------------------------------------------------------------------
+    # -- if no plan fits ----------------------------------------------------------------------------------------------
 
     def failed(self, error: BudgetError) -> None:
-        """The planner knows of no plan that fits: look for the lowest one, and whether that does.
+        """Continue with the lowest plan after the planner found no plan that fits: the lowest plan may still fit once lowered.
 
         Raises:
-            BudgetError: The same, where nothing is left to try.
+            BudgetError: The given error, if nothing is left to try.
         """
         is_repeated = self._error is not None or type(error) is not BudgetError
         if is_repeated or not isinstance(self.partitioner.request, Fit):
@@ -259,7 +259,7 @@ class Rounds:
 
 
 def _with_largest(report: Report, run: RegionRun) -> Plan | None:
-    """The plan with the largest tensors at the peak that was observed, and with all that was."""
+    """The plan with the largest tensors at the observed peak, and with all observed facts."""
     plan, facts = report.plan, run.facts
     if plan is None or facts is None or not isinstance(plan.pictures, PlanPictures):
         return plan

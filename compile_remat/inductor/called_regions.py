@@ -1,8 +1,8 @@
-"""Regions that a program calls (``torch.compiler.nested_compile_region``): Inductor compiles one once, however often it is called.
+"""Inlines regions that a program calls (``torch.compiler.nested_compile_region``), as Inductor compiles each region only once.
 
 Dynamo (2.11 to 2.15) leaves each call as a node ``invoke_subgraph(body, identifier, *operands)``, whose value is a tuple.
 AOTAutograd partitions the body by itself, so no plan of the outer graph saves or recomputes a value inside, and no liveness of
-the outer graph counts what a body allocates.  Where a budget has to be kept, the calls are therefore replaced by their bodies.
+the outer graph counts the buffers of a body.  Under a budget, the bodies therefore replace the calls.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _COUNT = "compile_remat inlined calls"
 
 
 def calls_regions(module: fx.GraphModule) -> bool:
-    """Whether the program calls regions.
+    """Returns whether the program calls regions.
 
-    A region's forward hands inputs that its backward needs back as outputs.  Inductor (2.13) does not see that they are
-    the same memory: plain torch.compile reuses it for a later buffer of that size, and gradients are silently wrong.
+    A region's forward returns inputs that its backward needs as outputs.  Inductor (2.13) does not see that such an output is the
+    input's memory: plain torch.compile reuses this memory for a later buffer of that size, and gradients are silently wrong.
     """
     graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
     return any(graph.find_nodes(op="call_function", target=torch.ops.higher_order.invoke_subgraph) for graph in graphs)

@@ -1,8 +1,8 @@
-"""Operators that draw from a generator run in the graph's order: whichever runs first gets the first numbers.
+"""Keeps operators that draw random numbers in the graph's order: the first to run gets the generator's first numbers.
 
 Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes.  Inductor
-orders kernels by the tensors that they read.  Two draws read nothing of each other: a kernel that is joined with another moves to
-its place, and the draw that it reads goes with it.  Where that happens depends on what is saved.
+orders kernels by the tensors that they read.  Two draws read nothing of each other: a kernel that is fused with another moves to
+the other's place, and the draw that it reads moves with it.  The saved tensors decide where such moves happen.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ WeakDep = private_name("torch._inductor.dependencies", "WeakDep")
 
 
 class DrawsInTurn(PassBehind):
-    """Each draw waits for the one before it."""
+    """Makes each draw depend on the draw before it."""
 
     name = "compile_remat: draws in turn"
 
     def reorder(self, nodes: list[Any]) -> list[Any]:
-        """The nodes as they are; what sorts them later keeps the order of their draws."""
+        """Returns the nodes as they are; the added dependencies keep the draws in order when Inductor sorts the nodes later."""
         draws = list(filter(_draws, nodes))
         for earlier, later in pairwise(draws):
             first, second = (node.get_outputs()[0].get_name() for node in (earlier, later))
@@ -35,6 +35,6 @@ class DrawsInTurn(PassBehind):
 
 
 def _draws(node: Any) -> bool:
-    """Whether a node of the scheduler calls an operator that draws; the seeds of Inductor's own kernels are one as well."""
+    """True if a scheduler node calls an operator that draws; the seeds of Inductor's own kernels are such a draw."""
     overload = getattr(node.node, "op_overload", None)
     return isinstance(overload, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in overload.tags

@@ -1,13 +1,13 @@
 """Compiles a backward together with its forward, so that its code can be observed before the first step.
 
-torch compiles a backward when it first runs (or at once, where sizes are saved for it): only then does it know whether
-the graph is kept (``retain_graph=True``), in which case the backward must not overwrite saved activations, and only then
-does it write its cache entry.  Here a copy of the backward is compiled as soon as its forward is; when torch asks for the
-same graph under the same conditions it is given that result, and otherwise the graph is compiled again.
+torch compiles a backward at its first run (or at once, if sizes are saved for it).  Only then does torch know if the graph is
+kept (``retain_graph=True``), in which case the backward must not overwrite saved activations, and only then does torch write
+its cache entry.  This module compiles a copy of the backward as soon as the forward is compiled.  If torch later asks for the
+same graph under the same conditions, torch gets that result; otherwise the graph is compiled again.
 
-Nothing of torch is replaced.  ``functorch_config.force_non_lazy_backward_lowering`` was tried and does not serve: torch
-takes the early backward as final, so a first backward with ``retain_graph=True`` is refused.  Compiling the whole graph a
-second time for observation would serve, at the cost of tracing and planning twice.
+Nothing of torch is replaced.  ``functorch_config.force_non_lazy_backward_lowering`` does not help: torch takes the early backward
+as final, so that torch refuses a first backward with ``retain_graph=True``.  A second compilation of the whole graph for
+observation would help, at the cost of tracing and planning twice.
 
 Private names, same in 2.11 to 2.15: ``compile_fx.compile_fx_backward``, ``TracingContext.fw_metadata``, ``.output_strides`` and
 ``.aot_graph_name``.  The fields of ``compiler_config_extra`` are those of 2.11, two that 2.13 has added, and 2.15's names of two.
@@ -41,13 +41,13 @@ TracingContext = private_name("torch._guards", "TracingContext")
 unset_fake_temporarily = private_name("torch._subclasses.fake_tensor", "unset_fake_temporarily")
 
 OF_THE_BUNDLER = ("_entries", "_static_autotuners", "_winners")
-"""The Triton kernels of the graph that is lowered, as Inductor's bundler collects them for the cache of graphs."""
+"""Attributes of Inductor's bundler, which collects the Triton kernels of the graph being lowered for the graph cache."""
 
 OF_ONE_LOWERING = ("_pre_fusion_custom_pass", "layout_optimization")
-"""Options of Inductor that a compiler below `with_early_backward` sets for one graph, not for one inside of its lowering."""
+"""Inductor options that a compiler below `with_early_backward` sets for one graph, but not for a graph lowered inside of it."""
 
 OF_ONE_GRAPH = ("static_input_idxs", "is_inference", "cudagraphs", "graph_id", "boxed_forward_device_index")
-"""Options of ``compile_fx_inner`` that ``compile_fx_backward`` sets itself; the others are the same for both graphs."""
+"""Options of ``compile_fx_inner`` that ``compile_fx_backward`` sets itself; all other options are the same for both graphs."""
 
 
 class PartitionRecorder(CustomPartitionerFn):
@@ -56,7 +56,7 @@ class PartitionRecorder(CustomPartitionerFn):
     def __init__(self, partitioner: CustomPartitionerFn) -> None:
         self.partitioner = partitioner
         self.made: list[tuple[fx.GraphModule, fx.GraphModule]] = []
-        # Positions of saved activations that the backward which is being compiled may overwrite.
+        # Positions of saved activations that the backward being compiled may overwrite.
         self.overwritten: tuple[int, ...] = ()
 
     def __call__(
@@ -67,10 +67,10 @@ class PartitionRecorder(CustomPartitionerFn):
         return graphs
 
     def uuid(self) -> object:
-        """What torch's caches know the partitioner by, and what the backward may overwrite.
+        """Identity of the partitioner for torch's caches, and the positions that the backward may overwrite.
 
-        The cache of graphs does not ask for the latter, and would hand the early backward's code to one that keeps its graph.
-        Torch's cache of joint graphs asks before there is a backward, and finds the partitioner alone.
+        Torch's graph cache does not ask for these positions, and would return the early backward's code for a backward that keeps
+        its graph.  Torch's cache of joint graphs asks before there is a backward, and gets the partitioner's identity alone.
         """
         return (self.partitioner.uuid(), *self.overwritten) if self.overwritten else self.partitioner.uuid()
 
@@ -81,17 +81,17 @@ class PartitionRecorder(CustomPartitionerFn):
         return (PartitionRecorder, (self.partitioner,))
 
     def backward_of(self, forward: fx.GraphModule) -> fx.GraphModule | None:
-        """The backward that goes with a forward; asked once, as the recorder then lets go of both."""
+        """The backward of a forward, None if unknown; to be called once, as the recorder then drops both graphs."""
         backward = next((backward for made, backward in self.made if made is forward), None)
         self.made = [graphs for graphs in self.made if graphs[0] is not forward]
         return backward
 
 
 def with_early_backward(compiler: GraphCompiler, recorder: PartitionRecorder) -> GraphCompiler:
-    """`compiler`, which compiles each backward with its forward and hands it out when torch asks for it.
+    """Returns `compiler`, which also compiles each backward with its forward, and returns that result when torch asks for it.
 
-    The backward is compiled while the forward is lowered and has no code yet: where its lowered form is refused, no code was
-    made.  Under CUDA graphs it depends on how the forward's code was partitioned, and is compiled behind it.
+    The backward is compiled while the forward is lowered and has no code yet: if the lowered backward is refused, no code was
+    made.  Under CUDA graphs the backward depends on the partitions of the forward's code, and is compiled after that code.
     """
     early: list[tuple[object, Any]] = []
 
@@ -147,8 +147,8 @@ def _compile_now(
     """Compile a copy of the backward, as AOTAutograd's ``_aot_stage2b_bw_compile`` does.
 
     Args:
-        forward: What Inductor made of the forward, or what it lowered it to.
-        strides: Of the forward's outputs.
+        forward: Inductor's result for the forward, or the `Lowered` forward.
+        strides: Strides of the forward's outputs.
     """
     inputs = _inputs(backward, context, strides or [])
     partitions = getattr(forward, "partition_maps", None) or ()
@@ -174,7 +174,7 @@ def _compile_now(
 
 @contextmanager
 def _lowering_inside() -> Iterator[None]:
-    """One graph may be lowered while another one is: what Inductor keeps for the graph that it lowers is put aside."""
+    """Sets aside the state that Inductor keeps for the graph being lowered, so that another graph can be lowered inside."""
     kept = {name: getattr(TritonBundler, name) for name in OF_THE_BUNDLER if hasattr(TritonBundler, name)}
     try:
         for name in kept:
@@ -187,7 +187,7 @@ def _lowering_inside() -> Iterator[None]:
 
 
 def _inputs(backward: fx.GraphModule, context: Any, forward_strides: Sequence[Sequence[int] | None]) -> list[Any]:
-    """Fake inputs of the backward; saved activations have the strides that the compiled forward gives them."""
+    """Fake inputs of the backward; saved activations have the strides that the compiled forward returns them with."""
     inputs = [node.meta["val"] for node in backward.graph.find_nodes(op="placeholder")]
     saved_strides = forward_strides[context.fw_metadata.tensors_saved_for_backwards_slice]
     for position, strides in enumerate(saved_strides):
@@ -199,7 +199,7 @@ def _inputs(backward: fx.GraphModule, context: Any, forward_strides: Sequence[Se
 
 @contextmanager
 def _as_backward(context: Any) -> Iterator[None]:
-    """The tracing context of a forward that is compiled, as that of its backward."""
+    """Inside, the tracing context of a forward serves as the tracing context of its backward."""
     strides, name = context.output_strides, context.aot_graph_name
     context.output_strides = None  # Inductor fills a list that it finds here
     context.aot_graph_name = [part.replace("forward", "backward") for part in name] if name else name
@@ -210,16 +210,16 @@ def _as_backward(context: Any) -> Iterator[None]:
 
 
 def _conditions(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> object:
-    """What the code of a backward depends on, as far as it can differ between the two times that it is compiled.
+    """The conditions on which a backward's code depends and that can differ between its two compilations.
 
-    The graph; the strides of its inputs; which of them have a fixed address under CUDA graphs; and which it may overwrite:
-    none where the first backward keeps its graph.
+    These are the graph, the strides of its inputs, the positions with a fixed address under CUDA graphs, and the positions that the
+    backward may overwrite: none if the first backward keeps its graph.
     """
     strides = [sizes.hint_strides(x) if isinstance(x, torch.Tensor) else None for x in example_inputs]
     return str(gm.graph), strides, list(options.get("static_input_idxs") or []), _overwritten()
 
 
 def _overwritten() -> tuple[int, ...]:
-    """Positions of the saved activations that the backward which is being compiled may overwrite."""
+    """Positions of the saved activations that the backward being compiled may overwrite."""
     context = TracingContext.try_get()
     return tuple(getattr(context and context.fw_metadata, "bw_donated_idxs", None) or ())

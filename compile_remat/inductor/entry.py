@@ -1,4 +1,4 @@
-"""Entering Inductor.  Private names of ``torch._inductor`` and ``torch._functorch``, same in 2.11, 2.13 and 2.15.
+"""Calls Inductor's compiler.  Private names of ``torch._inductor`` and ``torch._functorch``, same in 2.11, 2.13 and 2.15.
 
 `compile_with_partitioner` hands a partitioner to ``compile_fx`` through Inductor's own option for it, and compiles each graph
 by an ``inner_compile`` of its own: nothing of torch is replaced.
@@ -43,17 +43,17 @@ def compile_with_partitioner(
     is_ordered: Callable[[fx.GraphModule], bool] = lambda graph: False,
     rewrite: GraphRewrite = _as_it_is,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor, `partitioner` choosing what to save.
+    """Compile a Dynamo graph with Inductor; `partitioner` chooses the saved tensors.
 
-    The options go in as ``config_patches``, which also reach the backward where that is compiled later, out of scope.
+    The options are passed as ``config_patches``, which also apply to a backward that is compiled later, out of scope.
 
     Args:
         guarded: Keep Inductor's fusions to the plan.
-        observer: Sees what Inductor emits, also where it is found in the cache of graphs; then the backward is compiled with
-            the forward, symbolic sizes or not.  What comes out of the cache of partitions is not seen.
-        before_code: Sees each graph that Inductor lowers before it makes code, the forward first, and may raise; with `observer`.
-        is_ordered: Whether what draws from a generator has to run in the order of the graph.
-        rewrite: Called with a graph that is compiled for inference, behind Inductor's passes over joint graphs.
+        observer: Called with the code of each graph, also if the code comes from the graph cache; the backward is then compiled
+            with the forward, symbolic sizes or not.  Not called for graphs that come from the partition cache.
+        before_code: Called with each lowered graph before its code is made, the forward first; may raise.  Needs `observer`.
+        is_ordered: Returns whether the operators of a graph that draw from a generator have to run in the graph's order.
+        rewrite: Called with each graph that is compiled for inference, after Inductor's passes over joint graphs.
     """
     inductor_lowering.register()
     compiler = under_guard(inductor.compile_fx_inner) if guarded else inductor.compile_fx_inner
@@ -76,12 +76,12 @@ def compile_with_partitioner(
 
 
 def compile_plain(gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
-    """Inductor as it is, by its documented entrance: also for a torch that we know nothing of."""
+    """Compile with unchanged Inductor by its documented function, which also works in an unknown version of torch."""
     return _callable(compile_with_inductor(gm, list(example_inputs), options=dict(options)))
 
 
 def _callable(compiled: Any) -> Callable[..., Any]:
-    """What ``compile_fx`` returns for a graph module is callable; its type also covers ahead-of-time packages."""
+    """Gives a type to the result of ``compile_fx``, which is callable for a graph module; its type also covers AOT packages."""
     function: Callable[..., Any] = compiled
     return function
 
@@ -112,7 +112,7 @@ def compile_eager(
 
 @contextmanager
 def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
-    """A tracing context where there is none, as ``compile_fx`` makes one: outside of it FX keeps random nodes without a reader."""
+    """Enters a tracing context if there is none, as ``compile_fx`` does: without one, FX keeps random nodes that have no reader."""
     mode = detect_fake_mode(list(example_inputs))
     if TracingContext.try_get() is not None or mode is None:
         yield
@@ -123,13 +123,13 @@ def _tracing_context(example_inputs: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def without_partition_cache() -> Iterator[None]:
-    """AOTAutograd partitions anew: on a hit of its cache no partitioner runs.  Compiled kernels are still found."""
+    """Turns AOTAutograd's cache off inside, as no partitioner runs on a hit.  Compiled kernels are still found."""
     with functorch_config.patch(enable_autograd_cache=False, enable_remote_autograd_cache=False):
         yield
 
 
 @contextmanager
 def without_caches() -> Iterator[None]:
-    """Graphs are partitioned and lowered anew: neither comes out of torch's caches, and nothing goes there."""
+    """Turns torch's caches of partitions and graphs off inside: graphs are partitioned and lowered anew, and nothing is stored."""
     with without_partition_cache(), inductor_config.patch(fx_graph_cache=False, fx_graph_remote_cache=False):
         yield

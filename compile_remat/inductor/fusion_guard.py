@@ -1,7 +1,7 @@
-"""Which kernels Inductor may join under a plan: those that do not raise the memory in use between where they stood.
+"""Decides which kernels Inductor may fuse under a plan: a fusion must not raise the memory in use between their positions.
 
-Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.  Joining two kernels moves one of them to where the other
-stands: what it writes then lives longer, and what the other reads no longer dies before that is written.
+Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.  A fusion moves one kernel to the position of the other: the
+outputs of the moved kernel live longer, and the inputs of the other kernel no longer die before these outputs are written.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ else:
 V = private_name("torch._inductor.virtualized", "V")
 
 PULLED_SHARE = 8
-"""A write may be pulled over an unfused kernel when it is smaller than what both read by this factor: a bias gradient's sum."""
+"""A fusion may move a write over an unfused kernel if it has at most 1/8 of the shared inputs' bytes: a bias gradient's sum."""
 
 SMALL_SHARE = 16
-"""A rise counts as none when it is smaller than what the kernels share by this factor: a bias gradient's sum, say."""
+"""A rise is ignored if it is at most 1/16 of the bytes of the buffers that the kernels share: a bias gradient's sum, say."""
 
 DEPTH = 50
-"""Joined kernels that wait for joined kernels are followed so far."""
+"""Longest chain of fused kernels, each of which waits for the next, that is followed."""
 
 
 class GuardedChoices(InductorChoices):
     """Inductor's choices, without fusions that raise the peak around them.
 
-    Inductor joins kernels that read the same tensor and runs both where the earlier one stood.  Across rematerialised
-    segments that undoes the plan: twelve values recomputed just in time took 13.0 MiB instead of 3.2.  The last kernel
-    of one segment and the first of the next are neighbours, and even there the one frees what the other needs.
+    Inductor fuses kernels that read the same tensor and runs both at the position of the earlier one.  Across recomputed
+    segments such fusions undo the plan: twelve values recomputed just in time took 13.0 MiB instead of 3.2.  Even if the last
+    kernel of one segment and the first of the next are neighbours, the former frees memory that the latter needs.
     """
 
     @staticmethod
     def can_fuse_horizontal(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-        """Inductor's answer, and no where memory would rise, or a large write would be pulled over an unfused kernel."""
+        """Returns Inductor's answer, but False if memory would rise or a large write would move ahead of an unfused kernel."""
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         order = _order_of(scheduler)
@@ -50,14 +50,14 @@ class GuardedChoices(InductorChoices):
 
     @staticmethod
     def can_fuse_vertical(scheduler: Any, node1: Any, node2: Any, shared_data_score: int) -> bool:
-        """The same where the second reads what the first makes."""
+        """Returns Inductor's answer for a kernel and its reader, but False if memory would rise."""
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         return _order_of(scheduler).keeps_memory(scheduler.name_to_fused_node, node1, node2)
 
 
 class PlannedOrder:
-    """The kernels of one graph as the plan ordered them, before any were joined.
+    """The kernels of one graph in the plan's order, before any fusion.
 
     Args:
         returned: Names of the buffers that the graph returns.
@@ -71,10 +71,10 @@ class PlannedOrder:
         self.kernels = WeakKeyDictionary[Any, Kernel]()
 
     def keeps_memory(self, joined: Mapping[str, Any], first: Any, second: Any) -> bool:
-        """Whether no more is in use where they run, and in between, when the two become one kernel.
+        """Returns whether a fusion keeps the peak at both kernels' positions and in between, but for a rise within `SMALL_SHARE`.
 
         Args:
-            joined: What each node of the scheduler is part of at present.
+            joined: The fused node that each scheduler node is part of at present, by the node's name.
         """
         apart = KernelGrouping(self, joined)
         a, b = self.kernel(first), self.kernel(second)
@@ -85,15 +85,15 @@ class PlannedOrder:
         nearby = {apart.kernel(node.get_name()) for node in self.nodes[window]} - {a, b}
         between = [k for k in nearby if begin <= apart.place(k) <= end]
         if any(apart.place(k) <= together.place(both) for k in between if k.reads & both.writes):
-            return False  # what is between would have to wait as well
+            return False  # kernels in between would have to wait as well
         rise_bytes = together.peak_bytes([*between, both]) - apart.peak_bytes([*between, a, b])
         shared = (a.reads | a.writes) & (b.reads | b.writes)
         return rise_bytes * SMALL_SHARE <= self.graph.bytes_of(shared)
 
     def pulls_over_extern(self, scheduler: Any, node1: Any, node2: Any) -> bool:
-        """Whether a sibling would write much before the unfused kernels that it stood behind.
+        """Returns whether a fusion moves a large write, or one whose inputs are not ready, ahead of unfused kernels.
 
-        What later fusions make of the place is not known yet, and the plan had a reason to put it there.
+        Later fusions may change the position of the fused kernel, and the plan had a reason for its order.
         """
         first, second = (node1, node2) if node1.min_order <= node2.min_order else (node2, node1)
         if not self.graph.has_extern_between(first.min_order, second.max_order):
@@ -104,7 +104,7 @@ class PlannedOrder:
         return not (is_small and _is_ready(scheduler, second, first))
 
     def kernel(self, node: Any) -> Kernel:
-        """What a node of the scheduler is; joined ones are new nodes."""
+        """The `Kernel` of a scheduler node, made once: a fused node is a new node."""
         known = self.kernels.get(node)
         if known is None:
             known = self.kernels[node] = Kernel.of(node.get_nodes())
@@ -112,21 +112,21 @@ class PlannedOrder:
 
 
 class KernelGrouping:
-    """Which kernels there are: those of the scheduler at present, with `trial` in the place of what it joins."""
+    """The scheduler's kernels at present, with `trial` in place of the kernels that it fuses."""
 
     def __init__(self, order: PlannedOrder, joined: Mapping[str, Any], trial: Kernel | None = None) -> None:
         self.order, self.joined, self.trial = order, joined, trial
         self.places: dict[Kernel, int] = {}
 
     def kernel(self, name: str) -> Kernel:
-        """The kernel that a node of the scheduler is part of."""
+        """The kernel that a scheduler node is part of."""
         trial = self.trial
         if trial is not None and name in trial.nodes:
             return trial
         return self.order.kernel(self.joined.get(name) or self.order.by_name[name])
 
     def place(self, kernel: Kernel, depth: int = 0) -> int:
-        """Where it runs: where its first node stood, or as late as the last of what it reads is made."""
+        """The position at which a kernel runs: that of its first node, or of the last maker of its inputs if that is later."""
         if kernel.first == kernel.last or depth == DEPTH:
             return kernel.last
         known = self.places.get(kernel)
@@ -143,7 +143,7 @@ class KernelGrouping:
         return self.order.graph.maker
 
     def peak_bytes(self, kernels: Sequence[Kernel]) -> int:
-        """The most in use while `kernels` run, above what was when the first of them began."""
+        """Peak bytes while `kernels` run, above the bytes in use before the first of them."""
         ordered = self.in_order(kernels)
         positions = {kernel: position for position, kernel in enumerate(ordered)}
         begin = min(kernel.first for kernel in ordered)
@@ -154,9 +154,9 @@ class KernelGrouping:
         )
 
     def in_order(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """The kernels as Inductor's ``topological_sort_schedule`` runs them: by their first nodes, each behind what it reads.
+        """The kernels in the order of Inductor's ``topological_sort_schedule``: by first nodes, each after its inputs' makers.
 
-        A kernel that waits pulls all that it waits for to its own place, and what stood between comes after it.
+        A kernel that waits pulls all kernels that it waits for to its own position, and the kernels in between come after it.
         """
         wanted = set(kernels)
         ordered: list[Kernel] = []
@@ -175,15 +175,15 @@ class KernelGrouping:
         return ordered
 
     def _stays_inside(self, name: str, kernel: Kernel) -> bool:
-        """Whether a buffer is never written: the one kernel that makes it is all that reads it."""
+        """Returns whether a buffer is never written to memory, as only the kernel that makes it reads it."""
         graph = self.order.graph
         readers = graph.readers.get(name, ())
         return name not in graph.returned and bool(readers) and all(reader in kernel.nodes for reader in readers)
 
     def _dies_in(self, name: str, kernel: Kernel, positions: Mapping[Kernel, int], begin: int) -> bool:
-        """Whether `kernel` is the last that reads it, in the order that `positions` tells of and that starts at `begin`.
+        """Returns whether `kernel` is the last reader of a buffer, in the order of `positions`, which starts at place `begin`.
 
-        The last reader in the plan's order is asked first: it decides nearly always, however many there are.
+        The last reader in the plan's order is compared first: this reader decides nearly always, however many readers there are.
         """
         graph = self.order.graph
         if graph.outlives(name):
@@ -201,7 +201,7 @@ _orders = WeakKeyDictionary[Any, PlannedOrder]()
 
 
 def _order_of(scheduler: Any) -> PlannedOrder:
-    """What the guard knows of a scheduler, read once, when the first two kernels are compared."""
+    """The `PlannedOrder` of a scheduler, read once, when the first two kernels are compared."""
     order = _orders.get(scheduler)
     if order is None:
         order = _orders[scheduler] = PlannedOrder(scheduler, V.graph.get_output_names())
@@ -209,7 +209,7 @@ def _order_of(scheduler: Any) -> PlannedOrder:
 
 
 def _is_ready(scheduler: Any, node: Any, place: Any) -> bool:
-    """Whether all that `node` reads exists where `place` stands; else the fused kernel would run later than `place`."""
+    """Returns whether all inputs of `node` exist when `place` runs; otherwise the fused kernel would run later than `place`."""
     for dep in node.read_writes.reads:
         buffer = scheduler.name_to_buf.get(dep.name)
         if buffer is not None and buffer.defining_op is not None and buffer.defining_op.max_order > place.min_order:

@@ -1,4 +1,4 @@
-"""Inductor's options and modes, and what of them a graph or a command needs set.
+"""Names, values and types of Inductor's options, and the options behind its modes.
 
 Private names of torch, 2.11 to 2.15: ``torch._inductor.config`` and ``torch._inductor.list_mode_options``.
 """
@@ -18,7 +18,7 @@ def inductor_option_names() -> tuple[str, ...]:
 
 
 def inductor_option_problem(name: str, value: object) -> str:
-    """What is wrong with a value for one of Inductor's options, by torch.compile's own test; empty where nothing is."""
+    """The error in a value for one of Inductor's options, by torch.compile's own test; empty if there is none."""
     get_type: Any = getattr(config, "get_type")  # noqa: B009 - the module is made at run time
     wanted = get_type(name)
     if get_origin(wanted) is None and not isinstance(value, wanted):
@@ -27,7 +27,7 @@ def inductor_option_problem(name: str, value: object) -> str:
 
 
 def inductor_option(name: str, patches: Mapping[str, Any]) -> Any:
-    """The value of an option in force, which `patches` may set."""
+    """The value of an option in force: the one in `patches`, or else Inductor's process-wide value."""
     value: Any = config
     for part in name.split("."):
         value = getattr(value, part, None)
@@ -35,7 +35,7 @@ def inductor_option(name: str, patches: Mapping[str, Any]) -> Any:
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:
-    """Inductor options behind a ``mode`` of torch.compile; ``None`` and ``"default"`` have none."""
+    """Inductor options that a ``mode`` of torch.compile sets; ``None`` and ``"default"`` set none."""
     if mode is None or mode == "default":
         return {}
     return dict(list_mode_options(mode))
@@ -48,6 +48,6 @@ def mode_names() -> tuple[str, ...]:
 
 @contextmanager
 def compiling_alone() -> Iterator[None]:
-    """Inductor without its pool of compiling processes: starting it takes longer than a few small kernels."""
+    """Runs Inductor without its pool of compile processes: starting the pool takes longer than compiling a few small kernels."""
     with config.patch(compile_threads=1):
         yield

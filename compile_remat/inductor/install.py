@@ -1,4 +1,4 @@
-"""A partitioner as an option of Inductor: its type, the option's name, and its installation for the whole process."""
+"""Installs a partitioner as an option of Inductor: its type, the option's name, and its process-wide installation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PARTITIONER_OPTION = "custom_partitioner_fn"
 """The option of Inductor that holds a partitioner."""
 
 PASS_OPTION = "joint_custom_post_pass"
-"""The option of Inductor that holds what runs behind its own passes over joint graphs and over graphs for inference."""
+"""The option of Inductor that holds a pass which runs after Inductor's own passes over joint graphs and inference graphs."""
 
 _JOINT_INPUT = "primals_"
-"""How AOTAutograd names the inputs of a joint graph, and of no other."""
+"""Prefix that AOTAutograd gives to inputs of joint graphs, and of no other graphs."""
 
 _replaced: dict[str, Any] = {}
 """The values of Inductor's settings before `set_global_partitioner`."""
@@ -35,15 +35,15 @@ class InferencePass(CustomGraphPass):
     """Rewrites graphs that are compiled for inference, for which Inductor calls no partitioner.
 
     Args:
-        rewrite: Returns the graph that takes the place of the one given, or that one.
-        partitioner: Known to torch's caches by all that the rewrite depends on.
+        rewrite: Returns the graph that replaces the given graph, or the given graph itself.
+        partitioner: Its identity in torch's caches covers all that the rewrite depends on.
     """
 
     def __init__(self, rewrite: GraphRewrite, partitioner: CustomPartitionerFn) -> None:
         self.rewrite, self.partitioner = rewrite, partitioner
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Put the new graph into the module of the old one."""
+        """Put the rewritten graph into the module of the old graph; joint graphs are left as they are."""
         module = graph.owning_module
         if module is None or any(n.name.startswith(_JOINT_INPUT) for n in graph.find_nodes(op="placeholder")):
             return
@@ -52,7 +52,7 @@ class InferencePass(CustomGraphPass):
             module.graph = rewritten.graph
 
     def uuid(self) -> object:
-        """What torch's caches know the pass by."""
+        """Identity of the pass in torch's caches: the one of its partitioner."""
         return self.partitioner.uuid()
 
 
@@ -64,7 +64,7 @@ def set_global_partitioner(
     """Set Inductor's process-wide partitioner and process-wide options; None restores the values from before.
 
     Args:
-        rewrite: For graphs that are compiled for inference; left out where the user has a pass of their own there.
+        rewrite: Rewrites graphs that are compiled for inference; not installed if the user has set `PASS_OPTION`.
     """
     for name, value in _replaced.items():
         setattr(inductor_config, name, value)

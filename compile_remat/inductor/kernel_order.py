@@ -1,13 +1,14 @@
-"""Inductor's kernels in the plan's order: in a backward, a kernel that Inductor puts off goes back to where it frees memory.
+"""Orders Inductor's kernels by the plan: in a backward, a kernel that Inductor delays moves back to where it frees memory.
 
 Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15 but for the class of passes.
-Inductor writes a pointwise value where something first needs it written, and what the value is computed from stays alive until
-then.  A convolution's backward needs its incoming gradient and its input, which the plan recomputes just before it: the gradient's
-kernel came behind the recomputed segment, a fifth more at the peak (``pytest tests/inductor/test_kernel_order.py``).  A
-physics-informed net took 67.9 MB in place of 57.3 (``python -m benchmarks.zoo --model pinn_burgers``).
+Inductor writes a pointwise value to memory just before the first kernel that needs it there, and until then the inputs of the
+value stay alive.  A convolution's backward reads its incoming gradient and its input, and the plan recomputes that input just
+before.  Inductor ran the gradient's kernel after the recomputed segment, which raised the peak by a fifth
+(``pytest tests/inductor/test_kernel_order.py``).  A physics-informed net took 67.9 MB in place of 57.3
+(``python -m benchmarks.zoo --model pinn_burgers``).
 
-Where it calls ATen's kernel for a scatter, it writes what that starts from (zeros) before it computes what is scattered: the zeros
-lay beside all that this reads.
+For a scatter that calls ATen's kernel, Inductor writes the initial buffer (zeros) before it computes the scattered values: the
+zeros were live beside all inputs of those values.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ NonOwningLayout = private_name("torch._inductor.ir", "NonOwningLayout")
 SCATTERS: tuple[type, ...] = tuple(
     private_name("torch._inductor.ir", name) for name in ("ScatterFallback", "IndexPutFallback")
 )
-"""Calls of ATen's kernels that write elements into their first operand, in place."""
+"""Inductor's calls of ATen kernels that write elements into their first operand, in place."""
 
 CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
 
 SMALL_PART = 256
-"""A kernel that frees no more than this part of the largest buffer stays where it is."""
+"""Divisor: a kernel that frees at most 1/256 of the largest buffer's bytes stays where it is."""
 
 
 def move_kernels(nodes: list[Any]) -> list[Any]:
-    """The nodes of a scheduler, before any are joined, in their new order; the same list where none moves.
+    """Returns the scheduler's nodes, before any fusion, in their new order; the same list if none moves.
 
-    Forwards keep Inductor's order, which the planner knows, but for what calls of a region are joined to, and for scatters.
+    A forward keeps Inductor's order, which the planner knows, except for concatenated outputs of region calls and for scatters.
     """
     nodes, graph = join_at_once(nodes), V.graph.module.graph
     if any(isinstance(node.node, SCATTERS) for node in nodes):
@@ -51,9 +52,9 @@ def move_kernels(nodes: list[Any]) -> list[Any]:
 
 
 def join_at_once(nodes: list[Any]) -> list[Any]:
-    """The nodes of a scheduler with each copy into a concatenation right behind what it copies; the same list where none moves.
+    """Returns the nodes with each copy into a concatenation right after the copied buffer's kernel; the same list if none moves.
 
-    Inductor puts the copies where the concatenation stands: what all calls of a region gave lived beside what it was joined to.
+    Inductor puts all copies at the concatenation: the outputs of all region calls were live beside the concatenated buffer.
     """
     if not any(isinstance(node.node, InvokeSubgraph) for node in nodes):
         return nodes
@@ -68,12 +69,12 @@ def join_at_once(nodes: list[Any]) -> list[Any]:
 
 
 class KernelSequence:
-    """Nodes of a scheduler in an order, and what is alive along them.
+    """A scheduler's nodes in one order, and the buffers that are live along it.
 
     Args:
-        nodes: The scheduler's, in a topological order.
+        nodes: Scheduler nodes in a topological order.
         returned: Names of the buffers that the graph returns.
-        planned: The nodes of the graph that they were made from, in the plan's order.
+        planned: FX nodes of the lowered graph, in the plan's order.
     """
 
     def __init__(self, nodes: Sequence[Any], returned: Iterable[str], planned: Iterable[Any]) -> None:
@@ -87,12 +88,12 @@ class KernelSequence:
         self.small_bytes = max(self.graph.nbytes.values(), default=0) // SMALL_PART
 
     def move_up(self) -> int:
-        """Move kernels that free more than they make to their places in the plan.
+        """Move each of Inductor's own kernels that frees more bytes than it writes up to its place in the plan.
 
-        None goes where more would be in use then.
+        A kernel stays where it is if the move would raise the peak.
 
         Returns:
-            How many were moved.
+            Number of moved kernels.
         """
         moved = 0
         for node in list(self.nodes):
@@ -112,12 +113,12 @@ class KernelSequence:
         return moved
 
     def move_starts_down(self) -> int:
-        """Move the kernel that writes what a scatter starts from to right before the scatter.
+        """Move each kernel that writes a scatter's initial buffer down to right before the scatter.
 
-        None goes where more would be in use then.
+        A kernel stays where it is if the move would raise the peak, or if another node reads the buffer earlier.
 
         Returns:
-            How many were moved.
+            Number of moved kernels.
         """
         moved = 0
         for scatter in [node for node in self.nodes if isinstance(node.node, SCATTERS)]:
@@ -134,7 +135,7 @@ class KernelSequence:
         return moved
 
     def _starts_of(self, scatter: Any) -> list[str]:
-        """Inductor's own kernels among those that make what a scatter writes into."""
+        """Names of Inductor's own kernels that write the buffers which the scatter modifies."""
         written = [name for buffer in scatter.get_outputs() for name in buffer.get_mutations()]
         makers = [self.graph.maker[name] for name in written if name in self.graph.maker]
         return [maker for maker in makers if self.kernels[maker].accesses]
@@ -146,27 +147,27 @@ class KernelSequence:
             self.along.put(place, self.ranks[node.get_name()])
 
     def _readers_of(self, name: str) -> set[str]:
-        """The nodes that read what a node writes."""
+        """Names of the nodes that read an output of a node."""
         return {reader for made in self.kernels[name].writes for reader in self.graph.readers.get(made, ())}
 
     def _awaited(self, node: Any) -> list[str]:
-        """The nodes that must run before this one; for one that writes in place, also who reads what was there."""
+        """Names of the nodes that must run before this node; if it writes in place, also of the readers of the old content."""
         names = {dep.name for part in node.get_nodes() for dep in part.unmet_dependencies}
         makers = [self.graph.maker[name] for name in names if name in self.graph.maker]
         return [maker for maker in makers if maker != node.get_name()]
 
     def _shrinks(self, name: str) -> bool:
-        """Whether less is in use after the node than before it, and not by some sum of a bias' gradient."""
+        """True if the node frees over `small_bytes` more than it writes; the sum of a bias gradient saves less than that."""
         kernel, place = self.kernels[name], self.places[name]
         freed = {read for read in kernel.reads if self._dies_by(read, self.places, place)}
         return self.graph.bytes_of(freed) - self.graph.bytes_of(kernel.writes) > self.small_bytes
 
     def _dies_by(self, name: str, places: Mapping[str, int], place: int) -> bool:
-        """Whether nothing reads it behind the place; the reader that Inductor had last is asked first."""
+        """True if the buffer dies with its last reader and no later node reads it; Inductor's last reader is asked first."""
         return not self.graph.outlives(name) and all(places[r] <= place for r in reversed(self.graph.readers[name]))
 
     def _peak_bytes(self, nodes: Sequence[Any], begin: int) -> int:
-        """The most in use while these run from place `begin` on, above what was when the first of them began."""
+        """Peak bytes while these nodes run from place `begin` on, above the bytes in use before the first of them."""
         order = {node.get_name(): begin + k for k, node in enumerate(nodes)}
         places = ChainMap(order, self.places)
         by_kernel = {self.kernels[name]: place for name, place in order.items()}
@@ -178,7 +179,7 @@ class KernelSequence:
 
 
 class FirstAbove:
-    """A list of ints that finds the first one above a bound in a range, in a number of steps that grows as the logarithm.
+    """A list of n ints that finds the first value above a bound in a range, in O(log n) steps.
 
     A complete binary tree in an array: node `k` holds the largest of its children `2 k` and `2 k + 1`.
     """
@@ -198,7 +199,7 @@ class FirstAbove:
             self.most[k] = max(self.most[2 * k], self.most[2 * k + 1])
 
     def first(self, begin: int, end: int, bound: int) -> int:
-        """The first place of ``range(begin, end)`` whose value is above the bound; `end` where there is none."""
+        """Returns the first place of ``range(begin, end)`` whose value is above the bound; `end` if there is none."""
         k = begin + self.size
         while self.most[k] <= bound:  # to the right, by the largest trees that start there
             while k & 1:
@@ -213,10 +214,10 @@ class FirstAbove:
 
 
 def _rank(node: Any, ranks: Mapping[Any, int]) -> int:
-    """Where the plan computes what a node of the scheduler writes; a copy belongs to what it is made for.
+    """Rank in the plan of the FX node that a scheduler node computes, -1 if unknown; a copy has the rank of its reader.
 
-    On GPUs, and in C++ before 2.13, a convolution's gradient is computed by the copy that gives it the convolution's layout: then
-    Inductor names the convolution as the node's origin, or no origin at all, and what is computed stands among its `origins`.
+    On GPUs, and in C++ before 2.13, the copy that gives a convolution's incoming gradient the convolution's layout also computes
+    the gradient: Inductor names the convolution as the copy's origin, or no origin, and lists the computed nodes in its `origins`.
     """
     made = node.node
     if made is None:

@@ -1,4 +1,4 @@
-"""What Inductor emits for one compilation: the code of the forward and of the backward, handed to an observer."""
+"""Shows the code that Inductor emits for one compilation, of forward and backward, to an observer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from compile_remat.inductor.light_code.reading import Lowered
 
 @dataclass(frozen=True)
 class Emitted:
-    """What Inductor made of one graph.
+    """Inductor's output for one graph.
 
     Attributes:
-        source_code: Its output code.
-        inputs: What the code is called with: tensors, real or fake, and sizes.
-        names: The graph's placeholders, one for each input.
-        num_outputs: How many values it returns.
-        is_backward: Whether it is the backward of another graph.
-        is_inference: Whether it was compiled for inference: it has no backward, or holds one itself.
-        nodes_of: For the names of kernels and buffers in the code, the FX nodes that they compute; only of a graph that was
-            `Lowered`, whose kernels have no code.
+        source_code: The output code.
+        inputs: Arguments of the code: tensors, real or fake, and sizes.
+        names: Names of the graph's placeholders, one for each input.
+        num_outputs: Number of values that the code returns.
+        is_backward: True if the graph is the backward of another graph.
+        is_inference: True if the graph was compiled for inference: it has no backward, or contains one itself.
+        nodes_of: FX nodes that each kernel or buffer in the code computes, by its name; empty unless the graph was `Lowered`,
+            so that its kernels have no code.
     """
 
     source_code: str
@@ -38,19 +38,19 @@ class Emitted:
 Observer = Callable[[Emitted], None]
 GraphRewrite = Callable[[fx.GraphModule], fx.GraphModule]
 GraphCompiler = Callable[..., Any]
-"""``compile_fx_inner`` or what wraps it: ``compiler(graph_module, example_inputs, **options)`` of one graph."""
+"""``compile_fx_inner`` or a wrapper of it: ``compiler(graph_module, example_inputs, **options)`` compiles one graph."""
 
 
 def observed(compiler: GraphCompiler, observer: Observer, before_code: Observer | None = None) -> GraphCompiler:
-    """`compiler`, with each graph's code shown to `observer`, also where the code comes out of Inductor's cache.
+    """Returns `compiler`, which also shows each graph's code to `observer`, even if the code comes out of Inductor's cache.
 
     Args:
-        compiler: Takes an option `told`, as `watched` does, where `before_code` is given.
-        before_code: Is shown each graph that is lowered, before Inductor makes its code; raises where none shall be made.
+        compiler: Has to take the option `told`, as `watched` does, if `before_code` is given.
+        before_code: Called with each lowered graph before Inductor makes its code; raises to prevent the code.
             A graph whose code comes out of a cache is not lowered.
 
     Returns:
-        A compiler with one more option: `after_lowering`, which is called with what was lowered, behind `before_code`.
+        A compiler with one more option: `after_lowering`, which is called with the `Lowered` graph after `before_code`.
     """
 
     def compile_graph(

@@ -1,4 +1,4 @@
-"""A look at the joint graph of a Dynamo graph, where a partitioner would get it; nothing is compiled.
+"""Shows the joint graph of a Dynamo graph at the point where a partitioner would get it; nothing is compiled.
 
 Private names, read in the source of 2.13: ``pass_patterns`` of Inductor's `joint_graph`, ``PatternMatcherPass.patterns``, and of a
 pattern ``fns``, ``outputs``, ``args`` and ``kwargs``.
@@ -25,11 +25,11 @@ PRODUCT = torch.ops.aten.bmm.default
 
 
 class _Left(Exception):
-    """Leaves the compiler once the joint graph was seen."""
+    """Raised to leave the compiler once the joint graph was seen."""
 
 
 class _Look(CustomPartitionerFn):
-    """A partitioner that shows the joint graph to `see`, keeps what it makes of it and compiles nothing."""
+    """A partitioner that calls `see` with the joint graph, keeps the result and compiles nothing."""
 
     def __init__(self, see: Callable[[fx.GraphModule, dict[str, Any]], Any] | None = None) -> None:
         self.see = see
@@ -42,7 +42,7 @@ class _Look(CustomPartitionerFn):
         raise _Left
 
     def uuid(self) -> object:
-        """Always the same: nothing is ever stored under it."""
+        """A constant, as torch's caches never store anything under this identity."""
         return "compile_remat looks at the joint graph"
 
     def __reduce__(self) -> tuple[Any, ...]:  # the cache key must not hold graphs
@@ -56,12 +56,12 @@ def look_at_joint_graph(
     options: Mapping[str, Any],
     compiler: str = "inductor",
 ) -> T | None:
-    """What `see` makes of the joint graph of a Dynamo graph and of its `num_fwd_outputs` and `static_lifetime_input_indices`.
+    """Returns the result of `see` for the joint graph of a Dynamo graph; None if the graph has no backward.
 
-    `see` runs where a partitioner would, under `options`; nothing is compiled.  None where the graph has no backward, and is
-    compiled after all.
+    `see` runs where a partitioner would, under `options`, and nothing is compiled; only a graph without a backward is compiled.
 
     Args:
+        see: Gets the joint graph, and a dict of its `num_fwd_outputs` and `static_lifetime_input_indices`.
         compiler: `inductor` or `eager`.
     """
     look = _Look(see)
@@ -81,10 +81,10 @@ def look_at_joint_graph(
 
 @contextmanager
 def likely_patterns() -> Iterator[None]:
-    """Inside, a joint graph without a batched product is not searched for patterns that have one.  What is matched is the same.
+    """Inside, Inductor skips patterns with a batched product for a joint graph without one.  The matches stay the same.
 
-    Most of the patterns are those of attention written as products and a softmax, over a hundred, and every node that could end one
-    is compared with all of them.  Each has a batched product in it, and no replacement makes one where there was none before.
+    Most patterns, over a hundred, describe attention written as products and a softmax, and Inductor compares every node that could
+    end a pattern with all of them.  Each of these patterns has a batched product, and no replacement adds a first one to a graph.
     """
     if not isinstance(pass_patterns, list):
         yield
@@ -98,13 +98,13 @@ def likely_patterns() -> Iterator[None]:
 
 
 class _Likely:
-    """A pass of Inductor's, of which a graph gets those patterns that it may have."""
+    """One of Inductor's passes, limited to the patterns that can match in a graph."""
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
 
     def apply(self, graph: Any) -> Any:
-        """What ``PatternMatcherPass.apply`` does."""
+        """Apply the pass as ``PatternMatcherPass.apply`` does, without the patterns that cannot match."""
         searched = graph.graph if isinstance(graph, fx.GraphModule) else graph
         if searched.find_nodes(op="call_function", target=PRODUCT):
             return self.whole.apply(graph)
@@ -121,7 +121,7 @@ class _Likely:
 
 
 def _has_product(pattern: Any, seen: set[int]) -> bool:
-    """Whether a batched product is part of a pattern: of its outputs, or of what they read."""
+    """Returns whether a batched product is part of a pattern: one of its outputs, or one of their arguments."""
     if id(pattern) in seen:  # patterns share their parts
         return False
     seen.add(id(pattern))

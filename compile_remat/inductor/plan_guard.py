@@ -1,7 +1,7 @@
-"""Keeps Inductor to the plan while it compiles a graph: which kernels it joins, their order, and how it calls them.
+"""Keeps Inductor to the plan while it compiles a graph: the kernels that it fuses, their order, and how it calls them.
 
-Both settings are scoped to the compilation of one graph, also of a backward that torch compiles later: plain Inductor in the
-same process is not touched.
+The choices handler and the scheduler pass are set for the compilation of one graph only, also for a backward that torch compiles
+later: plain Inductor in the same process is not touched.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ V = private_name("torch._inductor.virtualized", "V")
 GraphLowering = private_name("torch._inductor.graph", "GraphLowering")
 if TYPE_CHECKING:
     CustomSchedulerPass = object
-else:  # before 2.13 there is one class for all passes, and torch's cache of graphs knows a scheduler's pass by that
+else:  # before 2.13 one class serves all passes, and torch's graph cache identifies a scheduler pass by that class
     _passes = private_module("torch._inductor.custom_graph_pass")
     CustomSchedulerPass = getattr(_passes, "CustomSchedulerPass", None) or _passes.CustomGraphPass
 
 
 def guarded(compiler: GraphCompiler) -> GraphCompiler:
-    """`compiler`, under `GuardedChoices` and `PlannedKernels`, and convolutions that are computed again in the forward's layout."""
+    """Returns `compiler` under `GuardedChoices` and `PlannedKernels`; backwards keep a forward's eager convolution layout."""
     is_contiguous = False
 
     def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
@@ -51,17 +51,18 @@ def guarded(compiler: GraphCompiler) -> GraphCompiler:
 
 
 def _keeps_layouts(forward: fx.GraphModule) -> bool:
-    """Whether Inductor leaves the layout of a forward's convolutions as it is.
+    """Returns whether the forward has convolutions and Inductor leaves their layout as it is.
 
-    It asks each graph by its own convolutions, and a backward has some of the forward's.  A U-Net's forward keeps eager mode's
-    layout because of its decoder; its backward at `min`, without one, took 64 MiB of 630 for a copy in another layout.
+    Inductor decides for each graph by that graph's convolutions, and a backward has only some of the forward's.  A U-Net's forward
+    keeps eager mode's layout because of its decoder; its backward at `min`, without a decoder, took 64 MiB of 630 for a copy in
+    another layout.
     """
     has_convolutions = bool(forward.graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default))
     return has_convolutions and not GraphLowering.decide_layout_opt(forward, is_inference=False)
 
 
 def watched(compiler: GraphCompiler) -> GraphCompiler:
-    """`compiler` with one more option: `told`, which is told of the graph once it is lowered (`watch`)."""
+    """Returns `compiler` with one more option: `told`, which `watch` calls with the graph once it is lowered."""
 
     def compile_graph(
         gm: fx.GraphModule, example_inputs: Sequence[Any], *, told: Told | None = None, **options: Any
@@ -74,26 +75,26 @@ def watched(compiler: GraphCompiler) -> GraphCompiler:
 
 
 class PassBehind(CustomSchedulerPass):
-    """A pass over a scheduler's nodes before any are joined, behind the pass that was set before.
+    """A pass over a scheduler's nodes before any fusion, which runs after the pass that was set before.
 
     Args:
-        others: The pass that runs first.
+        others: The pass that runs first; None if there is none.
     """
 
     name: ClassVar[str]
-    """What torch's cache of graphs knows the pass by; the sources of this package are in its key beside it."""
+    """Identifies the pass in the key of torch's graph cache; the key also contains the sources of this package."""
 
     def __init__(self, others: Callable[[list[Any]], list[Any]] | None = None) -> None:
         self.others = others
 
     @classmethod
     def behind(cls, others: Any, *more: Any) -> Callable[[list[Any]], list[Any]]:
-        """The pass, or a plain function where the one before it has no identity for torch's cache of graphs."""
+        """Returns the pass, or a plain function if the pass before it has no identity for torch's graph cache."""
         ours = cls(others, *more)
         return ours if others is None or isinstance(others, CustomSchedulerPass) else ours.__call__
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        """The nodes in their new order."""
+        """Returns the nodes in their new order."""
         before = list(nodes)
         after = self.reorder(nodes if self.others is None else self.others(nodes))
         if after and after != before:
@@ -102,18 +103,18 @@ class PassBehind(CustomSchedulerPass):
 
     @abc.abstractmethod
     def reorder(self, nodes: list[Any]) -> list[Any]:
-        """The nodes in their new order, from the one that the pass before left."""
+        """Returns the nodes in their new order, given the order that the earlier pass left."""
 
     def uuid(self) -> object:
-        """The passes' identities in the key of torch's cache of graphs."""
+        """Identities of this pass and of `others` in the key of torch's graph cache."""
         return self.name if self.others is None else (self.name, self.others.uuid())  # type: ignore[attr-defined]
 
 
 class Watching(PassBehind):
-    """Leaves the nodes as they are, and has `told` told of the graph once its scheduler is finished.
+    """Leaves the nodes as they are, and has `told` called with the graph once its scheduler is finished.
 
     Args:
-        told: None where nobody asks; torch's caches do not tell the two apart, as the code is the same.
+        told: None if nobody asks; torch's caches do not distinguish the two cases, as the code is the same.
     """
 
     name = "compile_remat: watched"
@@ -123,7 +124,7 @@ class Watching(PassBehind):
         self.told = told
 
     def reorder(self, nodes: list[Any]) -> list[Any]:
-        """The same nodes."""
+        """Returns the same nodes."""
         if self.told is not None:
             watch(V.graph, self.told)
         return nodes
@@ -133,16 +134,16 @@ class Watching(PassBehind):
 
 
 class PlannedKernels(PassBehind):
-    """Kernels move up to their place in the plan; the scheduler is told to call C++ kernels one by one, and to build none yet.
+    """Moves kernels up to their place in the plan; makes the scheduler call C++ kernels one by one, and build none yet.
 
-    A pass that the user set runs first: it sees the nodes as plain Inductor shows them.  Kernels move up where that does not
-    raise the peak, in whatever order that pass left, and so the budget holds under it.
+    A pass that the user set runs first: it sees the nodes as plain Inductor shows them.  From any order that the user's pass
+    leaves, a kernel moves up only if the peak does not rise, so that the budget holds under such a pass.
     """
 
     name = "compile_remat: kernels moved up"
 
     def reorder(self, nodes: list[Any]) -> list[Any]:
-        """The nodes, moved up."""
+        """Returns the nodes, moved up."""
         if nodes:
             replace_backends(nodes[0].scheduler)
         drop_waiting_from_users(nodes)
@@ -150,7 +151,7 @@ class PlannedKernels(PassBehind):
 
 
 def number_anew(nodes: list[Any]) -> None:
-    """Tell a scheduler the order of its nodes, and have it find their ancestors: fusions, and our guard, go by both."""
+    """Set the order of a scheduler's nodes and recompute their ancestors: Inductor's fusions and the fusion guard use both."""
     scheduler = nodes[0].scheduler
     scheduler.nodes = nodes
     scheduler.compute_ancestors()

@@ -1,6 +1,6 @@
-"""A scheduler's nodes before any are joined, as kernels: what each reads and writes, who makes and reads a buffer, and bytes.
+"""A scheduler's nodes before any fusion, as kernels: the buffers of each node; the writer, readers and bytes of each buffer.
 
-The fusion guard and the order of kernels both work on it.  Buffers and nodes are known by their names.
+The fusion guard and the kernel order both use this graph.  Names identify buffers and nodes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 OF_THE_CALLER = ("primals_", "arg", "fwd_rng_state", "bwd_rng_state", "tangents")
-"""How inputs are called that die with their caller and not with their last reader."""
+"""Prefixes of inputs that the caller keeps alive, so that they do not die with their last reader."""
 
 
 class Access(NamedTuple):
-    """What a node of the scheduler does with buffers, by their names.
+    """Names of the buffers that a scheduler node accesses.
 
     Attributes:
-        reads: What it reads.
-        places: Those of its reads that it may be written over: it reads the very element that it writes, not a slice of a larger
-            tensor, say (``SchedulerNode.can_inplace``); and what a scatter writes into.
-        writes: What it makes.
+        reads: Buffers that the node reads.
+        places: Buffers that the node may overwrite: it reads the very element that it writes, not a slice of a larger tensor, say
+            (``SchedulerNode.can_inplace``); and buffers that a scatter writes into.
+        writes: Buffers that the node makes.
     """
 
     reads: frozenset[str]
@@ -30,7 +30,7 @@ class Access(NamedTuple):
 
     @staticmethod
     def of(node: Any) -> Access:
-        """Of a node of the scheduler that is not joined."""
+        """The accesses of a scheduler node that is not fused."""
         reads, outputs = node.read_writes.reads, node.get_outputs()
         places = {dep.name for dep in reads if node.can_inplace(dep)}
         return Access(
@@ -42,15 +42,15 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One kernel, or several that are joined.
+    """One kernel, or several fused kernels.
 
     Attributes:
-        nodes: Names of its scheduler nodes.
-        first: Where the first of them stood in the plan's order.
-        last: Where the last of them stood.
-        reads: Names of buffers and inputs that come from elsewhere.
-        writes: Names of buffers that it makes.
-        accesses: What each of its nodes reads, may write over and writes; empty for a kernel that is not Inductor's own.
+        nodes: Names of the kernel's scheduler nodes.
+        first: Position of the first of these nodes in the plan's order.
+        last: Position of the last of these nodes in the plan's order.
+        reads: Names of the inputs and buffers that the kernel reads and does not make.
+        writes: Names of the buffers that the kernel makes.
+        accesses: Accesses of each of these nodes; empty for a kernel that is not Inductor's own.
     """
 
     nodes: frozenset[str]
@@ -62,7 +62,7 @@ class Kernel:
 
     @staticmethod
     def of(nodes: Sequence[Any]) -> Kernel:
-        """The kernel that runs these nodes of the scheduler."""
+        """The kernel that runs these scheduler nodes."""
         accesses = [Access.of(node) for node in nodes]
         writes = frozenset().union(*(access.writes for access in accesses))
         reads = frozenset().union(*(access.reads for access in accesses)) - writes
@@ -76,14 +76,14 @@ class SchedulerGraph:
 
     Args:
         nodes: The nodes, in a topological order.
-        size_hint: The scheduler's ``dep_size_hint``: bytes that a dependency reads or writes.
+        size_hint: The scheduler's ``dep_size_hint``: returns the bytes that a dependency reads or writes.
         returned: Names of the buffers that the graph returns.
 
     Attributes:
         maker: For each buffer, the node that writes it.
         readers: For each buffer or input, the nodes that read it, in order.
         nbytes: Bytes of each buffer or input.
-        scattered: Buffers that are others with elements written into them: Inductor writes no kernel's output over such.
+        scattered: Buffers that result from a write into another buffer: Inductor never reuses them in place.
     """
 
     def __init__(self, nodes: Sequence[Any], size_hint: Callable[[Any], Any], returned: Iterable[str]) -> None:
@@ -106,26 +106,26 @@ class SchedulerGraph:
                     self.nbytes[dep.name] = max(self.nbytes.get(dep.name, 0), int(size_hint(dep)))
 
     def bytes_of(self, names: Iterable[str]) -> int:
-        """Bytes of some buffers together."""
+        """Total bytes of the named buffers; an unknown name counts as 0."""
         return sum(self.nbytes.get(name, 0) for name in names)
 
     def outlives(self, name: str) -> bool:
-        """Whether a buffer or input stays when its last reader has run: it is returned, or the caller's."""
+        """True if a buffer or input outlives its last reader: the graph returns it, or the caller holds it."""
         return name in self.returned or (name not in self.maker and name.startswith(OF_THE_CALLER))
 
     def has_extern_between(self, low: int, high: int) -> bool:
-        """Whether an unfused kernel (matmul, convolution, attention) stands strictly between two places."""
+        """True if an unfused kernel (matmul, convolution, attention) stands strictly between two positions."""
         following = bisect_right(self._externs, low)
         return following < len(self._externs) and self._externs[following] < high
 
     def peak_bytes(
         self, kernels: Iterable[Kernel], made: Callable[[Kernel], Set[str]], freed: Callable[[Kernel], Set[str]]
     ) -> int:
-        """The most in use while `kernels` run one after the other, above what was when the first of them began.
+        """Peak bytes while `kernels` run one after the other, above the bytes in use before the first of them.
 
         Args:
-            made: The buffers that a kernel allocates.
-            freed: What it is the last to read.
+            made: Returns the buffers that a kernel allocates.
+            freed: Returns the buffers that a kernel is the last to read.
         """
         level = peak = 0
         for kernel in kernels:
@@ -138,7 +138,7 @@ class SchedulerGraph:
 
 
 def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mapping[str, int]) -> int:
-    """In-place reuse: bytes that the kernel writes over what its nodes read in place, which is of one size and not read later."""
+    """In-place reuse: bytes of outputs that the kernel writes over `freed` buffers of the same size, read in place by its nodes."""
     left, total = set(freed), 0
     for place, access in enumerate(kernel.accesses):
         last = access.places.difference(*_reads_beside(kernel.accesses, place))
@@ -149,14 +149,14 @@ def reused_bytes(kernel: Kernel, made: Set[str], freed: Set[str], nbytes: Mappin
                 if name in made:
                     total += nbytes.get(found, 0)
                 else:
-                    left.add(name)  # a value inside the kernel: what is made of it may take the same place
+                    left.add(name)  # a value inside the kernel: its reader may reuse the same place
     return total
 
 
 def _reads_beside(accesses: Sequence[Access], place: int) -> Iterator[frozenset[str]]:
-    """What the nodes of a kernel read that one of them does not need: over that Inductor does not let it write.
+    """Yields the reads of a kernel's nodes that the node at `place` does not depend on: Inductor does not let it overwrite these.
 
-    Of two nodes that read a buffer neither may be written over it, unless the second one waits for the first
+    Two nodes that read the same buffer cannot overwrite it, unless the second node depends on the first
     (``SchedulerNode.decide_inplace_update``).
     """
     needed = set(accesses[place].reads)

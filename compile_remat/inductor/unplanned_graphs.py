@@ -1,6 +1,6 @@
-"""Where the budget cannot be kept: graphs without a plan, code that is not compiled, options that change memory after the plan.
+"""Finds where a budget may not hold: graphs without a plan, uncompiled code, options that change memory after the plan.
 
-Private names of torch, looked up by name: what a version does not have is never found.  What Dynamo says of the end of a graph
+Private names of torch, looked up by name: a name that a version lacks is never found.  Dynamo's reason for the end of a graph
 (``compile_subgraph_reason``) is the same in 2.11, 2.13 and 2.15.
 """
 
@@ -20,7 +20,7 @@ GRADIENTS_INSIDE = (
 NO_BACKWARD = "nothing in it has a backward"
 
 _NESTING = "_grad_increment_nesting"
-"""A function that Dynamo writes into a graph for ``torch.func.grad``, ``vjp`` and their like."""
+"""Name of a function that Dynamo calls in the graphs of ``torch.func.grad``, ``vjp`` and similar transforms."""
 
 OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cpp_wrapper": (bool, "its C++ code cannot be run dry, so that nothing compares its peak with the budget"),
@@ -33,16 +33,16 @@ OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "activation_quantization_aten_pass quantises saved activations after they were planned",
     ),
 }
-"""Options of Inductor that we accept and that change the memory of the code after the plan: when they do, and why."""
+"""Accepted Inductor options that change the code's memory after the plan: a test of the value, and the reason."""
 
 
 def reason_without_plan(module: fx.GraphModule) -> str:
-    """Why a Dynamo graph that no partitioner was called for has no plan."""
+    """Returns why a Dynamo graph has no plan, given that no partitioner was called for it."""
     return GRADIENTS_INSIDE if computes_gradients(module) else NO_BACKWARD
 
 
 def computes_gradients(module: fx.GraphModule) -> bool:
-    """Whether a Dynamo graph holds calls for gradients."""
+    """Returns whether a Dynamo graph calls functions that compute gradients."""
     graphs = (m.graph for m in module.modules() if isinstance(m, fx.GraphModule))
     targets = [n.target for graph in graphs for n in graph.nodes if n.op == "call_function"]
     inside = (torch.autograd.grad, torch.autograd.backward)
@@ -50,7 +50,7 @@ def computes_gradients(module: fx.GraphModule) -> bool:
 
 
 def uncompiled_code(module: fx.GraphModule) -> str:
-    """What Dynamo leaves out after a graph, where that may hold memory of its own; empty for other graph breaks."""
+    """Describes code that Dynamo leaves out after a graph and that may hold memory of its own; empty for other graph breaks."""
     reason = str(getattr(getattr(module, "compile_subgraph_reason", None), "reason", ""))
     if reason == "step_unsupported":
         return "Dynamo does not compile the rest of a function: it calls what Dynamo does not support, such as nn.LSTM"
@@ -60,10 +60,10 @@ def uncompiled_code(module: fx.GraphModule) -> str:
 
 
 def unmodelled_options(patches: Mapping[str, Any]) -> list[str]:
-    """The options in force that no plan takes account of, each with the reason.
+    """Inductor options in force that no plan models, each with the reason.
 
     Args:
-        patches: Options of this compilation; the others are Inductor's own.
+        patches: Options of this compilation; all other options have their process-wide values.
     """
     found = []
     for name, (is_on, why) in OPTIONS.items():

@@ -1,16 +1,16 @@
-"""What a kernel of a library takes beside its outputs while it runs, measured on the device that is here.
+"""Workspace of library kernels: the bytes that a kernel takes beside its outputs, measured on the device that is here.
 
-Imports nothing of ours but `_torch` and `_util`.  oneDNN copies weights, and inputs of other than its own layout, into blocks of 16
-channels, sums gradients for each group of threads by itself, and takes scratch memory that depends on the processor and the
-number of threads; LAPACK's drivers, sorting, transforms of several dimensions and many backward operators take copies.  There is
-no rule to copy: an operator is run once on tensors of the real sizes, types and strides, and the allocator is watched.  The
-result is kept on disk for later processes, below Inductor's own cache.
+Imports only `_torch` and `_util` of this package.  oneDNN copies weights, and inputs of other than its own layout, into blocks of
+16 channels, sums gradients for each group of threads by itself, and takes scratch memory that depends on the processor and the
+number of threads; LAPACK's drivers, sorting, transforms of several dimensions and many backward operators take copies.  No formula
+covers this: each operator is run once on tensors of the real sizes, types and strides, and the allocator is watched.  The results
+are kept on disk for later processes, below Inductor's own cache.
 
-Measured is every operator that Inductor calls, instead of emitting a kernel of its own, except those
+Every operator for which Inductor calls a library kernel, instead of emitting a kernel of its own, is measured, except operators
 
-- that wait for other processes, return nothing, or whose results have sizes that only the data knows;
-- of libraries beside torch's own that are written in Python, write into an argument, or read integers, which may be places in
-  another tensor;
+- that wait for other processes, return nothing, or have outputs of data-dependent size;
+- of libraries other than torch's own that are written in Python, write into an argument, or read integers, which may be indices
+  into another tensor;
 - whose inputs take more than `FREE_SHARE` of the host's free memory, or that fail on ones: a line is logged, and they count as 0.
 
 Private names, same in 2.11 to 2.15: ``lowerings``, ``fallbacks`` and the attribute ``_is_fallback_handler`` of
@@ -42,7 +42,7 @@ from compile_remat._util.number_file import NumberFile
 LOG = logging.getLogger("compile_remat")
 
 FREE_SHARE = 0.25
-"""An operator is run if its inputs take at most this part of the host's free memory: outputs and workspace come on top."""
+"""Largest share of the host's free memory that the inputs of an operator on the CPU may take for a run; outputs come on top."""
 
 aten = torch.ops.aten
 CONVOLUTIONS = frozenset({aten.convolution.default, aten.convolution_backward.default})
@@ -55,27 +55,27 @@ SOMETIMES_CALLED = frozenset(
         aten.native_dropout.default,
     }
 )  # fmt: skip
-"""Operators that Inductor emits kernels for or calls, by sizes and device; the ones that we take for unfused kernels are called."""
+"""Operators that Inductor calls or emits kernels for, by sizes and device; it calls those that we take for unfused kernels."""
 
 TORCHS_OWN = frozenset({"aten", "prims", "mkldnn"})
 NOT_ZERO = frozenset({aten.linalg_lu_solve.default, aten.lu_unpack.default, aten.linalg_ldl_solve.default})
-"""They take pivots, which count from 1."""
+"""Operators that take pivots, which count from 1."""
 COPIES = frozenset(
     {aten.copy_.default, aten.clone.default, aten._to_copy.default, aten.fill_.Scalar, aten.zero_.default}
 )
-"""Operators that a wrapper calls and that take nothing beside its outputs, for sure, where no operand is lazy and all lie alike."""
+"""Operators in wrappers that take no workspace if no operand is lazy and all operands have the same strides."""
 UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 _implementations = private_name("torch.library", "_impls")
 
 
 def node_workspace_bytes(node: fx.Node, rules: RulesOf = inductor_rules) -> int:
-    """Bytes that a node's kernel takes beside its outputs, under the layout that Inductor gives its inputs; 0 if Inductor emits it.
+    """Bytes of workspace of a node's kernel, with inputs in the layout that Inductor gives them; 0 if Inductor emits the kernel.
 
-    The first question of its kind runs the operator once.
+    The first call for an operator and its operands runs the operator once.
 
     Args:
-        rules: Of the node's graph.  On a GPU its convolutions decide how they lie (`conv_layout.with_layout`).
+        rules: Rules of the node's graph.  On a GPU, the graph's convolutions decide their layout (`conv_layout.with_layout`).
     """
     if node.op != "call_function" or not is_library_kernel(node):
         return 0
@@ -83,7 +83,7 @@ def node_workspace_bytes(node: fx.Node, rules: RulesOf = inductor_rules) -> int:
 
 
 def _args_of(node: fx.Node) -> tuple[Any, ...]:
-    """What a node's kernel is called with: on a GPU, Inductor adds a convolution's bias by a kernel of its own."""
+    """The arguments of a node's kernel: on a GPU a convolution has no bias, which Inductor adds by a kernel of its own."""
     value = node.meta.get("val")
     if node.target is aten.convolution.default and isinstance(value, torch.Tensor) and value.device.type != "cpu":
         return (*node.args[:2], None, *node.args[3:])
@@ -91,7 +91,7 @@ def _args_of(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _strides_for(node: fx.Node, rules: RulesOf) -> Strides:
-    """The strides under which a node's kernel gets each tensor; for `InductorRules.gradients_read_eager_strides`."""
+    """A function that returns the strides of each tensor argument; see `InductorRules.gradients_read_eager_strides`."""
     if node.target not in CONVOLUTIONS:
         return sizes.hint_strides
     of_convolution = functools.partial(conv_layout.convolution_strides, rules=rules)
@@ -109,9 +109,9 @@ def _strides_for(node: fx.Node, rules: RulesOf) -> Strides:
 
 
 def workspace_bytes(target: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> int:
-    """The same for one call on tensors, which may be fake: for an operator that is called, whatever Inductor does elsewhere.
+    """Bytes of workspace of one call on tensors, which may be fake; for a library's kernel, even if Inductor emits it elsewhere.
 
-    A call with ``out=`` takes what the call without it does.
+    A call with ``out=`` takes the same bytes as the call without it.
     """
     if target is DELIVER:  # its last argument says whether it copies the gradient
         gradient: Any = args[0]
@@ -124,13 +124,13 @@ def workspace_bytes(target: Any, args: Sequence[object], kwargs: Mapping[str, ob
 
 
 def _is_plain(args: Sequence[object]) -> bool:
-    """Returns whether a copy is made of elements as they lie: torch transposes by blocks, and resolves what is lazy first."""
+    """Returns whether a copy keeps the order of elements: torch transposes by blocks, and resolves lazy operands first."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     return len({sizes.hint_strides(tensor) for tensor in tensors}) < 2 and not any(map(lazily, tensors))
 
 
 def is_library_kernel(node: fx.Node) -> bool:
-    """Whether Inductor calls this operator's own kernel; for `SOMETIMES_CALLED`, whether it may."""
+    """Returns whether Inductor calls this operator's own kernel; for `SOMETIMES_CALLED`, whether Inductor may call it."""
     from torch._inductor import decomposition, lowering
 
     target: Any = node.target
@@ -166,7 +166,7 @@ def _beside(target: Any, args: Sequence[object], kwargs: Mapping[str, object], s
 
 
 def _is_here(device_type: str) -> bool:
-    """Whether there is a device of this kind whose allocator counts what is asked for."""
+    """Returns whether this machine has a device of this type whose allocator counts the requested bytes."""
     return device_type == "cpu" or (
         device_type == "cuda" and torch.cuda.is_available() and bool(torch.cuda.memory_stats())
     )
@@ -183,7 +183,7 @@ def _may_be_run(target: Any) -> bool:
 
 
 def _is_python(target: Any) -> bool:
-    """Whether a kernel of the operator was registered from Python: it may count its calls, or print."""
+    """Returns whether a kernel of the operator was registered from Python: such a kernel may count its calls, or print."""
     name = f"{target.namespace}/{target._schema.name.split('::')[1]}"
     names = (name, f"{name}.{target._schema.overload_name}")
     keys = ("CPU", "CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
@@ -191,7 +191,7 @@ def _is_python(target: Any) -> bool:
 
 
 def _suits_blas(like: Like) -> bool:
-    """Whether a product on the CPU reads this matrix where it lies: MKL takes nothing from torch's allocator."""
+    """Returns whether a product on the CPU reads this matrix without a copy: MKL takes nothing from torch's allocator."""
     is_exact = like.dtype is torch.float64 or (
         like.dtype is torch.float32 and torch.get_float32_matmul_precision() == "highest"
     )
@@ -213,7 +213,7 @@ def _known_or_measured(target: Any, call: Any, device_type: str) -> int:
         except (MemoryError, torch.OutOfMemoryError) as error:
             LOG.warning("the workspace of %s counts as none: %s", target, error)
             return 0
-        except Exception as error:  # whatever an operator raises on such numbers; training goes on
+        except Exception as error:  # an operator may raise anything on such numbers; training goes on
             LOG.info(
                 "the workspace of %s is not known: %s: %s", signature, type(error).__name__, str(error).splitlines()[:1]
             )
@@ -239,7 +239,7 @@ def _measured(target: Any, call: Any, device: torch.device) -> int:
 
 
 def _tensor(place: int, like: Like) -> torch.Tensor:
-    """Ones, which are probabilities, too, and chosen places of a mask; `place` for integers."""
+    """A tensor of ones, which also are valid probabilities and mask entries; of `place` for integers."""
     fill = place if like.is_of_places else 1
     return like.over(torch.full((like.elements,), fill, dtype=like.dtype, device=like.device_type))
 
@@ -248,17 +248,17 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in operators.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-# -- what was measured before -----------------------------------------------------------------------------------------
+# -- earlier measurements ---------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def _known(file: NumberFile) -> dict[str, int]:
-    """What the file held when it was first read, and all that this process measured since."""
+    """Bytes by call: the content of the file at its first read, and all measurements of this process since."""
     return file.read()
 
 
 def _file(device_type: str) -> NumberFile:
-    """One for each device and torch, and for what else changes a library's choice of an algorithm."""
+    """The file of measurements: one for each device, torch version and setting that changes a library's choice of algorithm."""
     if device_type == "cuda":
         how: tuple[object, ...] = (
             torch.cuda.get_device_name(),

@@ -1,10 +1,10 @@
-"""What a compiled graph will ask the allocator for: a dry run of the code that Inductor emitted.
+"""Dry run of the code that Inductor emitted: the bytes that a compiled graph will ask the allocator for.
 
-Imports nothing of ours but `workspace`.  Inductor's output is a Python function, the wrapper, that allocates every
-buffer, calls kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).  Here its
-statements are run one by one on fake tensors with the kernels left out, and the storages that its variables hold are counted.  So
-fusion, in-place reuse, buffer reuse, reordering and the outputs of multi-output kernels are all seen as they will be;
-what the operators that it calls take beside their outputs is measured (`workspace`).
+Imports only `_torch`, `workspace` and `wrapper_names` of this package.  Inductor's output is a Python function, the wrapper, that
+allocates every buffer, calls kernels and frees (torch 2.11 to 2.15: ``def call(self, args)`` of a class, or ``def call(args)``).
+The dry run executes the wrapper's statements one by one on fake tensors, without the kernels, and counts the storages that the
+variables hold.  The count therefore includes fusion, in-place reuse, buffer reuse, reordering and multi-output kernels as emitted;
+the workspace of the operators that the wrapper calls is measured (`workspace`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compile_remat.inductor.workspace import workspace_bytes
 from compile_remat.inductor.wrapper_names import constants_of, names_of
 
 SELECTOR = "_selector"
-"""How the name ends that tells which branch of a `cond` runs, from torch 2.15 on: ``buf1_selector = int(gt.item())``."""
+"""Suffix of the variable that selects the branch of a `cond`, from torch 2.15 on: ``buf1_selector = int(gt.item())``."""
 
 
 class NotUnderstood(Exception):
@@ -33,18 +33,18 @@ class NotUnderstood(Exception):
 
 @dataclass(frozen=True)
 class DryRun:
-    """What one wrapper allocates.
+    """Allocations of one wrapper.
 
     Attributes:
-        peak_bytes: The most bytes live at once.
+        peak_bytes: The most bytes live at once, workspace included.
         output_bytes: Bytes of the counted storages that are returned.
-        returned: For each value that is returned, the storage it lies in, as a number that only this run knows, and its bytes;
-            None for what is no tensor, and for what lies in an input that does not count.
-        events: What is allocated and freed, in order: a storage and its bytes, or 0 where it is freed.
-        moments: Bytes live while each statement runs, in order, by the kernel that it calls or the variable that it makes.
-        variables: For each variable that held counted storages, their bytes.
-        at_peak: The variables that hold storages at the peak, with their bytes, each storage once.
-        workspace: What the statement at the peak is called by in `moments`, and the bytes that it takes for itself.
+        returned: For each returned value, its storage (a number that only this run knows) and the storage's bytes; None for a
+            value that is no tensor, or that lies in an input that does not count.
+        events: Allocations and frees in order: a storage and its bytes, or 0 for a free.
+        moments: Live bytes of each statement in order, labelled by the kernel that it calls or the variable that it assigns.
+        variables: Bytes of the counted storages that each variable held.
+        at_peak: The variables that hold storages at the peak, with their bytes; each storage once.
+        workspace: Label in `moments` of the statement at the peak, and the bytes of its workspace.
     """
 
     peak_bytes: int
@@ -58,8 +58,8 @@ class DryRun:
 
 
 Counted = Mapping[int, tuple[int, int]]
-"""Positions of inputs whose memory counts until the wrapper drops it (saved activations): the storage that each lies in, by
-any number, and the storage's bytes."""
+"""Inputs whose memory counts until the wrapper drops them (saved activations): for each position, a number for the input's
+storage, and the storage's bytes."""
 
 
 def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None = None) -> DryRun:
@@ -67,11 +67,11 @@ def dry_run(source_code: str, inputs: Sequence[object], counted: Counted | None 
 
     Args:
         source_code: Inductor's output code.
-        inputs: What the wrapper gets; tensors for their sizes alone, real or fake; symbolic sizes as ints.
-        counted: Which inputs count; by default none.
+        inputs: Arguments of the wrapper: real or fake tensors, of which only the layout is used; sizes, by their hints if symbolic.
+        counted: Inputs that count; by default none.
 
     Raises:
-        NotUnderstood: The wrapper does something that cannot be followed.
+        NotUnderstood: The wrapper has a statement that the dry run cannot follow.
     """
     try:
         module = ast.parse(source_code)
@@ -95,10 +95,10 @@ def _call_of(module: ast.Module) -> ast.FunctionDef:
 
 
 def _functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
-    """The functions that `call` runs, by name.
+    """Module-level functions by name, which `call` may run.
 
-    ``partition_0``, ``partition_1``, ... are called by their numbers, each a CUDA graph (``mode="reduce-overhead"``); the graphs of
-    control flow and of regions that are compiled once are called by their names, such as ``true_graph_0``.
+    `call` runs ``partition_0``, ``partition_1``, ... by number, each a CUDA graph (``mode="reduce-overhead"``).  It runs the graphs
+    of control flow, and of regions that are compiled once, by names such as ``true_graph_0``.
     """
     return {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
 
@@ -113,10 +113,10 @@ def _copy(value: object) -> object:
 
 
 class _Workspace(TorchDispatchMode):
-    """Sees the operators that a statement runs, below what torch does to lazy operands: it hands most operators copies of them.
+    """Measures the operators that a statement runs, after torch has copied lazy operands, as it does for most operators.
 
     Attributes:
-        nbytes: The most that one of them holds beyond its outputs, since `begin`.
+        nbytes: The most bytes that one operator takes beside its outputs, since `begin`; copies of lazy operands included.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Workspace(TorchDispatchMode):
         self.begin()
 
     def begin(self) -> None:
-        """Another statement begins."""
+        """Forget the operators of the statement before."""
         self.nbytes = 0
         self._made: dict[int, int] = {}
 
@@ -140,7 +140,7 @@ class _Workspace(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _State:
-    """What `_Run` knows of names and storages at one statement."""
+    """The names and storages of a `_Run` at one statement."""
 
     names: dict[str, Any]
     held: dict[str, list[int]]
@@ -151,7 +151,7 @@ class _State:
 
 
 class _Run:
-    """Executes statements in one name space and keeps count of storages."""
+    """Executes statements in one name space and counts the storages that variables hold."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Run:
         )
 
     def _function(self, node: ast.expr) -> ast.FunctionDef | None:
-        """The module's own function that an expression calls."""
+        """The module's own function that an expression calls; None for any other expression."""
         match node:
             case ast.Call(func=ast.Subscript(slice=ast.Constant(value=int(number)))):
                 return self.functions.get(f"partition_{number}")
@@ -213,7 +213,7 @@ class _Run:
         return None
 
     def _run(self, function: ast.FunctionDef, call: ast.expr) -> Sequence[object]:
-        """Run a function in a name space of its own; it clears the list that it is handed once it has names for what is in it."""
+        """Run a function in a name space of its own; the function clears its argument list once it has unpacked the list."""
         match call:
             case ast.Call(args=[ast.Name(id=handed)]):
                 pass
@@ -228,7 +228,7 @@ class _Run:
         return self.returned
 
     def _blocks(self, node: ast.With | ast.If | ast.While) -> None:
-        """Run a loop's body twice: what the first run leaves lies beside what the second one makes.  Run both branches."""
+        """Run a loop's body twice, as buffers of one iteration live beside buffers of the next; run both branches of an ``if``."""
         if isinstance(node, ast.If):
             self._branches(node)
             return
@@ -236,7 +236,7 @@ class _Run:
             self.block(node.body)
 
     def _branches(self, node: ast.If) -> None:
-        """Run both branches from the same state, and go on with the state of the one that leaves more behind."""
+        """Run both branches from the same state, and go on with the state that has more live bytes."""
         before = self._state()
         self.block(node.body)
         after = self._state()
@@ -257,7 +257,7 @@ class _Run:
         self.workspace.begin()
         match node:
             case ast.Assign(targets=[ast.Name(id=name)]) if name.endswith(SELECTOR):
-                self.names[name] = None  # only the data knows it; what counts with it is not understood
+                self.names[name] = None  # known at run time only: an expression that computes with it is not understood
             case ast.Assign():
                 value = self._value(node.value)
                 for target in node.targets:
@@ -279,7 +279,7 @@ class _Run:
                 raise NotUnderstood(f"a statement {ast.unparse(node)[:80]!r}")
 
     def _call(self, node: ast.expr) -> None:
-        """A statement that is a call.  The wrapper's `set_device` is undone by its device guard, which is not entered here."""
+        """Run a statement that is a call.  `set_device` is skipped: the device guard that would undo it is not entered here."""
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="clear")):
                 self._release(name)
@@ -305,10 +305,10 @@ class _Run:
             raise NotUnderstood(f"{ast.unparse(node)[:80]!r}: {error}") from error
 
     def _check_names(self, node: ast.expr) -> None:
-        """Refuse an expression that names what a wrapper does not have.
+        """Refuse an expression with a name that a wrapper does not have.
 
-        Taking the builtins from `eval` instead would break operators: their C++ code imports modules with those of the
-        Python frame that called it.
+        Taking the builtins from `eval` instead would break operators: their C++ code imports modules with the builtins of
+        the Python frame that called it.
         """
         own = {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
         for part in ast.walk(node):
@@ -335,7 +335,7 @@ class _Run:
                 self.live += nbytes
                 self._note(key, nbytes)
             self.holders[key] = self.holders.get(key, 0) + 1
-        self._see(name, storages)  # what the variable held before is still there
+        self._see(name, storages)  # the old storages of the variable are still live here
         self._release(name)
         self.names[name] = value
         self.held[name] = [k for k, _ in storages]
@@ -343,7 +343,7 @@ class _Run:
             self.variables[name] = sum(nbytes for _, nbytes in storages)
 
     def _see(self, label: str, new: Sequence[tuple[int, int]] = ()) -> None:
-        """Note the bytes that are live now, with those that the statement's operators take for themselves.
+        """Record the live bytes under `label`, including the workspace of the statement's operators.
 
         Args:
             new: Storages, with their bytes, that the variable `label` is about to hold.
@@ -356,7 +356,7 @@ class _Run:
         self.moments.append((label, live_bytes))
 
     def _counted(self, value: object) -> Iterator[tuple[int, int]]:
-        """The storages behind a value that count, each once; inputs that share one are one."""
+        """Yields each counted storage of a value once, with its bytes; inputs that share a storage yield it once."""
         seen = set[int]()
         for key, nbytes in _tensors(value):
             found = self.shared.get(key, (key, nbytes))
@@ -372,13 +372,13 @@ class _Run:
                 self._note(key, 0)
 
     def _note(self, key: int, nbytes: int) -> None:
-        """An event of a storage, unless it has no bytes: the allocator is not asked for it."""
+        """Append an event of a storage, unless the storage has no bytes: the allocator is not asked for an empty storage."""
         if self.bytes[key]:
             self.events.append((key, nbytes))
 
 
 def _called(node: ast.expr) -> str:
-    """The kernel that a statement calls, or the variable that it writes into; empty for other calls."""
+    """Name of the kernel that a statement calls, or of the variable that it writes into; empty for other calls."""
     match node:
         case ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="run")):
             return name
@@ -388,7 +388,7 @@ def _called(node: ast.expr) -> str:
 
 
 def _tensors(value: object) -> Iterator[tuple[int, int]]:
-    """Address of the storage of each tensor in a nest of them, and the bytes that the allocator takes for it."""
+    """Yields the storage address of each tensor in a nest, and the bytes that the allocator takes for the storage."""
     for leaf in torch.utils._pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             storage = leaf.untyped_storage()

@@ -1,7 +1,8 @@
-"""The names that a wrapper of Inductor's may use in a dry run, and what stands for each.
+"""The names that Inductor's wrapper may use in a dry run, and a stand-in for each.
 
-A wrapper is evaluated with these names and no builtins.  Its header is the same in torch 2.11 to 2.15, but for what newer versions
-add: checks, and from 2.13 on, on GPUs, copies of inputs that are not aligned.  Inputs are taken to be: the allocator aligns.
+A dry run refuses all other names, most builtins among them.  The wrapper's header is the same in torch 2.11 to 2.15, except for
+additions: checks and, from 2.13 on, copies of misaligned inputs on GPUs.  The dry run takes all inputs as aligned, as the allocator
+aligns them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CHECKS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment"
 """Functions of the wrapper's header that check an input and return nothing; the second is new in 2.14, the last in 2.15."""
 
 ARITHMETIC = (abs, bool, float, int, max, min, round, tuple)
-"""Builtins that expressions of sizes use."""
+"""Builtins that size expressions use."""
 
 
 CONSTANT = re.compile(
@@ -26,11 +27,11 @@ CONSTANT = re.compile(
     r"torch\.(?P<dtype>\w+) \((?P<size>[\d, ]*)\) \((?P<stride>[\d, ]*)\) ",
     re.MULTILINE,
 )
-"""How the header writes a constant of the graph, which Inductor sets once the module is loaded."""
+"""The header's line for a constant of the graph, which Inductor sets once the module is loaded."""
 
 
 class Nothing:
-    """Stands for a kernel, a check or a stream: may be called, indexed by attribute, and does nothing."""
+    """Stand-in for a kernel, a check or a stream: a call does nothing, and each attribute is the stand-in itself."""
 
     def __call__(self, *args: object, **kwargs: object) -> None:
         return None
@@ -40,7 +41,7 @@ class Nothing:
 
 
 class Extern:
-    """``extern_kernels``: a call is run for the sizes of its result, or where it writes into `out` for who watches operators."""
+    """Stand-in for ``extern_kernels``: runs a call for the sizes of its result or, with `out`, for modes that watch operators."""
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, out: object = None, **kwargs: Any) -> Any:
@@ -54,7 +55,7 @@ class Extern:
 
 
 def names_of(module: ast.Module, constants: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """The names that the functions of an output code see: those of its header, its kernels and its constants."""
+    """The names that the functions of an output code see: names of its header, its kernels and its constants."""
     return {
         **constants,
         **{function.__name__: function for function in ARITHMETIC},
@@ -78,7 +79,7 @@ def names_of(module: ast.Module, constants: Mapping[str, torch.Tensor]) -> dict[
 
 
 def constants_of(source_code: str) -> dict[str, torch.Tensor]:
-    """The constants that an output code reads, by name, with nothing in them."""
+    """The constants that an output code reads, by name, as uninitialised tensors."""
     return {
         found["name"]: torch.empty_strided(
             _ints(found["size"]), _ints(found["stride"]), dtype=getattr(torch, found["dtype"]), device=found["type"]
@@ -92,7 +93,7 @@ def _ints(text: str) -> list[int]:
 
 
 def _kernels(module: ast.Module) -> list[str]:
-    """The variables of the module that ``async_compile`` makes: kernels of C++ and Triton, also a user's own."""
+    """The module's variables that ``async_compile`` assigns: C++ and Triton kernels, also a user's own."""
     return [
         target.id
         for statement in module.body

@@ -1,1 +1,1 @@
-"""The kernels that Inductor makes: built once a plan is kept, and those of C++ called one by one and built together."""
+"""Inductor's kernels: built once a plan is taken; C++ kernels are called one by one and built together."""

@@ -1,11 +1,11 @@
-"""C++ kernels that are called one by one are built together, those of a forward with those of its backward, and each once.
+"""Builds C++ kernels together, although they are called one by one: a forward's with its backward's, and each kernel once.
 
-Whatever is in it, a file costs the compiler most of a second for its headers, and a budget doubles the number of kernels.  The code
+The headers of one file alone cost the compiler most of a second, and a budget doubles the number of kernels.  The code
 that Inductor emits makes each kernel by ``async_compile.cpp_pybinding(types, source)``, and ends with
 ``async_compile.wait(globals())``.  Two lines in the header of a graph's code (`HEADER`) make ``async_compile`` a `KernelsOfGraph`,
 which collects the kernels until ``wait``, or until both graphs have their code (`building_postponed`).  A file in torch's
-cache, named by the kernel, says which library has it, so that other graphs and processes find it.  Triton's kernels and those of
-C++ that cannot share a file are handed to Inductor's own compilers as ever.
+cache, named by the kernel, says which library has the kernel, so that other graphs and processes find it.  Triton kernels, and
+C++ kernels that cannot share a file, go to Inductor's own compilers as usual.
 
 Private names of ``torch._inductor``, 2.11 to 2.15: ``async_compile.AsyncCompile`` and ``get_compile_threads``,
 ``exc.CppCompileError``, ``codecache.code_hash``, ``get_path`` and ``cache_dir``, ``cpp_builder.CppBuilder``
@@ -46,33 +46,33 @@ HEADER = (
     "from compile_remat.inductor.cpp_kernels.building import KernelsOfGraph",
     "async_compile = KernelsOfGraph()",
 )
-"""What stands at the end of a graph's header."""
+"""Lines that `build_together` appends to the header of a graph's code."""
 
 UNIT_CHARACTERS = 48 << 10
-"""Of source code in one unit, where several processors compile; the headers then cost a fifth of the compiler's time."""
+"""Source characters in one unit if several processors compile; the headers then cost a fifth of the compiler's time."""
 
 MOST_CHARACTERS = 192 << 10
-"""Of source code in one unit, at most: the compiler holds all of it in memory."""
+"""Most source characters in one unit: the compiler holds the whole unit in memory."""
 
 
 class Unbuilt:
-    """Stands for a kernel until it is built, at its first call at the latest."""
+    """Placeholder of a kernel that is not built yet; its first call builds it at the latest."""
 
     def __init__(self, kernel: Kernel, graph: KernelsOfGraph) -> None:
         self.kernel, self.graph = kernel, graph
 
     def __call__(self, *args: Any) -> None:
-        """Build all kernels of the graph, and call this one."""
+        """Build all kernels of the graph, and call this kernel."""
         build([self.graph])
         functions_of([self.kernel])[self.kernel](*args)
 
 
 class KernelsOfGraph(AsyncCompile):
-    """What ``async_compile`` is in the code of one graph.
+    """The object ``async_compile`` in the code of one graph.
 
     Attributes:
-        scope: Names of the code, once it was read to its end.
-        options: Inductor's, as the user gave them: the compiler is called by them, and they may be out of force by then.
+        scope: Global names of the code, set once the code was read to its end.
+        options: Inductor's options as the user gave them, under which `build` calls the compiler later.
     """
 
     def __init__(self) -> None:
@@ -81,12 +81,12 @@ class KernelsOfGraph(AsyncCompile):
         self.options: Mapping[str, Any] = {}
 
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
-        """A kernel of C++: what calls it, or will be replaced by what calls it."""
+        """Returns the function of a C++ kernel, or an `Unbuilt` placeholder that `build` replaces by the function."""
         kernel = Kernel(tuple(argtypes), source_code)
         return Unbuilt(kernel, self) if kernel.can_share else super().cpp_pybinding(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """The code is read: build its kernels, or leave that to `building_postponed`."""
+        """Called at the end of the code: build its kernels, or leave the build to `building_postponed`."""
         super().wait(scope)
         self.scope = scope
         postponed = _postponed.get()
@@ -97,12 +97,12 @@ class KernelsOfGraph(AsyncCompile):
             graphs.append(self)
 
     def unbuilt(self) -> dict[str, Kernel]:
-        """The kernels of the code that are not built, by name."""
+        """The kernels of the code that are not built yet, by name."""
         return {name: value.kernel for name, value in self.scope.items() if isinstance(value, Unbuilt)}
 
 
 def build_together(wrapper: Any) -> None:
-    """Have a `KernelsOfGraph` make the kernels that a graph's code will have; before any is made."""
+    """Write `HEADER` into a graph's wrapper, so that a `KernelsOfGraph` makes its kernels; call before any kernel is made."""
     known = wrapper.header.getvalue()
     for line in HEADER:
         if line not in known:
@@ -111,10 +111,10 @@ def build_together(wrapper: Any) -> None:
 
 @contextmanager
 def building_postponed(options: Mapping[str, Any]) -> Iterator[list[KernelsOfGraph]]:
-    """The graphs whose code is read inside; their kernels are not built before `build`, or before one of them is called.
+    """Yields a list of the graphs whose code is read inside; `build`, or the first call of a kernel, builds their kernels.
 
     Args:
-        options: Inductor's, which the graphs are compiled under.
+        options: Inductor's options that the graphs are compiled under.
     """
     graphs: list[KernelsOfGraph] = []
     token = _postponed.set((graphs, options))
@@ -125,10 +125,10 @@ def building_postponed(options: Mapping[str, Any]) -> Iterator[list[KernelsOfGra
 
 
 def build(graphs: Sequence[KernelsOfGraph]) -> None:
-    """Put functions in the place of `Unbuilt` kernels.
+    """Replace the `Unbuilt` kernels of graphs by functions.
 
     Args:
-        graphs: Of one `building_postponed`.
+        graphs: Graphs of one `building_postponed`, which share their options.
 
     Raises:
         CppCompileError: The compiler refuses a kernel.
@@ -148,7 +148,7 @@ _functions: dict[str, Function] = {}
 
 
 def functions_of(kernels: Iterable[Kernel]) -> dict[Kernel, Function]:
-    """The functions of kernels: those of this process, of libraries that were built earlier, and of new ones."""
+    """The functions of kernels: of this process, of libraries that were built earlier, or of new libraries."""
     keys = _keys(list(dict.fromkeys(kernels)))
     with _building:
         missing = {}
@@ -163,7 +163,7 @@ def functions_of(kernels: Iterable[Kernel]) -> dict[Kernel, Function]:
 
 
 def forget_functions() -> None:
-    """As in a new process: what was built is looked for in torch's cache."""
+    """Forget the functions of this process: as in a new process, kernels are looked up in torch's cache again."""
     _functions.clear()
     Unit.cache_clear()
 
@@ -186,14 +186,14 @@ def _build_missing(keys: dict[Kernel, str]) -> None:
 
 
 def _take(keys: Sequence[str], library: tuple[str, str]) -> None:
-    """Load the kernels of a new library, and note where they are."""
+    """Load the kernels of a new library, and note their places in torch's cache."""
     for number, key in enumerate(keys):
         _functions[key] = function_of(*library, number)
         _note(key, *library, number)
 
 
 def _units(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
-    """The kernels in groups of like size: as many as there are processors to compile them, if that is worth it."""
+    """Groups of kernels of similar length: at most one per compile thread, more if a group would exceed `MOST_CHARACTERS`."""
     length = sum(len(kernel.source) for kernel in kernels)
     number = max(min(get_compile_threads(), -(-length // UNIT_CHARACTERS)), -(-length // MOST_CHARACTERS))
     units: list[list[Kernel]] = [[] for _ in range(number)]
@@ -205,11 +205,11 @@ def _units(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     return units
 
 
-# -- where built kernels are --------------------------------------------------------------------------------------------
+# -- places of built kernels --------------------------------------------------------------------------------------------
 
 
 def _keys(kernels: Sequence[Kernel]) -> dict[Kernel, str]:
-    """What a built kernel is known by: its code, and how the compiler would be called."""
+    """Key of each built kernel: a hash of its code and of the compiler's command line."""
     if not kernels:
         return {}
     flags = {**Unit.cpp_compile_command_flags, "device_type": "cpu", "vec_isa": pick_vec_isa()}
@@ -231,7 +231,7 @@ def _note(key: str, library_key: str, path: str, number: int) -> None:
 
 
 def _function_in_cache(key: str) -> Function | None:
-    """A kernel that was built earlier; None where none is found, or none that can be used."""
+    """The function of a kernel that was built earlier; None if there is none, or if it cannot be loaded."""
     try:
         library_key, inside, number = json.loads(_place_of(key).read_text(encoding="utf-8"))
         return function_of(library_key, os.path.join(codecache.cache_dir(), inside), number)

@@ -1,4 +1,4 @@
-"""How Inductor calls its C++ kernels under a plan: one by one.
+"""Makes Inductor call its C++ kernels one by one under a plan.
 
 Private names of ``torch._inductor``, same in 2.11, 2.13 and 2.15.
 """
@@ -20,22 +20,22 @@ V = private_name("torch._inductor.virtualized", "V")
 
 
 class SeparateKernels(CppScheduling):
-    """Inductor's C++ backend, calling each kernel on its own where something can be freed after it.
+    """Inductor's C++ backend, which ends a function at each kernel after which a buffer can be freed.
 
-    By itself it makes one function of all kernels up to the next unfused one: all of their outputs are allocated before it,
-    and all that they read is freed after it.
+    By default, the backend makes one function of all kernels up to the next unfused one: the wrapper allocates all of their outputs
+    before the function, and frees all of their inputs after it.
     """
 
     def ready_to_flush(self) -> bool:
-        """Whether the kernels so far are called now."""
+        """Returns whether the kernels collected so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or bool(V.graph.scheduler.buffer_names_to_free)
 
     def _can_fuse_nodes_with_compatible_ranges(self, node1: Any, node2: Any) -> bool:
-        """Whether the loops of two pointwise kernels can be made the same; Inductor tries where one of them has a single loop.
+        """Returns whether the loops of two pointwise kernels can be made equal; Inductor only tries if one has a single loop.
 
-        The gradient of a pooling goes over rows and columns, what it is multiplied by over all pixels: in two loops, a sigmoid
-        that two read was written to memory between them.
+        The gradient of a pooling loops over rows and columns, and the tensor that it is multiplied by over all pixels: in two
+        loops, a sigmoid that both read was written to memory between them.
         """
         if super()._can_fuse_nodes_with_compatible_ranges(node1, node2):  # type: ignore[no-untyped-call]
             return True
@@ -58,14 +58,14 @@ class SeparateKernels(CppScheduling):
 
 
 def _sizes(node: Any) -> tuple[Any, ...] | None:
-    """The sizes that a kernel's part goes over; none of a kernel that is not Inductor's own."""
+    """The sizes that the loops of a kernel's node run over; None for a kernel that is not Inductor's own."""
     return tuple(node.node.data.get_size()) if isinstance(node.node, ComputedBuffer) else None
 
 
 def replace_backends(scheduler: Any) -> None:
-    """Give a graph's scheduler our backend for the devices that Inductor makes C++ for; before any code is made.
+    """Give a graph's scheduler `SeparateKernels` for the devices that Inductor makes C++ for; call before any code is made.
 
-    C++ kernels are called apart and built together.  A wrapper that itself is C++ builds its kernels.
+    C++ kernels are called one by one and built together.  A wrapper that itself is C++ builds its own kernels.
     """
     for device in {node.get_device() for node in scheduler.nodes} - {None}:
         if type(scheduler.get_backend(device)) is CppScheduling:

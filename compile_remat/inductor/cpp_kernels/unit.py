@@ -1,10 +1,10 @@
-"""Several C++ kernels in one file for the compiler, a unit, and the library that it becomes.
+"""Puts several C++ kernels into one file for the compiler (a unit), which becomes one library.
 
-Each kernel stands in a namespace as Inductor emitted it, with the Python bindings that Inductor gives it and a Python module of its
-own: a library may hold many modules, each found by its function ``PyInit_``.  Options of the compiler are Inductor's.
+Each kernel stands in a namespace as Inductor emitted it, with Inductor's Python bindings and a Python module of its own: a library
+may hold many modules, each found by its function ``PyInit_``.  The compiler's options are Inductor's.
 
 Private names of ``torch._inductor.codecache``, 2.11 to 2.15: ``CppPythonBindingsCodeCache`` with ``suffix_template``,
-``call_entry_function``, ``load_async`` and ``_load_library``; `UnitLibrary` says what is expected of them.
+``call_entry_function``, ``load_async`` and ``_load_library``; `Unit` and `function_of` use them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
 Function = Callable[..., None]
 ENTRY = re.compile(r'(extern "C"[^(]*\b)kernel\(')
 OF_THE_FILE = ("#include", "#define PY_SSIZE_T_CLEAN")
-"""Lines that stand at the top of the file, before all namespaces."""
+"""Prefixes of the lines that stand at the top of the file, before all namespaces."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Kernel:
     """One kernel as Inductor emits it.
 
     Attributes:
-        arg_types: Types of its arguments, in C++.
-        source: Headers, and a function ``kernel``.
+        arg_types: C++ types of the arguments.
+        source: C++ text: headers, and a function ``kernel``.
     """
 
     arg_types: tuple[str, ...]
@@ -42,18 +42,18 @@ class Kernel:
 
     @property
     def can_share(self) -> bool:
-        """Whether it may stand in a file with others: one function with C linkage, no macros."""
+        """True if the kernel may share a file with others: it has one function with C linkage and no macros."""
         return len(ENTRY.findall(self.source)) == self.source.count('extern "C"') == 1 and "#define" not in self.source
 
 
 class Unit(CppPythonBindingsCodeCache):
-    """Inductor's compiler of C++ into libraries, told to return where a library lies and not to load a module of it."""
+    """Inductor's compiler of C++ libraries, which here returns a library's path and loads no module of it."""
 
     cache: dict[str, Any] = {}  # noqa: RUF012 - as torch declares it
 
     @staticmethod
     def cache_clear() -> None:
-        """Forget which libraries this process knows."""
+        """Forget the libraries that this process knows."""
         Unit.cache.clear()
 
     @classmethod
@@ -64,10 +64,10 @@ class Unit(CppPythonBindingsCodeCache):
 
 
 def start_building(kernels: Sequence[Kernel], submit: Callable[..., Any] | None) -> Callable[[], tuple[str, str]]:
-    """Have a library of some kernels built; the result waits for it, and returns its key and its path.
+    """Start to build a library of kernels; the returned function waits for it, and returns the library's key and path.
 
     Args:
-        submit: Runs a function elsewhere, and returns its future; by default the library is built when it is waited for.
+        submit: Runs a function elsewhere, and returns its future; if None, the library is built when it is waited for.
     """
     wait = Unit.load_async(unit_source(kernels), "cpu", submit_fn=submit)
 
@@ -79,7 +79,7 @@ def start_building(kernels: Sequence[Kernel], submit: Callable[..., Any] | None)
 
 
 def unit_source(kernels: Sequence[Kernel]) -> str:
-    """A file of C++ with the kernels and their Python bindings."""
+    """The C++ text of one file with the kernels and their Python bindings."""
     top: dict[str, None] = {}
     parts = []
     for number, kernel in enumerate(kernels):
@@ -91,7 +91,7 @@ def unit_source(kernels: Sequence[Kernel]) -> str:
 
 
 def function_of(key: str, path: str, number: int) -> Function:
-    """A kernel of a library, by its place in the unit.
+    """Load a kernel of a library, by its position in the unit.
 
     Raises:
         ImportError, OSError: The library is damaged.
@@ -103,7 +103,7 @@ def function_of(key: str, path: str, number: int) -> Function:
 
 
 def entry_of(number: int) -> str:
-    """The name of a unit's kernel, and of its module."""
+    """The name of a kernel by its position in the unit, and of its Python module."""
     return f"kernel_{number}"
 
 
@@ -112,7 +112,7 @@ def _renamed(source: str, number: int) -> str:
 
 
 def _bindings(kernel: Kernel, number: int) -> str:
-    """What Inductor's ``load_pybinding_async`` appends to a kernel."""
+    """The Python bindings that Inductor's ``load_pybinding_async`` appends to a kernel."""
     types = [kind.replace("const ", "") for kind in kernel.arg_types]
     arguments = ", ".join(f"parse_arg<{kind}>(args, {position})" for position, kind in enumerate(types))
     call = Unit.call_entry_function.replace("kernel", entry_of(number)).format(arguments)

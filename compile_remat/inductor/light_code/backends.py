@@ -1,4 +1,4 @@
-"""Which of Inductor's code generators have one beside them that writes no kernels."""
+"""Replaces Inductor's code generators for C++ and Triton by code generators that write no kernels."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ TritonScheduling = private_name("torch._inductor.codegen.triton", "TritonSchedul
 def use_light_backends(scheduler: Any, kernels: Kernels) -> None:
     """Give a scheduler code generators that write no kernels, for the devices that Inductor makes C++ or Triton for.
 
-    Any other code generator makes its kernels.
+    Any other code generator makes its kernels as usual.
 
     Args:
-        kernels: Gets the kernels as the scheduler makes its code.
+        kernels: Receives the kernels while the scheduler makes its code.
     """
     before = scheduler.backends
     scheduler.backends = {}

@@ -1,4 +1,4 @@
-"""Inductor's C++ backend without kernels.
+"""Inductor's C++ backend without kernel code.
 
 Private names of ``torch._inductor.codegen.cpp``, same in 2.11 to 2.15: ``CppScheduling`` and its ``kernel_group``,
 ``kernel_proxy_cls``, ``codegen_node``, ``flush``; ``CppKernelProxy`` and its ``codegen_nodes``, ``codegen_loops``, ``loop_nest``;
@@ -32,8 +32,8 @@ class LightCpp(CppScheduling):
     """Inductor's C++ backend, without the text of kernels.
 
     Args:
-        kernels: Gets the names of kernels and the nodes that they run.
-        is_apart: Whether each kernel is called on its own where something can be freed after it, as by `SeparateKernels`.
+        kernels: Receives the name of each kernel and the nodes that it runs.
+        is_apart: True to end a function at each kernel after which a buffer can be freed, as `SeparateKernels` does.
     """
 
     def __init__(self, scheduler: Any, kernels: Kernels, is_apart: bool) -> None:
@@ -41,7 +41,7 @@ class LightCpp(CppScheduling):
         self.kernels, self.is_apart = kernels, is_apart
 
     def ready_to_flush(self) -> bool:
-        """True where the kernels so far are called now."""
+        """Returns whether the kernels collected so far are called now."""
         is_ready: bool = super().ready_to_flush()  # type: ignore[no-untyped-call]
         return is_ready or (self.is_apart and bool(V.graph.scheduler.buffer_names_to_free))
 
@@ -59,12 +59,12 @@ class LightCpp(CppScheduling):
             self._set_flush_status(True)
 
     def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
-        """A kernel from a template, with what is joined to it."""
+        """Make a kernel from a template and the nodes that are fused with it."""
         give_own_bodies(nodes_in(args, list(kwargs.values())))
         return super().codegen_template(*args, **kwargs)
 
     def flush(self) -> None:
-        """Call the kernels so far as one function."""
+        """Call the kernels collected so far as one function."""
         nodes, args = self.kernel_group.scheduled_nodes, self.kernel_group.args
         if nodes:
             call_kernel(self.kernels, nodes, args)
@@ -72,21 +72,21 @@ class LightCpp(CppScheduling):
         self._set_flush_status(False)
 
     def define_kernel(self, src_code: str, nodes: list[Any], kernel_args: Any = None) -> str:
-        """A name for a kernel in the wrapper, which stands for no code."""
+        """Define a kernel's name in the wrapper, without code, and return the name."""
         return name_kernel(self.kernels, nodes)
 
     def codegen_comment(self, *args: Any, **kwargs: Any) -> None:
-        """No comments: they name the origins of all nodes."""
+        """Write no comment: comments name the origins of all nodes."""
 
 
 class LightLoops(CppKernelProxy):
-    """Loops of one kernel inside of outer loops that it shares with others.
+    """Loops of one kernel inside of outer loops that the kernel shares with other kernels.
 
-    Inductor decides which buffers are local to the shared loops, and joins them only where all kernels cut them into the same
-    tiles.
+    Inductor decides which buffers are local to the shared loops, and fuses the outer loops only if all kernels cut them into the
+    same tiles.
 
     Args:
-        depth: How many loops are shared.
+        depth: Number of shared loops.
     """
 
     def __init__(self, depth: int, kernel_group: Any) -> None:
@@ -94,7 +94,7 @@ class LightLoops(CppKernelProxy):
         self.depth = depth
 
     def codegen_nodes(self, nodes: list[Any]) -> None:
-        """Decide about the buffers, and note the loops."""
+        """Decide about the buffers of the kernel, and record its loops."""
         sizes = [node.group[1] for node in nodes]
         loops, reduced = max(sizes, key=lambda each: len(each[1]))
         LightKernel(self.kernel_group.args).take_in(nodes)
@@ -106,7 +106,7 @@ class LightLoops(CppKernelProxy):
                 self.loop_nest.tile(k, factor)
 
     def _may_tile(self, nodes: list[Any], sizes: list[Any]) -> bool:
-        """True where a shared loop may be cut into tiles; mostly it is the innermost one that is."""
+        """True if a shared loop may be cut into tiles; mostly Inductor cuts the innermost loop."""
         divided = any(
             expr.has(FloorDiv, ModularIndexing) for node in nodes for expr in node._body.indexing_exprs.values()
         )
@@ -117,7 +117,7 @@ class LightLoops(CppKernelProxy):
         )
 
     def _tiles(self, nodes: list[Any], sizes: list[Any]) -> list[tuple[int, int]]:
-        """The loops that are cut into tiles, and the lengths of these, as Inductor selects them for the bodies that it emits."""
+        """The loops that are cut into tiles, and the tile lengths, as Inductor selects them for the bodies that it emits."""
         give_own_bodies(nodes)
         self.legalize_lowp_fp_dtype(nodes)  # type: ignore[no-untyped-call]
         self.data_type_propagation(nodes)  # type: ignore[no-untyped-call]
@@ -125,7 +125,7 @@ class LightLoops(CppKernelProxy):
         return list(zip(found, factors, strict=True))
 
     def _functions(self, nodes: list[Any]) -> list[Any]:
-        """The bodies, or what runs them: buffers that are local to the shared loops are indexed by the inner ones."""
+        """The loop bodies, or functions that run them and index buffers local to the shared loops by the inner loops."""
         if not getattr(V.local_buffer_context, "local_buffers", None):
             return [node._body for node in nodes]
         functions = [partial(_run_body, node) for node in nodes]
@@ -135,7 +135,7 @@ class LightLoops(CppKernelProxy):
         return wrapped
 
     def codegen_loops(self, code: Any, worksharing: Any) -> None:
-        """No text."""
+        """Write no text."""
 
 
 def _run_body(node: Any, *index: Any) -> Any:

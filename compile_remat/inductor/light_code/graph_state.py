@@ -1,4 +1,4 @@
-"""Puts a graph that Inductor lowered back into the state that it was in, so that code can be made of it twice.
+"""Restores the earlier state of a graph that Inductor lowered, so that Inductor can make its code twice.
 
 Private names of torch, same in 2.11 to 2.15: ``GraphLowering.operations``, ``Scheduler.nodes`` and ``.name_to_buf``,
 ``ir.Subgraph.graph``, the module ``torch._inductor.metrics`` and ``torch._dynamo.utils.counters``.
@@ -23,8 +23,8 @@ Subgraph = private_name("torch._inductor.ir", "Subgraph")
 def untouched(graph: Any) -> Iterator[None]:
     """Restore the graph, its scheduler, their nodes, torch's counters and Python's random state at exit.
 
-    Attributes get the values that they had; containers among them, their content.  Objects that nodes hold (loop bodies, layouts,
-    the FX graph) are not looked into.
+    Attributes get their old values back, and containers their old content.  Objects that nodes hold (loop bodies, layouts, the FX
+    graph) are not restored.
 
     Args:
         graph: A ``GraphLowering`` with a finished scheduler.
@@ -41,7 +41,7 @@ def untouched(graph: Any) -> Iterator[None]:
 
 
 class ProcessCounts:
-    """Torch's counters, Inductor's metrics and Python's random state, as they were when this was made."""
+    """Torch's counters, Inductor's metrics and Python's random state at the time of construction."""
 
     def __init__(self) -> None:
         self._figures = _State({name: value for name, value in vars(metrics).items() if _is_figure(name, value)})
@@ -49,7 +49,7 @@ class ProcessCounts:
         self._random_state = random.getstate()
 
     def put_back(self) -> None:
-        """As if nothing had been compiled since."""
+        """Restore the counters, metrics and random state, as if nothing had been compiled since."""
         random.setstate(self._random_state)
         counters.clear()
         counters.update(self._counts)
@@ -57,17 +57,18 @@ class ProcessCounts:
 
 
 class CountsInside:
-    """What torch counts while a graph is compiled inside of another one's lowering.
+    """Torch's counts for a graph that is compiled inside of another graph's lowering.
 
-    Inductor caches each graph with what was counted while it was compiled, and counts that again where the graph comes out of
-    the cache.  So the counts are taken away when the inner graph is done, and given back once the outer one is.
+    Inductor caches each graph with the counts of its compilation, and adds these counts again when the graph comes out of
+    the cache.  The counts of the inner graph are therefore removed once the inner graph is done, and added again once the
+    outer graph is done.
     """
 
     def __init__(self) -> None:
         self._numbers, self._counts = _numbers(), {name: counter.copy() for name, counter in counters.items()}
 
     def take(self) -> None:
-        """The inner graph is done."""
+        """Remove the counts since construction; to be called when the inner graph is done."""
         now, before = _numbers(), self._numbers
         self._numbers = {name: number - before.get(name, 0) for name, number in now.items()}
         vars(metrics).update({name: number for name, number in before.items() if name in now})
@@ -78,7 +79,7 @@ class CountsInside:
             self._counts[name] = counted
 
     def give_back(self) -> None:
-        """The outer graph is done."""
+        """Add the removed counts again; to be called when the outer graph is done."""
         for name, number in self._numbers.items():
             vars(metrics)[name] += number
         for name, counted in self._counts.items():
@@ -94,14 +95,14 @@ def _is_figure(name: str, value: Any) -> bool:
 
 
 class _State:
-    """Values by their names, and what those among them that are containers held when this was made."""
+    """Values by name, and the content of the containers among them at the time of construction."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = {name: _fixed(value) for name, value in values.items()}
         self.content = [(value, value.copy()) for value in self.values.values() if _is_container(value)]
 
     def put_into(self, values: dict[str, Any]) -> None:
-        """Give names their values, and the containers among these their content."""
+        """Write the values into `values`, and restore the content of the containers among them."""
         for value, content in self.content:
             value.clear()
             (value.extend if isinstance(value, list) else value.update)(content)
@@ -113,12 +114,12 @@ def _is_container(value: Any) -> bool:
 
 
 def _fixed(value: Any) -> Any:
-    """A counter at the same number, as counting changes it; any other value itself."""
+    """A new counter at the same number for an ``itertools.count``, which counting changes; any other value itself."""
     return _count_from(value) if isinstance(value, itertools.count) else value
 
 
 def _things(graph: Any) -> list[Any]:
-    """The graph, its scheduler, its nodes and buffers, and the graphs of its control flow; each once."""
+    """The graph, its operations, scheduler, nodes and buffers, and the same of its control flow graphs; each object once."""
     scheduler = graph.scheduler
     found: list[Any] = [graph, *graph.operations]
     if scheduler is not None:
@@ -130,7 +131,7 @@ def _things(graph: Any) -> list[Any]:
 
 
 def _subgraphs(values: Any) -> Iterator[Any]:
-    """The lowered graphs of a control flow operation: of branches, bodies and regions."""
+    """Yields the lowered graphs among a control flow operation's attributes: branches, bodies and regions."""
     for value in values:
         if isinstance(value, Subgraph):
             yield value.graph
@@ -139,5 +140,5 @@ def _subgraphs(values: Any) -> Iterator[Any]:
 
 
 def _count_from(counter: itertools.count[int]) -> itertools.count[int]:
-    """A counter at the same number: its text is ``count(3)``, and Python 3.14 has no other way to ask."""
+    """A new counter at the number that the old one's text shows, ``count(3)``: Python 3.14 has no other way to read the number."""
     return itertools.count(int(repr(counter)[len("count(") : -1]))

@@ -1,6 +1,6 @@
-"""Fused kernels without text: they decide which buffers are allocated, taken over, or never written.
+"""Fused kernels without code text, which decide the buffers that are allocated, reused in place, or never written.
 
-All of that is decided by Inductor's own functions: ``decide_inplace_update`` and ``mark_run`` of a node, and
+Inductor's own functions make these decisions: ``decide_inplace_update`` and ``mark_run`` of a node, and
 ``Kernel.remove_kernel_local_buffers``.
 
 Private names of ``torch._inductor``, same in 2.11 to 2.15: ``codegen.common.Kernel`` and its attributes,
@@ -24,14 +24,14 @@ LOADS = (MemoryUsageType.LOAD, MemoryUsageType.LOAD_SEED, MemoryUsageType.BUCKET
 STORES = (MemoryUsageType.STORE, MemoryUsageType.STORE_REDUCTION)
 
 Kernels = dict[str, list[Any]]
-"""Names of kernels, as the wrapper calls them, and the scheduler's nodes that each runs."""
+"""The scheduler nodes that each kernel runs, by the kernel's name in the wrapper."""
 
 
 class LightKernel(Kernel):
-    """A fused kernel of which only the arguments are known.
+    """A fused kernel that has arguments and no code.
 
     Args:
-        args: The arguments of the C++ function that it becomes part of; by default it has its own.
+        args: Arguments of the C++ function that the kernel becomes part of; by default the kernel has arguments of its own.
     """
 
     overrides = object  # type: ignore[assignment]
@@ -40,7 +40,7 @@ class LightKernel(Kernel):
         super().__init__(args, increase_kernel_count=False)
 
     def take_in(self, nodes: Iterable[Any]) -> None:
-        """Decide one node after the other what it writes over, allocate what it writes; drop what no other kernel reads."""
+        """Decide in-place reuse and allocate outputs node by node; then drop the buffers that no other kernel reads."""
         with V.set_kernel_handler(self):
             for node in nodes:
                 node.decide_inplace_update()
@@ -50,10 +50,10 @@ class LightKernel(Kernel):
         self.tell_graph()
 
     def take_in_at_once(self, nodes: list[Any], kept: Iterable[str] = ()) -> None:
-        """The same, but nothing is allocated before all is decided; the graph is not told yet.
+        """Decide in-place reuse of all nodes before any output is allocated; the graph is not told yet.
 
         Args:
-            kept: Buffers that the kernel reads back from memory.
+            kept: Buffers that are not dropped, as the kernel reads them back from memory.
         """
         self.must_keep_buffers.update(kept)
         with V.set_kernel_handler(self):
@@ -71,9 +71,9 @@ class LightKernel(Kernel):
         V.graph.inplaced_to_remove |= self.inplaced_to_remove
 
     def _note_accesses(self, node: Any) -> None:
-        """Arguments of the kernel, as ``CSEProxy.load`` and ``.store`` make them: a buffer that it wrote is not loaded.
+        """Add a node's buffers to the kernel's arguments, as ``CSEProxy.load`` and ``.store`` do.
 
-        A buffer that is local to the C++ function is no argument.
+        A buffer that the kernel has stored is not loaded, and a buffer that is local to the C++ function is no argument.
         """
         local = getattr(V.local_buffer_context, "global_to_local", ())
         for name in accessed(node, LOADS):
@@ -88,19 +88,19 @@ class LightKernel(Kernel):
 
 
 def accessed(node: Any, usages: Iterable[Any]) -> list[str]:
-    """The buffers that the body of a node's loops loads or stores: its dependencies have others, which give it its place only."""
+    """The buffers that a node's loop body loads or stores; the node's dependencies also name buffers that only order the node."""
     entries = node._body.memory_usage
     return [entry.buffer_name for usage in usages for entry in entries[usage]]
 
 
 def call_kernel(kernels: Kernels, nodes: Iterable[Any], args: Any, method: str = "") -> None:
-    """Call a new kernel in the wrapper, with the buffers that are left of its arguments."""
+    """Write the call of a new kernel into the wrapper, with the buffers that are left among its arguments."""
     _, names, *_ = args.python_argdefs()
     V.graph.wrapper_code.writeline(f"{name_kernel(kernels, nodes)}{method}({', '.join(map(str, names))})")
 
 
 def name_kernel(kernels: Kernels, nodes: Iterable[Any]) -> str:
-    """A new name for the kernel of some nodes, defined in the wrapper, where it stands for no code."""
+    """Define a new kernel name for some nodes in the wrapper, without code, and return the name."""
     name = f"kernel_{len(kernels)}"
     kernels[name] = list(nodes)
     V.graph.wrapper_code.define_kernel(name, "async_compile.light()", gpu=False)

@@ -1,4 +1,4 @@
-"""Copies of the bodies of loops: Inductor rewrites them while it makes code, and some rewrites may be done once only.
+"""Copies loop bodies: Inductor rewrites them while it makes code, and some rewrites may run only once.
 
 Private names of ``torch._inductor``, same in 2.11 to 2.15: ``loop_body.LoopBody`` and its ``root_block``, ``subblocks`` and
 ``submodules``; ``LoopBodyBlock.clone``, ``.graph``; ``SchedulerNode._body``.
@@ -19,14 +19,14 @@ BaseSchedulerNode = private_name("torch._inductor.scheduler", "BaseSchedulerNode
 
 
 def give_own_bodies(nodes: Iterable[Any]) -> None:
-    """Replace the body of each node of a scheduler by a copy; whoever keeps the nodes `untouched` puts the first one back."""
+    """Replace the loop body of each scheduler node by a copy; `untouched` restores the original body."""
     for node in nodes:
         if isinstance(getattr(node, "_body", None), LoopBody):
             node._body = copied(node._body)
 
 
 def nodes_in(*values: Any) -> list[Any]:
-    """The single nodes of a scheduler in a nest of lists and of nodes that were joined."""
+    """The single scheduler nodes in a nest of lists and of fused nodes."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, list | tuple):
@@ -37,7 +37,7 @@ def nodes_in(*values: Any) -> list[Any]:
 
 
 def copied(body: Any) -> Any:
-    """A body of the same loops, with graphs of its own."""
+    """A copy of a loop body, with FX graphs of its own."""
     new = copy.copy(body)
     for name in [name for name in vars(new) if name.endswith("_cache")]:
         delattr(new, name)

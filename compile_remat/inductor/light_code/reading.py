@@ -1,8 +1,8 @@
-"""Reads a graph off Inductor between its scheduling and its code: what the code will allocate, and which node of the plan does.
+"""Reads a graph between Inductor's scheduling and its code: the buffers that the code will allocate, and their FX nodes.
 
-`watch` puts itself before the ``codegen`` of that one scheduler.  There everything is decided but the code: fusions, the order
-of kernels, layouts.  The wrapper is written with kernels that have names and no text (`backends`), and the graph is
-put back (`graph_state`).  Whoever is told may raise, and then no code is made; or return, and Inductor goes on.
+`watch` replaces the ``codegen`` of one scheduler.  At that point Inductor has decided everything but the code: fusions, the order
+of kernels, layouts.  Inductor writes the wrapper with kernels that have names and no text (`backends`), and the graph is then
+restored (`graph_state`).  If the callback raises, no code is made; if the callback returns, Inductor goes on.
 
 Private names of ``torch._inductor``, same in 2.11 to 2.15: ``Scheduler.codegen``, ``.nodes``, ``.backends``, ``.get_backend``;
 ``GraphLowering.init_wrapper_code``, ``.wrapper_code``, ``.graph_outputs``, ``.name_to_buffer``; ``IRNode.origins`` and
@@ -37,7 +37,7 @@ SymT = private_name("torch.utils._sympy.symbol", "SymT")
 UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 UNSEEN = {"trace.provenance_tracking_level": 0}
-"""Options under which Inductor keeps no books on kernels beside their code."""
+"""Options under which Inductor does not record the provenance of kernels."""
 
 UNREADABLE = (
     "a graph cannot be read before Inductor makes its code (the log has the reason): its plan is judged by that code, and plans "
@@ -49,12 +49,12 @@ Strides = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Lowered:
-    """One graph behind Inductor's scheduler.
+    """One graph after Inductor's scheduler.
 
     Attributes:
         source_code: The wrapper that the graph will get, with kernels that have no code.
-        nodes_of: For a kernel's or a buffer's name in it, the names of the FX nodes that it computes.
-        output_strides: Strides of each output as Inductor lays it out; None for what is no tensor, or has symbolic strides.
+        nodes_of: Names of the FX nodes that a kernel or buffer of the wrapper computes, by its name.
+        output_strides: Strides of each output in Inductor's layout; None for an output that is no tensor or has symbolic strides.
     """
 
     source_code: str
@@ -63,16 +63,16 @@ class Lowered:
 
 
 Told = Callable[[Lowered], None]
-"""Is told of a graph that was lowered; raises where no code shall be made."""
+"""Called with a lowered graph; raises to prevent its code."""
 
 _kernels: ContextVar[Kernels | None] = ContextVar("the kernels of the graph that is being read", default=None)
 
 
 def watch(graph: Any, told: Told) -> None:
-    """Tell `told` of a graph right before Inductor makes its code; called while its scheduler is being made.
+    """Have `told` called with a graph right before Inductor makes its code; to be called while the graph's scheduler is made.
 
-    Nobody is told of the graphs of control flow and of regions: Inductor lowers them with the graph that they are part of.  Where
-    the graph cannot be read, whatever the reason, Inductor goes on; the reason is logged, and the user warned once in a process.
+    `told` does not get the graphs of control flow and of regions: Inductor lowers them with the graph that they are part of.  If
+    the graph cannot be read for any reason, Inductor goes on; the reason is logged, and the user is warned once in a process.
     """
     scheduler, kernels = graph.scheduler, _kernels.get()
     codegen = scheduler.codegen
@@ -106,7 +106,7 @@ def _read(graph: Any) -> Lowered | None:
 
 
 def read(graph: Any) -> Lowered:
-    """The wrapper's code of a graph that is lowered; the graph is used up, unless it is kept `untouched`."""
+    """Make the wrapper's code of a lowered graph; the graph cannot be used again, unless it is kept `untouched`."""
     scheduler, kernels = graph.scheduler, _kernels.get()
     assert kernels is not None
     graph.init_wrapper_code()
@@ -124,7 +124,7 @@ def read(graph: Any) -> Lowered:
 
 
 def _has_symbols(graph: Any) -> bool:
-    """True where sizes in the graph may be symbols: of its inputs, or of what only the data knows."""
+    """True if sizes in the graph may be symbols: sizes of its inputs, or data-dependent sizes."""
     known = graph.sizevars.shape_env.var_to_range
     return any(symbol_is_type(each, UNBACKED) for each in known) or any(map(_is_symbolic, graph.graph_inputs.values()))
 
@@ -137,7 +137,7 @@ def _is_symbolic(given: Any) -> bool:
 
 
 def _names(made: Sequence[Any]) -> tuple[str, ...]:
-    """FX nodes that some operations of Inductor compute: those that it names as their origin first."""
+    """Names of the FX nodes that some operations of Inductor compute: first the single origin of each, then all other origins."""
     found: dict[str, None] = {}
     for each in made:
         origin = None if each is None else each.get_origin_node()

@@ -1,4 +1,4 @@
-"""Inductor's Triton backend without kernels.
+"""Inductor's Triton backend without kernel code.
 
 Private names of ``torch._inductor.codegen``, same in 2.11 to 2.15: ``triton.TritonScheduling``, ``.TritonKernel``;
 ``simd.DisableReduction``, ``.EnableReduction``; ``simd_kernel_features.SIMDKernelFeatures``; ``InductorChoices``.
@@ -35,20 +35,20 @@ InductorChoices = private_name("torch._inductor.choices", "InductorChoices")
 V = private_name("torch._inductor.virtualized", "V")
 
 OWN_CODE = ("scan", "sort", "dot")
-"""Operations whose kernels take workspaces, or another form: they go through Inductor's own code."""
+"""Operations whose kernels take workspaces or have another form: such kernels go through Inductor's own code."""
 
 NOT_FRESH = ("load", "constant", "index_expr", "value_expr", "getitem")
-"""What a loop stores is gone when the loop ends, as Inductor sees it, unless the value was there before: one of these, say."""
+"""Operations whose value may exist before the loop that stores it; Inductor forgets other stored values at the loop's end."""
 
 SAME_VALUE = ("to_dtype", "to_dtype_bitcast", "identity")
-"""Operations that may hand on the value that they get."""
+"""Operations that may return the value that they are given."""
 
 TIMED = ("triton.mix_order_reduction_autotune_split_size", "max_autotune", "coordinate_descent_tuning")
-"""Options under which Inductor times how many parts a reduction in two directions is cut into, while it makes code."""
+"""Options under which Inductor, while it makes code, times several numbers of parts of a reduction in two directions."""
 
 
 class TextlessKernel(TritonKernel):
-    """A Triton kernel that Inductor makes as always, but for its text."""
+    """A Triton kernel that Inductor makes as usual, except for its code text."""
 
     def codegen_kernel(self, name: str | None = None) -> str:
         """Returns no text; sets the metadata that Inductor reads when it writes the kernel's call."""
@@ -60,11 +60,11 @@ class TextlessKernel(TritonKernel):
 class LightTriton(TritonScheduling):
     """Inductor's Triton backend, without the text of kernels; nothing is compiled or timed.
 
-    Kernels of pointwise operations and of reductions in one piece are made of nothing but their arguments.  Templates, kernels
-    that share a launch and reductions in two directions go through Inductor's own code.
+    Kernels of pointwise operations and of reductions in one piece are made from their arguments only.  Templates, kernels that
+    share a launch and reductions in two directions go through Inductor's own code.
 
     Args:
-        kernels: Gets the names of kernels and the nodes that they run.
+        kernels: Receives the name of each kernel and the nodes that it runs.
     """
 
     kernel_type = TextlessKernel
@@ -74,7 +74,7 @@ class LightTriton(TritonScheduling):
         self.kernels = kernels
 
     def codegen_node(self, node: Any) -> None:
-        """Decide about the buffers of one fused kernel; how its memory is laid out is asked for by Inductor's own code only."""
+        """Decide about the buffers of one fused kernel; only Inductor's own code analyses the layout of its memory accesses."""
         nodes = [part for part in node.get_nodes() if part.get_name() not in V.graph.scheduler.removed_ops]
         if not nodes:
             return
@@ -91,7 +91,7 @@ class LightTriton(TritonScheduling):
             super().codegen_node_schedule(kernel_features)
 
     def _made_light(self, features: Any) -> bool:
-        """Make a kernel of nothing but its arguments, where its accesses tell them."""
+        """Make a kernel from its arguments only; returns False if its accesses do not determine them."""
         kept = read_back(features)
         if kept is None:
             return False
@@ -104,44 +104,44 @@ class LightTriton(TritonScheduling):
         return True
 
     def codegen_template(self, *args: Any, **kwargs: Any) -> Any:
-        """A kernel from a template, with what is joined to it."""
+        """Make a kernel from a template and the nodes that are fused with it."""
         give_own_bodies(nodes_in(args, list(kwargs.values())))
         return super().codegen_template(*args, **kwargs)
 
     def codegen_combo_kernel(self, combo_kernel_node: Any) -> None:
-        """Kernels that share a launch."""
+        """Make kernels that share a launch."""
         give_own_bodies(nodes_in(combo_kernel_node))
         super().codegen_combo_kernel(combo_kernel_node)  # type: ignore[no-untyped-call]
 
     def codegen_mix_order_reduction(self, node: Any) -> None:
-        """Reductions in two directions: their number of parts is not timed."""
+        """Make reductions in two directions, without timing numbers of parts."""
         give_own_bodies(nodes_in(node))
         with config.patch(dict.fromkeys(TIMED, False)):
             super().codegen_mix_order_reduction(node)  # type: ignore[no-untyped-call]
 
     def codegen_nested_reduction(self, node: Any) -> None:
-        """Reductions of reductions, in 2.13 and 2.14."""
+        """Make reductions of reductions, in 2.13 and 2.14."""
         give_own_bodies(nodes_in(node))
         super().codegen_nested_reduction(node)  # type: ignore[no-untyped-call]
 
     def codegen_staged_reduction(self, node: Any) -> None:
-        """Reductions of reductions, from 2.15 on."""
+        """Make reductions of reductions, from 2.15 on."""
         give_own_bodies(nodes_in(node))
         super().codegen_staged_reduction(node)  # type: ignore[misc]
 
     def define_kernel(self, src_code: str, node_schedule: list[Any], kernel: Any) -> str:
-        """A name for a kernel in the wrapper, which stands for no code."""
+        """Define a kernel's name in the wrapper, without code, and return the name."""
         return name_kernel(self.kernels, [node for node in node_schedule if hasattr(node, "read_writes")])
 
     def codegen_comment(self, *args: Any, **kwargs: Any) -> None:
-        """No comments: they name the origins of all nodes."""
+        """Write no comment: comments name the origins of all nodes."""
 
 
 def read_back(features: Any) -> set[str] | None:
-    """The buffers that a kernel writes in one loop and reads from memory in another; None where its accesses do not tell.
+    """The buffers that a kernel writes in one loop and reads from memory in another; None if its accesses do not tell.
 
-    Inductor keeps a value from its store to its load, but for those that a loop stores: these are gone when it ends.  A loop
-    ends where a reduction is closed, unless all fits into one block.
+    Inductor keeps a stored value until its load, except for a value that a loop stores, which is gone at the end of the loop.
+    A loop ends where a reduction is closed, unless the reduction fits into one block.
     """
     if has_form_of_its_own(features):
         return None
@@ -162,7 +162,7 @@ def read_back(features: Any) -> set[str] | None:
 
 
 def loops_of(schedule: list[Any]) -> Iterator[tuple[Any, bool]]:
-    """The nodes of a schedule, and whether each stands inside of a loop; None where a loop ends."""
+    """Yields each node of a schedule, with True if the node is inside of a loop; ``(None, False)`` where a loop ends."""
     is_inside = True
     for entry in schedule:
         if entry is EnableReduction:
@@ -175,7 +175,7 @@ def loops_of(schedule: list[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def has_form_of_its_own(features: Any) -> bool:
-    """True where the kernel may need more than its accesses tell: workspaces, or several forms to choose from."""
+    """True if the kernel may need more than its accesses tell: workspaces, or a choice between several forms."""
     options = config.triton
     if not features.is_reduction():
         return False
@@ -185,7 +185,7 @@ def has_form_of_its_own(features: Any) -> bool:
 
 
 def is_in_one_block(features: Any) -> bool:
-    """True where a reduction has no loop, by Inductor's rules."""
+    """True if a reduction has no loop, by Inductor's rules."""
     if not TritonKernel.has_persistent_RBLOCK(features.reduction_numel):
         return False
     options: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def is_in_one_block(features: Any) -> bool:
 
 
 def is_fresh(name: str, node: Any) -> bool:
-    """True where a node computes what it stores in a buffer, so that Inductor has no other variable for the value."""
+    """True if a node computes the value that it stores in buffer `name`, so that Inductor has no other variable for the value."""
     blocks = [node._body.root_block, *node._body.subblocks.values()]
     stores = [each for block in blocks for each in block.graph.find_nodes(op="call_method", target="store")]
     values = [store.args[3] for store in stores if store.args[1] == name]
@@ -206,7 +206,7 @@ def is_fresh(name: str, node: Any) -> bool:
 
 
 def _source(value: Any) -> str:
-    """The operation that computes a value of a loop's body."""
+    """Name of the operation that computes a value of a loop body; `SAME_VALUE` operations are skipped."""
     while value.target in SAME_VALUE:
         value = value.args[1]
     return str(getattr(value.target, "__name__", value.target))
