@@ -31,9 +31,9 @@ APART = frozenset(
 )  # fmt: skip
 """Commands with options of their own, which are called by themselves."""
 IN_A_FOLDER = frozenset({"gpu"})
-"""Those that write a folder instead of a file."""
+"""Benchmarks that write a folder instead of a file."""
 FOR_GPUS = frozenset({"gpu"})
-"""Those that a CPU runs at toy size alone."""
+"""Benchmarks that run at toy size alone on a CPU."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -55,7 +55,7 @@ REWRITES: dict[str, tuple[tuple[Any, str], ...]] = {
         for name in ("separate_sigmoids", "move_weight_gradients_up", "make_sibling_gradients_together")
     ),
 }
-"""Where the rewrites are called that can be switched off."""
+"""The call sites of each rewrite that can be switched off, as pairs (module, function name)."""
 
 PLAIN = "plain"
 RIVALS = (PLAIN, "eager", "torch 0.5")
@@ -238,7 +238,7 @@ def _distance(found: Sequence[Tensor], true: Sequence[Tensor]) -> float:
 def _change(
     module: nn.Module, inputs: tuple[Tensor, Tensor], true: list[Tensor], part: float, *, in_backward: bool
 ) -> float:
-    """How the gradients change where each layer's output, or its gradient, changes by up to `part` of each number."""
+    """Relative change of the gradients if each element of every layer's output, or of its gradient, changes by up to `part`."""
     module, inputs = _doubled(module, inputs)
     torch.manual_seed(1)
 

@@ -49,7 +49,7 @@ class CodegenRow:
         predicted_peak_bytes: By the first plan.
         first_peak_bytes: Of the code that was emitted for it.
         peak_bytes: Of the code that would run in the end.
-        rounds: How often it was planned and compiled.
+        rounds: Number of times the model was planned and compiled.
         floor_bytes: Of the BudgetError that was raised.
     """
 
@@ -198,7 +198,7 @@ def min_ratio(rows: Sequence[CodegenRow]) -> float | None:
 
 
 def summary(rows: Sequence[CodegenRow]) -> str:
-    """How far the figures agree, and `min` against torch's best."""
+    """Text that says how well prediction and emitted code agree, and compares `min` with torch's best."""
     excesses = [row.excess for row in rows if row.excess is not None]
     if not excesses:
         return "no row of ours"

@@ -1,4 +1,4 @@
-"""What all our decisions come to, as one file of hashes: a change that only moves or renames must leave it equal.
+"""All decisions of the planner as one file of hashes: a change that only moves or renames code must leave the file equal.
 
     python -m benchmarks.digest [--part plans] [--part problems] [--part code] [--quick] [--write]
     python -m benchmarks.digest --store-problems

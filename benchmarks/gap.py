@@ -1,4 +1,4 @@
-"""How far from the best can a plan be: gap to the proven bound on full graphs, to the exact optimum on small copies.
+"""Distance of plans from the best plan: gap to the proven bound on full graphs, to the exact optimum on small copies.
 
     python -m benchmarks.gap [--part models] [--part unseen] [--part large] [--part exact] [--model unet] [--toy] [--json OUT]
 
@@ -46,7 +46,7 @@ FRACTIONS = (0.8, 0.6, 0.4, 0.3)
 GAP_LIMIT = 0.01
 OPTIMUM_LIMIT = 0.005
 FLOOR_LIMIT = 0.01
-"""How far above the lowest peak of all plans the planner's may end."""
+"""The planner's lowest peak may exceed the lowest peak of all plans by this part."""
 
 MORE_MOMENTS = SearchOptions(moment_rounds=8, moments_a_round=3, moment_gain=0.0, moment_excess=1.0, branch_values=0)
 BRANCHES = replace(

@@ -64,12 +64,12 @@ class PeakRow:
         level_bytes: In use before the step: parameters, inputs, workspaces of libraries.
         peak_bytes: The most in use during the step above that level.
         requested_bytes: The same before the allocator rounds up.
-        reserved_bytes: What the allocator takes of the device for the step, beyond the segments of what lies there before it.
+        reserved_bytes: Device memory that the allocator reserves for the step, beyond the segments reserved before the step.
         predicted_peak_bytes: By the first plan.
         first_scheduled_bytes: Peak of the code that was emitted for it.
         scheduled_peak_bytes: Peak of the code that runs.
         predicted_reserved_bytes: The report's.
-        rounds: How often it was planned and compiled.
+        rounds: Number of times the model was planned and compiled.
         first_step_peak_bytes: The most in use during the first step above what there was before, tuning and workspaces included.
         gradient_difference: Norm of the difference from plain's gradients over the norm of these, of evenly spaced samples.
         floor_bytes: Of the BudgetError that was raised.
@@ -286,7 +286,7 @@ def cells(row: PeakRow) -> list[str]:
 
 
 def summary(rows: Sequence[PeakRow]) -> str:
-    """How far the figures agree."""
+    """Text that says how well predicted, emitted and measured peaks agree."""
     lines = [
         f"above the budget: {sum(row.is_over for row in rows)} of {sum(row.budget_bytes is not None for row in rows)} rows"
     ]

@@ -4,8 +4,8 @@
 
 Each model is traced once.  On copies of its joint graph torch's partitioner (`activation_memory_budget` 0.5), ours at 0.5 and ours
 at `min` take turns; the figures are the lowest CPU seconds of each over the repeats.  Ours
-at 0.5 is with the plain peak that the fraction is of.  What kernels of libraries take beside their outputs is measured once on a
-machine and kept on disk: the first turn, which may measure, does not count.
+at 0.5 is with the plain peak that the fraction is of.  The workspaces of library kernels are measured once on a machine and kept
+on disk: the first turn, which may measure, does not count.
 
 Python's collector is off in all of them.  Ours pauses it anyway; torch's partitioner has it on, and whether that meets a full
 collection, a quarter to two fifths of its time, depends on what the process did before.  So would it depend on the depth of the

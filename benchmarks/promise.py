@@ -18,7 +18,7 @@ measured. `--show` runs nothing and prints the lines of files that `--json` wrot
 budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree.
 
 `--stale` compiles nothing: it plans each of our rows of a file again, for the bytes that it had, and lists those with another
-predicted peak, floor or extra time; rows that failed stay. Another extra time means another plan. Where the peak alone differs, the
+predicted peak, floor or extra time; rows that failed stay. Another extra time means another plan. If the peak alone differs, the
 memory model has changed, or the libraries take other workspaces on this processor (products in bfloat16 do), or the stored figure
 is that of a second round. `--drop` takes the listed rows out of the file, so that the next run with `--json` makes them anew.
 
@@ -57,7 +57,7 @@ FLOOR_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Summary:
-    """What a whole table comes to.
+    """Summary of a whole table.
 
     Attributes:
         errors: |predicted - measured| / measured of every row that was measured under a limit.

@@ -35,7 +35,7 @@ def kernels_replaced_by(function: Callable[..., None]) -> Iterator[None]:
 def without_compiler() -> Iterator[None]:
     """Graphs are lowered and their code is emitted, nothing is built and nothing cached; what is compiled here cannot run.
 
-    What the processor can do is found out before: without caches Inductor builds six programs in each process to learn it.
+    The CPU's vector instruction sets are detected first: without caches Inductor builds six programs in each process to find them.
     """
     cpu_vec_isa.valid_vec_isa_list()
     with (
@@ -77,7 +77,7 @@ class GraphCode:
         self._rounds: list[Any] = []
 
     def new_round(self) -> Any:
-        """Where the code of one more compilation goes."""
+        """Returns a new `Emissions`, which collects the code of one more compilation."""
         from compile_remat.compilation.feedback import Emissions
 
         self._rounds.append(Emissions())
@@ -85,7 +85,7 @@ class GraphCode:
 
     @property
     def rounds(self) -> int:
-        """How often code was emitted for it."""
+        """The number of compilations that emitted code for the graph."""
         return sum(bool(each.seen) for each in self._rounds)
 
     @property
@@ -95,13 +95,13 @@ class GraphCode:
 
     @property
     def emitted_bytes(self) -> int | None:
-        """The peak of its last code; None where it is not known."""
+        """Peak memory of the graph's last emitted code, by a dry run; None if unknown."""
         run = self._rounds[-1].region_run() if self._rounds else None
         return None if run is None else run.peak_bytes
 
     @property
     def problem(self) -> str:
-        """Why that is not known; empty where it is."""
+        """The reason why `emitted_bytes` is None; empty if the peak is known."""
         if self.emitted_bytes is not None:
             return ""
         seen = self._rounds[-1].seen if self._rounds else []

@@ -40,7 +40,7 @@ class Task:
 
 
 def tasks(points: Sequence[Point]) -> Iterator[Task]:
-    """What is left to measure, the most telling first; what matches a rival's peak appears once that is known."""
+    """Tasks left to measure, the most informative first; a task at a rival's peak appears once that peak is measured."""
     done = {(point.kind, point.setting) for point in points}
     return (task for task in _all_tasks(points) if (task.kind, task.setting) not in done)
 
@@ -168,7 +168,7 @@ class Contest:
     def _compared(self, task: Task, found: list[Tensor]) -> tuple[float | None, float | None]:
         """Difference from plain's gradients; plain itself keeps them. None where there are none of plain.
 
-        Where `is_apart`, every point keeps its own, and they are compared when all are there.
+        If `is_apart`, every point keeps its own gradients, and they are compared once all points have them.
         """
         if task.kind == "plain" or self.is_apart:
             self.gradients.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ def _free(device: str) -> None:
 
 
 def is_alive(device: str) -> bool:
-    """Whether the device still answers: after some errors it does not, for as long as this process lives."""
+    """True if the device still computes: after some errors it fails for as long as this process lives."""
     try:
         return float(torch.ones(8, device=device).sum()) == 8.0
     except RuntimeError:
@@ -247,7 +247,7 @@ def is_alive(device: str) -> bool:
 
 
 def _reported() -> dict[str, Any]:
-    """What the graph with the highest peak reports of its latest plan."""
+    """Figures of the latest report of the graph with the highest predicted peak."""
     import compile_remat
 
     found = {report.graph_key: report for report in compile_remat.reports()}

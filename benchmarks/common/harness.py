@@ -1,4 +1,4 @@
-"""What all benchmarks share: one training step, compiled and measured; header, ASCII table, JSON.
+"""Code that all benchmarks share: one training step, compiled and measured; header, ASCII table, JSON.
 
 The step that is measured: gradients None at entry, `module(*inputs)`, mean of the output unless it is a scalar already,
 `backward()`. No optimizer. The first step compiles, the second one is measured.  An output in bfloat16 or float16 is handed the
@@ -142,7 +142,7 @@ def scale_of(arguments: argparse.Namespace) -> float:
 
 
 def header(device: str) -> dict[str, str]:
-    """Where and when the figures below were measured, and how busy the machine was with other things.
+    """Device, versions and time of the measurement, and the load of other processes on the machine.
 
     One other busy process on two cores made a step five times slower: its threads wait for each other at every loop.
     """

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 REST = "rest"
-"""What lies in none of the phases."""
+"""Name of the time spent in none of the phases."""
 
 
 @contextmanager

@@ -20,9 +20,9 @@ class Store(Generic[R]):
     """Rows that are stored one by one, so that a run that was ended goes on where it was.
 
     Args:
-        path: Where they are stored, and taken from; None for nowhere.
+        path: File that the rows are read from and written to; None for no file.
         read: Makes a row of its stored fields.
-        run_of: What a row is of: two rows of the same run are one.
+        run_of: Returns the key of a row's run; a new row replaces one with the same key.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ def fresh_state(kind: str) -> None:
 
 
 def report_fields() -> dict[str, Any]:
-    """What the one compiled graph of these models reports about itself."""
+    """Figures of the report of the one compiled graph of these models."""
     import compile_remat
 
     report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes or 0)

@@ -24,11 +24,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Network:
-    """What is known of one network of a source before it is planned for.
+    """Facts about one network of a source, known before planning.
 
     Attributes:
-        fixed_bytes: What the source counts beside the region peak; below zero where it leaves some of that out.
-        unit: Of the bytes: for the pictures.
+        fixed_bytes: Bytes that the source counts beside the region peak; below zero if the source leaves out some of that peak.
+        unit: Unit of bytes in the pictures.
     """
 
     source: str

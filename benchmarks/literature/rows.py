@@ -1,4 +1,4 @@
-"""What is stored of each source: points of memory and time, largest batches, and frontiers for the pictures."""
+"""Rows stored for each source: points of memory and time, largest batches, and frontiers for the pictures."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class PointRow:
     """One point of one network, in bytes as the source counts them.
 
     Attributes:
-        setting: Which point, in the source's words.
-        device: Whose cost model prices it; empty where the source counts operations.
+        setting: Name of the point, in the source's words.
+        device: Device whose cost model prices the point; empty if the source counts operations.
         baseline_bytes: Without a plan: as reported, or of what was rebuilt where the source gives parts of it.
         published_bytes, published_extra: The point; the time is a part of the source's own baseline, None where none was found.
         eager_bytes: The baseline of what was rebuilt; None where the source has no eager mode.
@@ -30,7 +30,7 @@ class PointRow:
         bound: A part of the step that no plan within them can spare; None where none fits.
         bytes_at_its_time: The lowest of ours that takes no longer than the published point; None where that has no time, or one
             below zero.
-        remark: Why the row does not compare like with like, or why ours is worse.
+        remark: The reason why the row does not compare like with like, or why our plan is worse.
     """
 
     source: str
@@ -50,7 +50,7 @@ class PointRow:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its time stands for a plan: one below zero has faster kernels than its own baseline."""
+        """True if the source gives an extra time of at least zero: below zero, its kernels are faster than its own baseline's."""
         return self.published_extra is not None and self.published_extra >= 0
 
     @property
@@ -124,7 +124,7 @@ class Store:
     """Rows that are stored network by network, so that a run that was ended goes on where it was.
 
     Args:
-        path: Where they are stored, and taken from; None for nowhere.
+        path: File that the rows are read from and written to; None for no file.
     """
 
     def __init__(self, path: Path | None, head: dict[str, str]) -> None:

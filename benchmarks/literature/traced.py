@@ -33,7 +33,7 @@ class Record:
     Attributes:
         baseline_gib: Without a plan.
         points: Peak in GiB and time over the baseline's.
-        remarks: Why ours is worse below so many GiB.
+        remarks: Pairs (GiB, reason why our plan is worse below that peak).
     """
 
     build: Build

@@ -27,7 +27,7 @@ class LanguageModel(nn.Module):
     Args:
         positions: Learned position embeddings, as many as tokens; 0 for none.
         tables: Handed to every block beside its input: the cosines and sines of rotary positions.
-        is_tied: Whether the head is the embedding.
+        is_tied: True if the head shares the embedding's weight.
     """
 
     def __init__(

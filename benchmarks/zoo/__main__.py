@@ -100,7 +100,7 @@ class Runner:
     """Makes rows, each in a process of its own, and stores them.
 
     Attributes:
-        left: How many rows were not begun for want of time.
+        left: Number of rows that were not started for lack of time.
     """
 
     def __init__(self, store: Store[ZooRow], arguments: argparse.Namespace, sources: str) -> None:

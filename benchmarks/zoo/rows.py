@@ -29,7 +29,7 @@ class ZooRow:
         predicted_bytes: By the plans that were kept.
         observed_bytes: Peaks that were read of Inductor before any code was emitted; empty where none were.
         emitted_bytes: Of the code that was emitted last, by a dry run.
-        rounds: How often each graph was planned and its code emitted.
+        rounds: Number of times each graph was planned and its code emitted.
         floor_bytes: Of the BudgetError that was raised.
         extra_ns, step_ns: Predicted times of the kept plans, over all graphs: beyond the fastest plan, and of the whole step.
         gradient_bytes: Bytes of the parameters that have a gradient.
