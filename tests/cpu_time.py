@@ -27,7 +27,7 @@ class CpuTime:
 ZERO = CpuTime(0.0, 0.0)
 
 RUNNING: dict[int, CpuTime] = {}
-"""What children have said that they took, by process id, while they run: the system counts a child when it has ended."""
+"""CPU times that running children have reported, by process id: the system counts a child only when it has ended."""
 
 
 def so_far() -> CpuTime:

@@ -17,7 +17,7 @@ MORE_WITH_FULL = "is_full"
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Those that this module reads."""
+    """Adds the command-line options that this module reads."""
     parser.addoption("--full", action="store_true", help="the full product of cases, compilers and budgets (slow)")
     parser.addoption(
         "--shard", type=_shard, metavar="K/N", help="part K of N that take about as long; files stay whole"

@@ -1,4 +1,4 @@
-"""What is said of a plan: a table in the log, and artifacts that tlparse shows beside torch's."""
+"""The announcement of a plan: a table in the log, and artifacts that tlparse shows beside torch's."""
 
 from __future__ import annotations
 

@@ -602,7 +602,7 @@ def test_the_log_level_is_set_only_where_it_is_given(
 
 
 def test_a_refused_budget_leaves_nothing_of_the_model_in_memory() -> None:
-    """Who catches the error goes on with a smaller batch: the refused model must not stay on the device."""
+    """After the error, a user may go on with a smaller batch: the refused model must not stay on the device."""
 
     def refused() -> list[weakref.ref[nn.Parameter]]:
         model, x = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]), torch.randn(256, 64)

@@ -1,4 +1,4 @@
-"""What users may do wrong, through the real call: one clear error, or the obvious right behaviour.
+"""Mistakes of users, through the real call: one clear error, or the obvious right behaviour.
 
 The plain cases (an unknown option, a malformed size, a budget below the floor, a damaged plan) are in `test_backend`.
 """

@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def processes(folder: Path, is_full: bool) -> dict[str, dict[str, dict[str, Any]]]:
-    """What the first process and the second saw of each job."""
+    """The results of each job in the first process and in the second."""
     device_file(folder / "a", 10**11)
     device_file(folder / "b", 10**10)
     named = {**JOBS, **(FULL_JOBS if is_full else {})}

@@ -1,4 +1,4 @@
-"""Which tests run, in which shard, and what `tests/durations.txt` keeps of earlier runs."""
+"""The tests that run, their shards, and the figures that `tests/durations.txt` keeps of earlier runs."""
 
 from __future__ import annotations
 

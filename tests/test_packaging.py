@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is what the folders hold, and what the package exports is what we mean to export."""
+"""The folders hold the files that pyproject.toml declares, and the package exports the names that we mean to export."""
 
 import re
 import shutil

@@ -42,7 +42,7 @@ def lowered(function: Callable[..., Any], *shapes: tuple[int, ...], device: str 
 
 
 def buffers(function: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> int:
-    """How many buffers are computed, the results among them."""
+    """The number of buffers that are computed, results included."""
     return sum(
         isinstance(o, ir.ComputedBuffer | ir.ExternKernel) for o in lowered(function, *shapes, device=device).operations
     )

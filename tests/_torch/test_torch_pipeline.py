@@ -32,7 +32,7 @@ def _fresh() -> Iterator[None]:
 
 
 def look(inspect: Callable[..., T], function: Callable[..., Any], *inputs: torch.Tensor, **compile_args: Any) -> T:
-    """What `inspect(joint, **keywords)` returns for the joint graph of a call, asked where a partitioner stands."""
+    """Returns `inspect(joint, **keywords)` for the joint graph of a call, called in place of a partitioner."""
     from torch._dynamo.backends.common import aot_autograd
 
     seen: list[T] = []

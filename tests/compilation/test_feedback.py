@@ -125,7 +125,7 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float, *, is_explained: bo
     """Stands for graphs of Inductor's that need more than was predicted.
 
     Args:
-        is_explained: Whether the facts say which kernels do.
+        is_explained: True if the facts name the kernels that need more.
 
     Returns:
         The peak of each dry run to come: those of a plan's lowered graphs, then those of the code of the one that is taken.

@@ -1,4 +1,4 @@
-"""What a plan is observed to need is what its code takes, `min` is the lowest plan, and a refusal's advice trains.
+"""A plan's observed peak is the peak of its code, `min` is the lowest plan, and a refusal's advice trains.
 
 Models of others, whose plans the planner's own rules miss.  Their code is emitted and run dry; no kernel is built.
 """
@@ -43,7 +43,7 @@ def report_of(function: Callable[..., Tensor], x: Tensor, budget: object) -> Rep
 
 
 def is_exact(report: Report) -> bool:
-    """Whether the prediction is what the code takes."""
+    """True if the predicted peak equals the peak of the code up to `EXACT`."""
     assert report.predicted_peak_bytes is not None and report.scheduled_peak_bytes is not None
     return abs(report.predicted_peak_bytes / report.scheduled_peak_bytes - 1) <= EXACT
 

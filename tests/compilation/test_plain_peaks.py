@@ -1,4 +1,4 @@
-"""What a fraction is a fraction of: the observed peak of plain torch.compile against the code that plain Inductor emits."""
+"""The base of a fractional budget: the observed peak of plain torch.compile against the code that plain Inductor emits."""
 
 from __future__ import annotations
 

@@ -247,8 +247,8 @@ def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_h
 
 @pytest.mark.parametrize("budget", ["min", 0.8])
 def test_what_is_written_depends_on_what_is_saved(budget: str | float) -> None:
-    """A norm's gradient has 33 operations where its input is saved, and is written in float32.  Where the input is computed again
-    that is written, and the gradient in bfloat16, once it is summed up: a vision transformer needed 2 % more than predicted."""
+    """A norm's gradient has 33 operations and is written in float32 if the norm's input is saved.  If that input is recomputed,
+    the input is written, and the gradient after its sum, in bfloat16: a vision transformer needed 2 % more than predicted."""
     case = models.build("vit", scale=models.TOY_SCALE, dtype="bfloat16")
     with config.patch(realize_opcount_threshold=30):
         (report,) = reports_of(case.module, case.inputs, budget)
@@ -311,8 +311,8 @@ class Normed(nn.Module):
 def test_a_batch_norm_parts_the_kernel_that_sums_from_the_one_that_reads_the_sums(
     kernel: int, activation: nn.Module, is_residual: bool
 ) -> None:
-    """It sums over all dimensions but the second: no kernel goes over them again in the same loops.  What both read is a buffer.
-    Believed to stay in registers, it was missing: 28 % of the peak with SiLU, 10 with ReLU."""
+    """The gradient of a batch norm sums over all dimensions but the second, so no kernel can read the sums in the same loops.  A
+    value that both kernels read is a buffer.  The prediction lacked the buffer: 28 % of the peak with SiLU, 10 with ReLU."""
     model = Normed(
         lambda: nn.Conv2d(32, 32, kernel, padding=kernel // 2, bias=False), activation, is_residual=is_residual
     )

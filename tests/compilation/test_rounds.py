@@ -1,4 +1,4 @@
-"""Which plan of a graph is taken, and which one is tried next."""
+"""The plan of a graph that is taken, and the plan that is tried next."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ FORWARD, BACKWARD = ("mm", "sin", "mm_1"), ("mul", "mm_2")
 
 
 def run_of(peak_mib: int, at: str = "mm_2", *, is_read: bool = True, **stored: bool) -> RegionRun:
-    """What was seen of a plan.
+    """Returns a dry run of a plan's graphs.
 
     Args:
-        at: The node whose kernel needs all these bytes; with none, the facts say nothing of them.
-        is_read: Whether there are facts of its graphs.
-        stored: For nodes of the backward, whether they are written.
+        at: The node whose kernel needs all these bytes; if empty, no kernel in the facts does.
+        is_read: True if the run has facts of its graphs.
+        stored: By the name of a node of the backward, True if the node is written to memory.
     """
     live_bytes = {at: peak_mib * MIB}
     forward = GraphFacts(tuple(KernelFacts((name,), live_bytes.get(name, 1)) for name in FORWARD), {"sin": 1})
@@ -82,7 +82,7 @@ def run_of(peak_mib: int, at: str = "mm_2", *, is_read: bool = True, **stored: b
 
 
 def is_taken(rounds: Rounds, report: Report, run: RegionRun) -> bool:
-    """Whether one plan is: the planner has made it, and Inductor lowers its graphs."""
+    """Returns whether `rounds` accepts the plan of `report`, given the dry run of its lowered graphs."""
     try:
         rounds.judge([report], run)
         rounds.judge_code([replace(report, scheduled_peak_bytes=run.peak_bytes)])
@@ -340,7 +340,7 @@ def test_the_floor_is_the_lowest_that_was_seen(promise: Promise) -> None:
 
 
 def test_the_rounds_of_min_come_before_an_error(promise: Promise) -> None:
-    """Where the planner's floor fits and its code does not: what was assumed by then depends on the budget, and is forgotten."""
+    """If the planner's floor fits and its code does not, the assumptions so far depend on the budget, and are dropped."""
     rounds = rounds_for(BYTES)
     assert not is_taken(rounds, planned(rounds, 990, 990), run_of(1200))
     assert rounds.partitioner.request == Fit() and not rounds.partitioner.assumed.is_empty

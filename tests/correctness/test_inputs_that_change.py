@@ -492,7 +492,7 @@ def test_the_gradients_are_those_of_plain_torch_compile(case: Case, compiler: st
     "case", [CHANGING[0], *(pytest.param(c, marks=pytest.mark.full) for c in CHANGING[1:])], ids=str
 )
 def test_these_programs_can_tell(case: Case) -> None:
-    """Where inputs are said to be constant, the lowest plan reads the changed ones again: another gradient, or our error."""
+    """If `inputs` is constant, the lowest plan reads the changed inputs again: the gradient differs, or our error is raised."""
     expected, actual = plain(case, "eager"), outcome(case, under("min", inputs="constant"))
     assert not isinstance(expected, RuntimeError), "plain torch.compile trains it"
     if isinstance(actual, RuntimeError):

@@ -1,4 +1,4 @@
-"""What torch's own tests ask of a partitioner, asked of ours.
+"""Behaviours that torch's own tests require of a partitioner, required of ours.
 
 The functions are those kinds that pytorch tests in test_aotdispatch (TestPartitioning), test_ac, test_ac_knapsack,
 test_perf (min-cut) and test_activation_checkpointing; the numbers in comments are what these expect of torch.

@@ -1,4 +1,4 @@
-"""What `auto` stands for, on a made-up device and on a real one."""
+"""The bytes that `auto` stands for, on a made-up device and on a real one."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""What training on a device that is not here comes to."""
+"""Forecasts of training on a device that is not here."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ TOO_LARGE = 20.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large tensors are drawn.
+    """Sizes of the tensors that are drawn.
 
     Attributes:
-        shapes: Those of the first input.
+        shapes: Possible shapes of the first input.
         largest: Elements of a tensor that may still grow.
         widths: Output features of linear layers, beside the input's.
         rows: Batch sizes of integer inputs.
@@ -59,12 +59,12 @@ OVERLAPPING = frozenset({"unfold", "as_strided", "expand"})
 
 @dataclass
 class Register:
-    """What the drawing knows of a value, beside the tensor itself.
+    """Facts about a drawn value, beside the tensor itself.
 
     Attributes:
-        level: How many regions deep it was made.
-        frozen: Whether torch refuses to change its memory (a leaf with gradient, one of several views, an expansion).
-        overlaps: Whether several of its elements share memory.
+        level: Number of regions around the instruction that made the value.
+        frozen: True if torch refuses to change its memory (a leaf with gradient, one of several views, an expansion).
+        overlaps: True if several of its elements share memory.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Builder:
         return name
 
     def is_given(self, name: str) -> bool:
-        """Whether it is memory of a leaf."""
+        """True if the named value shares memory with a leaf."""
         return pointer(self[name]) in {pointer(self[leaf.name]) for leaf in self.leaves}
 
     def changeable(self) -> str | None:
@@ -179,7 +179,7 @@ class Builder:
 
 
 def pointer(tensor: torch.Tensor) -> int:
-    """Where its memory is: views share it."""
+    """The address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()
 
 

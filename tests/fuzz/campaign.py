@@ -29,13 +29,13 @@ CHEAP_KERNELS = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
 
 @dataclass
 class Result:
-    """What some trials saw.
+    """Counts and failures of some trials.
 
     Attributes:
         ran: Trials by entry and compiler.
         kinds: Instructions by kind.
         plans: Plans by budget; forced ones under `forced`.
-        outcomes: What each program that Inductor compiled was promised and took, with its literal.
+        outcomes: Promised and measured peaks of each program that Inductor compiled, with the program's trial as a literal.
         failures: The shortest failing trial as a literal, by the first line of its error.
     """
 

@@ -1,4 +1,4 @@
-"""What an instruction's kind means: a Python expression over its arguments ({0}, {1}..., {args}) and attributes ({a}...).
+"""Meaning of an instruction's kind: a Python expression over its arguments ({0}, {1}..., {args}) and attributes ({a}...).
 
 Expressions that could blow up are tamed (a divisor is 1 + x*x), so that a wrong gradient stands out from rounding.
 """
@@ -46,7 +46,7 @@ NAMESPACE: dict[str, Any] = {
     "Cubed": Cubed,
     "StraightThrough": StraightThrough,
 }
-"""What a program's source sees."""
+"""Names that a program's source can use."""
 
 UNARY = {
     "sin": "torch.sin({0})",

@@ -24,8 +24,8 @@ REFUSED = (
     "is a view and is being modified inplace",
     "leaf variable has been moved into the graph interior",
 )
-"""What eager mode says of a program that changes what its backward reads or a view that a function of the user's made, and of a
-reentrant checkpoint whose body reads another value with a gradient, or has none, or writes into a view of a leaf."""
+"""Eager mode's errors for a program that changes a tensor that its backward reads or a view that a user's function made, and for
+a reentrant checkpoint whose body reads another value with a gradient, or has none, or writes into a view of a leaf."""
 
 BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 
@@ -79,7 +79,7 @@ def programs(
 
 
 def _can_train(program: Program) -> bool:
-    """Whether torch runs its backward, also without checkpoints: not when something that it reads was changed in place."""
+    """True if torch runs the backward, with and without checkpoints; False if a tensor it reads was changed in place."""
     for tried in (program, program.without_checkpoints()):
         try:
             weighted_sum(tried.function()(*tried.tensors())).backward()
@@ -161,7 +161,7 @@ def _lowered_trial(draw: Callable[[st.SearchStrategy[Any]], Any], compiler: str)
 
 
 def _returns_leaves(program: Program) -> bool:
-    """Whether an output is memory of a leaf, which a step in a hook changes before the output is looked at."""
+    """True if an output shares memory with a leaf, which a step in a hook changes before the output is looked at."""
     leaves = program.tensors()
     given = {pointer(leaf) for leaf in leaves}
     return any(pointer(output) in given for output in program.function()(*leaves))

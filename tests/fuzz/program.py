@@ -122,12 +122,12 @@ class Program:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it has numbers of the type bfloat16, which a fused kernel rounds less often than eager mode does."""
+        """True if the program has bfloat16 values, which a fused kernel rounds less often than eager mode."""
         return "bfloat16" in repr(self) or "autocast" in self.kinds
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws numbers."""
+        """True if the program draws random numbers."""
         return not RANDOM.isdisjoint(self.kinds)
 
     def without_checkpoints(self) -> Program:

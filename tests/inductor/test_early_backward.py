@@ -24,7 +24,7 @@ from compile_remat.inductor.observe import Emitted
 
 
 class TorchsOwn(CustomPartitionerFn):
-    """What torch itself would save."""
+    """Saves the values that torch's own partitioner saves."""
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)

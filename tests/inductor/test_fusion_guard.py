@@ -1,4 +1,4 @@
-"""Which kernels may become one: made-up graphs, sizes in bytes."""
+"""The kernels that may be fused: made-up graphs, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ReadWrites:
 
 
 class Node:
-    """A node of the scheduler; several are one kernel where `parts` says so.
+    """A node of the scheduler; several nodes are one kernel if `parts` lists them.
 
     Args:
-        scatters_into: A buffer that what it writes is, with other elements.
-        sliced: What it reads a part of.
+        scatters_into: The buffer that the node changes in place: its output is that buffer with other elements.
+        sliced: The buffer of which the node reads a part.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Node:
 
 
 class Joined:
-    """What two nodes became."""
+    """The fused node of two nodes."""
 
     def __init__(self, *nodes: Node) -> None:
         self.parts = [part for node in nodes for part in node.get_nodes()]
@@ -143,7 +143,7 @@ def test_what_one_kernel_makes_and_reads_itself_takes_nothing() -> None:
 def test_a_wide_value_is_not_written_over_what_inductor_keeps(second: dict[str, str]) -> None:
     """A gradient is computed in float32 from something as large, which dies there, and then rounded: one kernel takes half of two.
 
-    What dies is the result of a scatter, or twice as many bfloat16 numbers, of which half are read: Inductor writes over neither.
+    The dying buffer is the result of a scatter, or has twice as many bfloat16 numbers, half of them read: Inductor reuses neither.
     """
     is_scatter = "scatters_into" in second
     nodes = [

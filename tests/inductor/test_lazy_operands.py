@@ -1,4 +1,4 @@
-"""What an operator takes beside its outputs where its operands are lazy, or lie otherwise in memory than their elements follow."""
+"""Memory that an operator takes beside its outputs if its operands are lazily conjugated or negated, or not contiguous."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Kernel(nn.Module):
 
 
 class OfConjugates(nn.Module):
-    """What comes in is conjugated outside, and negated by its imaginary part."""
+    """The input is conjugated outside, and negated through its imaginary part."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -276,7 +276,7 @@ class Filter(nn.Module):
 
 
 class Above(nn.Module):
-    """What lies above each row's quantile, which takes a copy of all rows and of their indices."""
+    """Each row minus its quantile; `kthvalue` takes a copy of all rows and of their indices."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a fraction is a fraction of."""
+"""The base of a fractional budget."""
 
 from __future__ import annotations
 

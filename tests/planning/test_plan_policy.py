@@ -1,4 +1,4 @@
-"""What the user pinned, and torch's own ratios: which plan a graph gets, and what is said where that cannot be done."""
+"""Pins of the user, and torch's own ratios: the plan that a graph gets, and the message if no plan can follow them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def product() -> Callable[..., tuple[Tensor]]:
-    """What AOTAutograd makes of ``x * scale + shift``, under a plan that reads `shift` again."""
+    """AOTAutograd's function for ``x * scale + shift``, under a plan that reads `shift` again."""
 
     class Product(torch.autograd.Function):
         compiled_fw = None  # the mark of AOTAutograd's classes

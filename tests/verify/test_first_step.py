@@ -175,7 +175,7 @@ def swap_saved(forward: fx.Graph, backward: fx.Graph) -> None:
 
 
 def late_read(forward: fx.Graph, backward: fx.Graph) -> None:
-    """What the backward gets of the buffer's reader is computed after the buffer has changed."""
+    """Computes the saved result of the buffer's reader after the buffer has changed."""
     buffer = calls(forward, aten.copy_.default)[0].args[0]
     output, results = result_of(forward)
     reader = next(n for n in calls(forward, aten.sin.default) if buffer in n.args)

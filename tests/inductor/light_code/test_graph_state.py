@@ -1,4 +1,4 @@
-"""What is put back of a graph: attributes, what their containers hold, counters, figures."""
+"""The state of a graph that is restored: attributes, contents of their containers, counters, figures."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ PATCHABLE = (
 
 
 def state() -> dict[str, Any]:
-    """What reading could leave behind in this process."""
+    """State of this process that reading could change."""
     figures = {
         k: sorted(map(str, v)) if isinstance(v, list) else str(v) for k, v in vars(metrics).items() if _is_figure(k, v)
     }

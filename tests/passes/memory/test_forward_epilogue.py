@@ -1,4 +1,4 @@
-"""What values behind the forward keep alive, on problems that can be followed by hand."""
+"""Buffers that values behind the forward keep alive, on problems that can be followed by hand."""
 
 from __future__ import annotations
 

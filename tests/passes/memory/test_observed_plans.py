@@ -1,4 +1,4 @@
-"""What is assumed after a plan was observed: never less than what was seen, and never less than before."""
+"""Assumptions after a plan was observed: never less than was observed, and never less than before."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_buffers_of_the_forward_and_of_the_backward_are_assumed_each_for_itself(
 
 
 def test_a_buffer_is_taken_away_by_the_first_plan_alone() -> None:
-    """What one plan's graphs write, another plan's may write as well, though this one's do not."""
+    """A buffer that an earlier plan's graphs wrote may be written by another plan's again, though this plan's do not."""
     facts = simulated()
     seen = RegionFacts(replaced(facts.forward, cos=False), facts.backward, facts.peak_bytes)
     before = Assumptions(backward_bytes=(("mul", 1),))
@@ -176,7 +176,7 @@ def test_a_buffer_is_taken_away_by_the_first_plan_alone() -> None:
 
 
 def test_nodes_that_are_computed_by_no_kernel_say_nothing() -> None:
-    """A node that a pass of Inductor has replaced is in no kernel: whether it is written is not known."""
+    """A node that a pass of Inductor has replaced is in no kernel, so it is unknown whether the node is written."""
     facts = simulated()
     kernels = tuple(KernelFacts(("other",), k.live_bytes) for k in facts.forward.kernels)
     seen = RegionFacts(GraphFacts(kernels, {"other": 1000}), facts.backward, facts.peak_bytes)
@@ -292,7 +292,7 @@ def test_a_value_that_is_computed_three_times_is_observed_under_its_own_name() -
 
 
 def test_the_largest_buffers_at_the_observed_peak_have_their_roles() -> None:
-    """Those of the graph that has the peak: in the backward, the user's outputs lie beside it."""
+    """The buffers of the graph that has the peak: in the backward, the user's outputs lie beside them."""
     origin = Origin((10, 25), "float32", "layer", "model.py:3")
     problem = replace(LAYERS, values=(replace(LAYERS.values[0], origin=origin), *LAYERS.values[1:]))
     backward = GraphFacts(

@@ -1,4 +1,4 @@
-"""What is assumed of a graph's nodes: as text, in a problem, and the key that it must not change."""
+"""Assumptions about a graph's nodes: as text, in a problem, and the key that they must not change."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_gradients_that_leave_early_are_another_graph_to_plan_for(tmp_path: Path
 
 @pytest.mark.parametrize("returns_logits", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_second_process_says_the_same(returns_logits: bool, own_caches: Path) -> None:
-    """What is in slices is no warning; that nothing is, is one, also where the code comes from the cache."""
+    """Slices raise no warning; a plan without slices raises one, also if the code comes from the cache."""
     for _ in range(2):
         torch.compiler.reset()
         clear_process_state()
