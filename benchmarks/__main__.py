@@ -29,7 +29,7 @@ APART = frozenset(
         "picture", "planning_time", "published", "workspaces",
     }
 )  # fmt: skip
-"""Commands with options of their own, which are called by themselves."""
+"""Commands with options of their own, which `python -m benchmarks` does not call."""
 IN_A_FOLDER = frozenset({"gpu"})
 """Benchmarks that write a folder instead of a file."""
 FOR_GPUS = frozenset({"gpu"})

@@ -87,9 +87,9 @@ class GradientRow:
 
     Attributes:
         error: Norm of the difference from float64's gradients over the norm of these.
-        from_plain: Norm of the difference from plain's over the norm of these.
-        ratio: The error over plain's, or over 2 ulp where that is less.
-        worst: The same of the parameter where it is largest.
+        from_plain: Norm of the difference from plain's gradients over the norm of these.
+        ratio: The error over plain's error, or over 2 ulp if plain's error is less.
+        worst: The largest such ratio of a single parameter.
         forward: Relative change of the gradients where each layer's output is changed by the type's roundoff.
         backward: The same for the gradients of each layer's output.
     """
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told(library: str) -> Iterator[None]:
-    """cuDNN told so; all else off, TF32 among it, which torch has on for convolutions by itself."""
+    """Sets the named choice of cuDNN and turns all others off, also TF32, which torch has on for convolutions by default."""
     flags = {"enabled": True, "benchmark": False, "deterministic": False, "allow_tf32": False, **LIBRARY[library]}
     with torch.backends.cudnn.flags(**flags):
         yield
@@ -215,7 +215,7 @@ def _gradients_of(
 
 
 def _gradients(call: Callable[..., Tensor], starts: Sequence[Start]) -> list[list[Tensor]]:
-    """Gradients of each start by the first one's compiled module, whose parameters are overwritten."""
+    """Gradients of each start, computed by the first start's compiled module, whose parameters are overwritten."""
     module = starts[0][0]
     states = [{k: v.clone() for k, v in start[0].state_dict().items()} for start in starts]
     found = list[list[Tensor]]()

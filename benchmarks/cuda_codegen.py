@@ -46,11 +46,11 @@ class CodegenRow:
 
     Attributes:
         setting: ``torch R`` for torch's partitioner at ratio R, else our budget.
-        predicted_peak_bytes: By the first plan.
-        first_peak_bytes: Of the code that was emitted for it.
-        peak_bytes: Of the code that would run in the end.
+        predicted_peak_bytes: Peak by the first plan.
+        first_peak_bytes: Peak of the code that was emitted for the first plan.
+        peak_bytes: Peak of the code that would run in the end.
         rounds: Number of times the model was planned and compiled.
-        floor_bytes: Of the BudgetError that was raised.
+        floor_bytes: `floor_bytes` of the BudgetError that was raised.
     """
 
     model: str

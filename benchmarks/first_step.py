@@ -32,9 +32,9 @@ class FirstStepRow:
     """One model under one setting.
 
     Attributes:
-        setting: Of the budget, or "plain".
-        cold: With empty folders.
-        warm: Of a second process.
+        setting: Value of `memory_budget`, or "plain".
+        cold: Costs with empty folders.
+        warm: Costs of a second process, which finds the folders filled.
         skipped: The reason why nothing was measured.
     """
 

@@ -36,7 +36,7 @@ from compile_remat.inductor.inductor_options import compiling_alone
 MODELS = ("gpt", "chain256", "bert", "mixer", "resnet", "llama")
 BUDGETS = ("0.6", "0.4", "min")
 TOLERANCE = 0.20
-"""Of the measured extra time."""
+"""Tolerated error, as a part of the measured extra time."""
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ class ScaleRow:
     """One plan of one problem.
 
     Attributes:
-        nodes, steps: Of the forward and the backward.
-        planning_s: From the problem to the plan, in seconds of this process's processors.
-        host_bytes: The most that was resident while planning, less what was before.
-        extra, bound: Of the plan, proven: parts of the step's estimated time.
+        nodes, steps: Numbers of nodes of the forward and of steps of the backward.
+        planning_s: CPU seconds of this process from the problem to the plan.
+        host_bytes: Peak resident memory while planning, less the resident memory before.
+        extra, bound: Extra time of the plan, and its proven lower bound: parts of the step's estimated time.
         floor_s: CPU seconds to find the lowest peak afterwards, with the same planner; 0 if not asked for.
         points, frontier_s: Number of budgets planned for in a row, and the seconds that took; 0 if not asked for.
     """

@@ -1,4 +1,4 @@
-"""Inductor's code for the CPU without a C++ compiler: for what asks about code and peaks, not about numbers."""
+"""Inductor's code for the CPU without a C++ compiler: for benchmarks and tests of code and peaks, not of numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,7 +33,7 @@ def kernels_replaced_by(function: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Graphs are lowered and their code is emitted, nothing is built and nothing cached; what is compiled here cannot run.
+    """Inside, graphs are lowered and their code is emitted, but no kernel is built and nothing is cached; the code cannot run.
 
     The CPU's vector instruction sets are detected first: without caches Inductor builds six programs in each process to find them.
     """
@@ -48,7 +48,7 @@ def without_compiler() -> Iterator[None]:
 
 @contextmanager
 def peaks_of_rounds() -> Iterator[list[tuple[int | None, int | None]]]:
-    """Collects, for each time that a graph is planned and compiled inside, its predicted peak and that of its code, in bytes."""
+    """Collects, for each time that a graph is planned and compiled inside, the predicted peak and the code's peak, in bytes."""
     from compile_remat.compilation import driver
 
     found: list[tuple[int | None, int | None]] = []
@@ -67,8 +67,8 @@ class GraphCode:
     """One Dynamo graph under our backend: its code of all rounds, and its reports.
 
     Attributes:
-        region: Its number in reports.
-        reports: Of the compilation that was kept; none where it was refused.
+        region: The graph's number in reports.
+        reports: Reports of the compilation that was kept; empty if the compilation was refused.
     """
 
     def __init__(self, graph: fx.GraphModule, region: int) -> None:
@@ -90,7 +90,7 @@ class GraphCode:
 
     @property
     def trains(self) -> bool:
-        """True where its last code has a backward, in a graph of its own or inside."""
+        """True if the last code has a backward, in a graph of its own or inside of the forward's graph."""
         return self._has_gradients or bool(self._rounds and _has_backward(self._rounds[-1]))
 
     @property

@@ -80,7 +80,7 @@ class Contest:
     Args:
         options: Options of our backend beside the budget; with ``compiler=eager`` the others compile nothing, too.
         gradients: The file that keeps samples of plain's gradients from one call to the next.
-        share: Of the batch that the model is trained with.
+        share: Part of the batch that the model is trained with.
         is_apart: Every point is measured in a process of its own and has a file of gradients of its own.
     """
 
@@ -166,7 +166,7 @@ class Contest:
         return device_times_ns(run.clear_and_step, min(MOST_STEPS, max(LEAST_STEPS, count)), self.device)
 
     def _compared(self, task: Task, found: list[Tensor]) -> tuple[float | None, float | None]:
-        """Difference from plain's gradients; plain itself keeps them. None where there are none of plain.
+        """Differences from plain's gradients, which the point "plain" stores; None if plain's gradients are missing.
 
         If `is_apart`, every point keeps its own gradients, and they are compared once all points have them.
         """
@@ -184,7 +184,7 @@ class Contest:
 
 
 def started(task: Task) -> Point:
-    """A point of which nothing is known yet."""
+    """A point without figures."""
     budget_bytes = task.memory_budget if isinstance(task.memory_budget, int) else None
     return Point(task.kind, task.setting, budget_bytes, date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
@@ -198,7 +198,7 @@ def with_times(point: Point, times_ns: Sequence[int]) -> Point:
 
 
 def samples(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Evenly spaced elements of each, in float32 on the host: the whole of a large model is too much to keep."""
+    """Evenly spaced elements of each gradient, in float32 on the host: all gradients of a large model are too large to keep."""
     found = []
     for gradient in gradients:
         if gradient is None:
@@ -211,7 +211,7 @@ def samples(gradients: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, float]:
-    """Norm of the difference over the norm of `expected`: of all together, and the largest of any single one."""
+    """Norm of the difference over the norm of `expected`: of all gradients together, and the largest of any single one."""
     pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
     total = torch.cat([a - b for a, b in pairs]).norm() / torch.cat([b for _, b in pairs]).norm()
     single = [float((a - b).norm() / b.norm()) for a, b in pairs if float(b.norm()) > 0]

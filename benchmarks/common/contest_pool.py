@@ -1,4 +1,4 @@
-"""Points of several models compiled at once, in processes of their own, and then timed one at a time.
+"""Compiles points of several models at once, in processes of their own, and then times them one at a time.
 
 Most of a point's wall time is compilation, which one core does while the device waits. Peaks and gradients do not depend on what
 other processes do; times do, so that no process but one runs while they are taken.
@@ -96,7 +96,7 @@ class Pool:
     # -- compiling --
 
     def _compile(self, deadline: float) -> list[str]:
-        """Until every point that can be known is compiled; the names of those that are not at the deadline."""
+        """Compile until no task is left; returns the names of the points that are not compiled at the deadline."""
         while True:
             running = [member for member in self.members if member.point is None]
             waiting = self._waiting()
@@ -177,7 +177,7 @@ class Pool:
             self.keep(model, self.points(model))
 
     def _time(self, deadline: float) -> int:
-        """All in turn, `ROUNDS` times or until the deadline; how many rounds were finished."""
+        """Time all points in turn, `ROUNDS` times or until the deadline; returns the number of finished rounds."""
         ready = [m for m in self.members if m.point is not None and m.point.peak_bytes]
         for done in range(ROUNDS):
             for member in ready:

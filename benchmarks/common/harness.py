@@ -69,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Measured:
-    """One compiled configuration: its peak from the second step on, what of it are gradients, median step time."""
+    """One compiled configuration: its peak from the second step on, the gradients' bytes in the peak, median step time."""
 
     peak: Peak
     gradient_bytes: int
@@ -88,8 +88,8 @@ def plain(case: Case) -> Training:
 
 
 def plain_again(case: Case) -> Training:
-    """The same, really compiled a second time: Dynamo would hand an equal module of an equal backend the first's code,
-    so this backend differs in an option that says what is the default anyway."""
+    """Plain torch.compile, really compiled a second time: Dynamo would reuse the first's code for an equal module and backend,
+    so this backend sets an option to its default value."""
     return training(case, options={"trace.enabled": False})
 
 

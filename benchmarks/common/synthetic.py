@@ -123,7 +123,7 @@ class _Run:
         self.out = self._value("out", POINTWISE, self._nbytes(width), self.middle, down)
 
     def backward(self, gradient: int) -> int:
-        """Its steps; the gradient of its input."""
+        """Adds the layer's steps; returns the gradient of the layer's input."""
         width, wide, inner = self.layer.width, self.layer.attention, self.layer.inner
         inside = self._gradient("down", width, inner, self.gated, gradient)
         sides = (self.gate, self.up)
@@ -156,13 +156,13 @@ class _Run:
         return self._value(name, EXTERN, self._nbytes(columns), x, flops=flops)
 
     def _gradient(self, name: str, inner: int, columns: int, x: int, gradient: int) -> int:
-        """A matmul's two: of its weight, which is returned, and of its input, [tokens, columns]."""
+        """A matmul's two gradients: of its weight, which is a graph output, and of its input, [tokens, columns]."""
         flops = 2 * self.layer.tokens * inner * columns
         label = f"{self.name}_d_{name}_weight"
         self.draft.step(label, EXTERN, 2 * inner * columns, (x,), (gradient,), flops, is_output=True)
         return self._step(name, EXTERN, self._nbytes(columns), (), (gradient,), flops)
 
     def _normalised(self, name: str, x: int, stat: int, gradient: int, beside: int) -> int:
-        """Of what was normalised, plus the gradient that comes in beside."""
+        """Gradient of the normalised tensor, plus the gradient of the residual path."""
         small = self._step(f"{name}_stat", REDUCTION, 4 * self.layer.tokens, (x, stat), (gradient,))
         return self._step(name, POINTWISE, self._nbytes(self.layer.width), (x, stat), tuple({gradient, beside, small}))

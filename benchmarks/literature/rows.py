@@ -22,14 +22,14 @@ class PointRow:
     Attributes:
         setting: Name of the point, in the source's words.
         device: Device whose cost model prices the point; empty if the source counts operations.
-        baseline_bytes: Without a plan: as reported, or of what was rebuilt where the source gives parts of it.
-        published_bytes, published_extra: The point; the time is a part of the source's own baseline, None where none was found.
-        eager_bytes: The baseline of what was rebuilt; None where the source has no eager mode.
-        fastest_bytes, floor_bytes: Of our fastest plan and our lowest one.
-        extra: Of our plan within the published bytes, over our fastest one; None where none fits.
-        bound: A part of the step that no plan within them can spare; None where none fits.
-        bytes_at_its_time: The lowest of ours that takes no longer than the published point; None where that has no time, or one
-            below zero.
+        baseline_bytes: Peak without a plan: as reported, or of the rebuilt network if the source gives parts of its baseline.
+        published_bytes, published_extra: The point; the time is a part of the source's own baseline, None if no time was found.
+        eager_bytes: The rebuilt network's peak in eager mode; None if the source has no eager mode.
+        fastest_bytes, floor_bytes: Peaks of our fastest plan and of our lowest one.
+        extra: Extra time of our plan within the published bytes, over our fastest plan; None if no plan fits.
+        bound: Proven lower bound on `extra`; None if no plan fits.
+        bytes_at_its_time: Lowest peak of our plans that take no longer than the published point; None if the point has no time,
+            or a time below zero.
         remark: The reason why the row does not compare like with like, or why our plan is worse.
     """
 
@@ -55,7 +55,7 @@ class PointRow:
 
     @property
     def verdict(self) -> str:
-        """Empty where ours is no worse, or where the point cannot be compared."""
+        """Says how our plan is worse; empty if it is not, or if the point cannot be compared."""
         if self.extra is None:
             over = self.floor_bytes / self.published_bytes - 1
             return f"no plan of ours fits: the lowest takes {percent(over)} more"
@@ -121,7 +121,7 @@ def rows_of(fields: Sequence[dict[str, Any]], source: str) -> list[Row]:
 
 
 class Store:
-    """Rows that are stored network by network, so that a run that was ended goes on where it was.
+    """Rows that are stored network by network, so that an interrupted run goes on with the next network.
 
     Args:
         path: File that the rows are read from and written to; None for no file.

@@ -31,7 +31,7 @@ class Record:
     """One network whose bytes a source reports: all on the device, parameters and inputs included.
 
     Attributes:
-        baseline_gib: Without a plan.
+        baseline_gib: Peak without a plan.
         points: Peak in GiB and time over the baseline's.
         remarks: Pairs (GiB, reason why our plan is worse below that peak).
     """
@@ -48,7 +48,7 @@ class Claim:
 
     Attributes:
         parts: Part of the activations and time over the baseline's.
-        remarks: For a network, what stands beside its rows.
+        remarks: By network, the remark beside its rows.
     """
 
     source: str

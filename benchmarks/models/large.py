@@ -171,7 +171,7 @@ def build_large(
     """The named case on `device`, weights and floating-point inputs in bfloat16, drawn from `seed`.
 
     Args:
-        share: Of the batch, at least one of it.
+        share: Part of the batch; at least one sample remains.
     """
     torch.manual_seed(seed)
     with torch.device(device):

@@ -26,11 +26,11 @@ class ZooRow:
             largest graph's peak under plain torch.compile.
         budget_bytes: The bytes that were given, for each graph; of `ADVICE` those that the error asked for.
         graphs: The number of graphs that have a backward.
-        predicted_bytes: By the plans that were kept.
+        predicted_bytes: Peaks by the plans that were kept.
         observed_bytes: Peaks that were read of Inductor before any code was emitted; empty where none were.
-        emitted_bytes: Of the code that was emitted last, by a dry run.
+        emitted_bytes: Peaks of the code that was emitted last, by a dry run.
         rounds: Number of times each graph was planned and its code emitted.
-        floor_bytes: Of the BudgetError that was raised.
+        floor_bytes: `floor_bytes` of the BudgetError that was raised.
         extra_ns, step_ns: Predicted times of the kept plans, over all graphs: beyond the fastest plan, and of the whole step.
         gradient_bytes: Bytes of the parameters that have a gradient.
         planning_cpu_s: CPU seconds from the joint graphs to two modules each, over all rounds.
