@@ -31,7 +31,7 @@ RUNNING: dict[int, CpuTime] = {}
 
 
 def so_far() -> CpuTime:
-    """Of this process, since it started."""
+    """CPU time of this process since it started."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     own_s, ended_s = (usage.ru_utime + usage.ru_stime for usage in usages)
     return CpuTime(own_s, ended_s + sum(spent.total_s for spent in RUNNING.values()))

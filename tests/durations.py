@@ -1,4 +1,4 @@
-"""`tests/durations.txt`: CPU seconds of each test. They choose what `make test` runs, in what order, and what a shard is.
+"""`tests/durations.txt`: CPU seconds of each test, which choose the tests of `make test`, their order, and the shards.
 
 A test that takes more than `LIMIT_S` is for `make test-full`, unless it is marked `proof`; one that the file does not list runs.
 """
@@ -14,7 +14,7 @@ from tests.cpu_time import ZERO, CpuTime
 
 FILE = Path(__file__).parent / "durations.txt"
 LIMIT_S = 2.0
-"""`make test` leaves out what takes longer."""
+"""`make test` leaves out tests that take longer."""
 LONG_S = 5.0
 """Tests that take longer start first."""
 SHORT_S = 0.5
@@ -42,8 +42,8 @@ class Run:
         spent: CPU time by test and by shared fixture, if the test or fixture ran to its end.
         finished: Tests with any result: skipped and failed ones as well.
         collected: Tests that were found; empty if only some tests of a file were asked for.
-        is_full: With `--full`.
-        day: When.
+        is_full: True if the run had `--full`.
+        day: Day of the run.
     """
 
     spent: Mapping[str, CpuTime]
@@ -55,14 +55,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Durations:
-    """The figures: of files by path, and by test and by shared fixture those of at least `SHORT_S`."""
+    """CPU times: of files by path, and of tests and shared fixtures by name if at least `SHORT_S`."""
 
     files: Mapping[str, FileRow] = field(default_factory=dict)
     rows: Mapping[str, CpuTime] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path = FILE) -> Durations:
-        """Returns what `as_text` wrote."""
+        """Returns the figures that `as_text` wrote."""
         lines = file.read_text().splitlines()
         middle = lines.index(ROWS)
         files = [line.split(maxsplit=4) for line in lines[:middle] if not line.startswith("#")]
@@ -89,7 +89,7 @@ class Durations:
         return "\n".join(lines) + "\n"
 
     def seconds(self, test: str, fixtures: Iterable[str] = ()) -> float:
-        """Returns what a test takes together with these fixtures, as far as they are shared."""
+        """Returns the seconds of a test with its fixtures, as far as they are shared."""
         return _sum(self.rows.get(name, ZERO) for name in _with_fixtures(test, fixtures)).total_s
 
     def seconds_of_all(self, tests: Mapping[str, Iterable[str]]) -> float:

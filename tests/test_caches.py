@@ -177,7 +177,7 @@ def test_a_graph_that_inductor_rewrites_has_the_name_that_it_came_with() -> None
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_a_graph_that_was_rewritten_in_a_refused_round_has_that_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second round gets the graph as the first has left it, and another process has it as it came."""
+    """The second round gets the graph as the first round left it; another process gets the graph as it came."""
     judged, names = list[RematPartitioner](), list[set[str]]()
 
     def refuse_first(rounds: Rounds, reports: Sequence[Report], run: RegionRun) -> None:

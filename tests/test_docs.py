@@ -240,7 +240,7 @@ def test_docstrings_name_what_exists() -> None:
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Of the module, its classes and functions, and the strings behind assignments."""
+    """Docstrings of the module, its classes and functions, and the strings behind assignments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value

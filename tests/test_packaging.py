@@ -133,7 +133,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def test_scipy_is_loaded_by_what_solves() -> None:
-    """It takes longer to load than the whole package, and a process that finds its graphs in torch's caches solves nothing."""
+    """scipy takes longer to load than the whole package, and a process that finds its graphs in torch's caches solves nothing."""
     program = (
         "import sys, compile_remat.backend; print([n for n in ('scipy.sparse', 'scipy.optimize') if n in sys.modules])"
     )

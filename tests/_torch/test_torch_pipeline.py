@@ -298,7 +298,7 @@ def test_torchs_choice_gives_torchs_graphs(function: Callable[..., Any], dynamic
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_same_after_inductors_own_passes(function: Callable[..., Any]) -> None:
-    """There random numbers come from seeds, and patterns have been replaced."""
+    """After Inductor's passes, random numbers come from seeds, and patterns have been replaced."""
     seen: list[bool] = []
 
     class Twins(CustomPartitionerFn):

@@ -39,7 +39,7 @@ GRAPH = Problem(
         Step("output", 0, CONSTANT, (), (1,)),
     ),
 )
-"""The figures of its plans are the tests' own; what is assumed of its nodes is worked out."""
+"""The tests set the peaks of its plans; the assumptions about its nodes are computed."""
 
 
 def rounds_for(
@@ -144,14 +144,14 @@ def test_the_second_plan_is_taken_where_it_fits() -> None:
 
 @pytest.mark.parametrize("run", [run_of(1200, is_read=False), run_of(1200, at="")], ids=["unread", "no news"])
 def test_where_the_graphs_say_nothing_new_the_next_plan_is_for_fewer_bytes(run: RegionRun) -> None:
-    """As without observation: what is emitted is measured against the budget."""
+    """As without observation: the peak of the emitted code is compared with the budget."""
     rounds = rounds_for(BYTES)
     assert not is_taken(rounds, planned(rounds, 990, 300), run)
     assert rounds.partitioner.request == FitBelow(790 * MIB)
 
 
 def test_code_whose_graphs_were_not_read_is_judged_alone() -> None:
-    """They come from a cache: the loop on emitted code, as often as it may be."""
+    """Such graphs come from a cache: the emitted code is judged, for as many rounds as are allowed."""
     rounds, requests = rounds_for(BYTES), list[Request]()
     for _ in range(TIGHTENED + 1):
         requests.append(rounds.partitioner.request)
@@ -166,7 +166,7 @@ def test_code_whose_graphs_were_not_read_is_judged_alone() -> None:
 
 
 def test_the_code_has_the_last_word_where_it_needs_more_than_was_observed(caplog: pytest.LogCaptureFixture) -> None:
-    """A defect, which is logged as one; the budget holds all the same."""
+    """Such a difference is a defect and is logged as one; the budget holds nevertheless."""
     rounds = rounds_for(BYTES)
     report = planned(rounds, 990, 300)
     rounds.judge([report], run_of(999))
@@ -222,7 +222,7 @@ Promise = Callable[[int], None]
 
 @pytest.mark.parametrize("at", ["", "mm_2"], ids=["no news", "news"])
 def test_a_lowest_plan_that_is_as_low_as_planned_is_taken(at: str, promise: Promise) -> None:
-    """Within half a percent; what it takes more says nothing of other plans."""
+    """Code within half a percent of the plan is accepted; its excess says nothing of other plans."""
     rounds = rounds_for(MIN)
     first, report = rounds.partitioner, planned(rounds, 500, 500)
     assert is_taken(rounds, report, run_of(502, at))
@@ -253,7 +253,7 @@ def test_one_that_is_higher_is_taken_where_none_is(promised: int, is_enough: boo
 
 
 def test_a_value_that_needs_no_memory_may_make_a_lower_plan(promise: Promise) -> None:
-    """`mul` was taken to be written: a plan that relies on its registers was not looked at."""
+    """`mul` was assumed to be written to memory, so no plan that keeps `mul` in registers was looked at."""
     rounds = rounds_for(MIN)
     promise(400)
     assert not is_taken(rounds, planned(rounds, 500, 500), run_of(500, at="", mul=False))

@@ -142,7 +142,7 @@ def plain_eager() -> Any:
 
 
 def observe(case: Case, wrap: Wrap) -> Observed:
-    """Everything seen, and the state that the random numbers are left in."""
+    """Everything that the case returns, and the final state of the random numbers."""
     torch.compiler.reset()
     torch.manual_seed(0)
     with without_caches():

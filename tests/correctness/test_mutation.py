@@ -535,7 +535,7 @@ def backwards(wrap: Wrap, *, retain_first: bool) -> list[str | Tensor]:
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.parametrize("retain_first", [True, False])
 def test_a_second_backward(retain_first: bool, compiler: str) -> None:
-    """As plain torch.compile: it refuses where the backward was compiled to overwrite what was saved."""
+    """As plain torch.compile, it raises if the backward was compiled to overwrite saved tensors."""
     wraps = [reference_wrap("compiled", compiler)]
     wraps += [lambda f, b=budget: compiled(f, b, compiler) for budget in ("max", "min")]
     expected, *others = [(torch.manual_seed(0), backwards(wrap, retain_first=retain_first))[1] for wrap in wraps]

@@ -165,7 +165,7 @@ def test_what_is_no_capacity(raw: object) -> None:
 
 
 class Deep(torch.nn.Module):
-    """Its default peak is some 5 MiB."""
+    """A model whose default peak is about 5 MiB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
 def test_a_second_micro_batch_has_room_beside_the_gradients_of_the_first(
     monkeypatch: pytest.MonkeyPatch, optimizer_state: str, copies: int
 ) -> None:
-    """They are allocated, and the state of an optimizer that has not stepped yet is still to come."""
+    """The gradients are allocated, and the state of an optimizer that has not stepped yet is still to come."""
     model, x = Deep(), torch.randn(1024, 64)
     gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
     fastest = compile_remat.explain(model, x, memory_budget="max", compiler="eager").predicted_peak_bytes

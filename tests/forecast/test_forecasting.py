@@ -326,7 +326,7 @@ TEMPORARIES = 16
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["llama", "llama_with_dropout", "attention_of_odd_heads", "convolution"])
 def test_a_forecast_has_the_bytes_of_a_trace_on_a_gpu(name: str) -> None:
-    """But for the blocks of the GPU's allocator, which a forecast does not count: they are no part of what grows with the batch."""
+    """A forecast leaves out the rounding to blocks by the GPU's allocator: those bytes do not grow with the batch."""
     builder = Builder(f"{OURS}:{name}", dtype="bf16")
     planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_max_batch=False).plan
     torch.set_default_dtype(torch.bfloat16)

@@ -37,7 +37,7 @@ def look_around(receive: Receive) -> tuple[list[str], str, str | None, str | Non
 
 def refuse_in_a_way_of_its_own(receive: Receive) -> None:
     class Refused(Exception):
-        """Nobody else can read it."""
+        """An error that no other process can unpickle."""
 
     raise Refused("no such layer")
 
@@ -95,7 +95,7 @@ def test_it_ends_with_the_context() -> None:
 
 
 def test_an_interrupt_while_it_starts_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was ignored meanwhile, and lost."""
+    """The interrupt was ignored meanwhile, and lost."""
     start, seen = SpawnProcess.start, list[SpawnProcess]()
 
     def start_interrupted(process: SpawnProcess) -> None:

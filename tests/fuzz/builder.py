@@ -1,4 +1,4 @@
-"""A program while it is drawn: each instruction is run on real tensors at once.
+"""A program while it is drawn: each instruction runs on real tensors immediately.
 
 Running while drawing keeps every program valid whatever the shapes do, and sees the values: what grows too large is
 tamed at once.  Draws count back from the newest register, so that a program with an instruction taken out is still a
@@ -52,7 +52,7 @@ LARGE = Sizes(
     image=(8, 4, 20, 20),
     signal=(12, 16, 40),
 )
-"""Large enough that a step's peak is what its activations are, not what torch itself allocates while it compiles."""
+"""Sizes at which activations make up a step's peak, not torch's own allocations while it compiles."""
 
 OVERLAPPING = frozenset({"unfold", "as_strided", "expand"})
 

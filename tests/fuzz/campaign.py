@@ -21,7 +21,7 @@ from tests.fuzz.models import trials
 from tests.fuzz.trial import Trial
 
 SHRINK_TRIALS = 80
-"""After so many tries to make a failure shorter, the shortest so far is it."""
+"""Number of tries to shorten a failure; then the shortest failure so far is kept."""
 
 CHEAP_KERNELS = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
 """Options of Inductor: kernels without optimisation or vectors take half the compiler's time and compute the same."""

@@ -28,7 +28,7 @@ from tests.fuzz.program import Op, Program
 from tests.fuzz.trial import Trial
 
 LIMIT = 0.03
-"""Of the error of a prediction."""
+"""Largest tolerated error of a prediction, as a part of the code's peak."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Measure = Callable[[Program], Peaks | None]
 
 
 def peaks_of(program: Program) -> Peaks | None:
-    """Of a program of one graph; None where nothing is planned or nothing is known of its code."""
+    """The peaks of a program of one graph; None if no graph is planned, or if the code's peak is unknown."""
     torch.compiler.reset()
     clear_process_state()
     module, inputs = program.module()

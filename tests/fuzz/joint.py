@@ -42,7 +42,7 @@ class Traced:
         return partition(joint, joint_inputs, memory_budget=self.budget, **keywords)
 
     def forward(self, graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        """Keep the inputs as they were before the graph could change them."""
+        """Run the forward, and keep copies of the inputs made before the graph could change them."""
 
         def run(*inputs: Any) -> Any:
             self.primals = _copies(inputs)

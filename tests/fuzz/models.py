@@ -30,7 +30,7 @@ a reentrant checkpoint whose body reads another value with a gradient, or has no
 BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 
 INDUCTOR_BUDGETS = ("min", 0.5, "min", 0.5, BYTES, BYTES, "max", 0.8, 0.3)
-"""Few programs are compiled, so most of them under what changes the most."""
+"""Budgets of compiled programs: few programs are compiled, so budgets that change the most come up most often."""
 
 LOWERED: tuple[tuple[str, int | str], ...] = (
     ("early", "off"),
@@ -133,7 +133,7 @@ def trials(
 
 
 def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
-    """One that Inductor compiles: mostly large, under one budget, a few under a forced plan too."""
+    """A trial that Inductor compiles: mostly large, under one budget, a few also under a forced plan."""
     program = draw(programs(sizes=LARGE if draw(st.integers(0, 3)) else SMALL))
     budget = draw(st.sampled_from(INDUCTOR_BUDGETS))
     masks = (draw(st.integers(0, 999)),) if draw(st.integers(0, 3)) == 3 else ()
@@ -142,7 +142,7 @@ def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
 
 
 def _lowered_trial(draw: Callable[[st.SearchStrategy[Any]], Any], compiler: str) -> Trial:
-    """One that enters through Dynamo under settings which lower the peak further than recomputation does."""
+    """A trial that enters through Dynamo under settings which lower the peak further than recomputation does."""
     is_compiled = compiler == "inductor"
     gradients, slices = draw(st.sampled_from(LOWERED))
     sizes = LARGE if is_compiled and draw(st.integers(0, 3)) else SMALL

@@ -148,7 +148,7 @@ class _Forward:
         return self.values[v].kernel == POINTWISE and self._sources_behind(w) == {v}
 
     def _written_at(self, w: int, kept: set[int]) -> int:
-        """The place at which a saved value is written: with the one buffer it is computed of, unless that buffer stays for others."""
+        """The place at which a saved value is written: with the one buffer it is computed of, unless the buffer is kept longer."""
         if self.values[w].is_snapshot:
             return self.size
         draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_one(w, v)]

@@ -166,7 +166,7 @@ class _Walk:
         return max([s for reader in self.readers[event] for s in self._runs_at(reader)] + own)
 
     def _written_into(self, event: _Event) -> _Event | None:
-        """The concatenation that what stands behind it reads an event from, which has no buffer of its own."""
+        """The concatenation from which later readers read an event that has no buffer of its own."""
         if event.is_step or event not in self.slot or not self._in_registers(event):
             return None
         found = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].parts]
@@ -241,7 +241,7 @@ class _Walk:
         return [] if event.is_step else [e for e in self.events if event.index in self._node(e).copies]
 
     def _copies_beside(self, slot: int) -> int:
-        """Copies of concatenations that are still there, for another copy or for what is made in them."""
+        """Bytes of copies of concatenations that are still alive, for another copy or for a part that is made in them."""
         total, reader = 0, self.events[slot]
         for event in self.events:
             copying = self._copying(event)

@@ -30,7 +30,7 @@ from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained, wrapped
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB
-"""So that `auto` is rounded down to whole MiB."""
+"""Capacity of the device; at this size `auto` is rounded down to whole MiB."""
 
 
 def trained_within(rank: int, wrapper: str, options: dict[str, Any], free_bytes: list[int]) -> tuple[Seen, list[Held]]:

@@ -85,8 +85,8 @@ class Seen:
     """Results of one rank.
 
     Attributes:
-        losses: Of each step.
-        peak_bytes: The most that the last step allocated, beside what was there before.
+        losses: Loss of each step.
+        peak_bytes: Peak of the last step above the bytes allocated before it.
         plans: The values that each compiled graph saves, in order, with the predicted peak in bytes and the budget.
     """
 

@@ -814,7 +814,7 @@ class Gated(nn.Module):
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_kernels_write_over_the_results_of_kernels_that_read_a_parameter() -> None:
-    """A delivery waits for these, but does not read them: a Llama's code at `min` needed 17 % more than its plan."""
+    """A delivery waits for these kernels, but does not read them: a Llama's code at `min` needed 17 % more than its plan."""
     model = made(Gated)
     Seen(model, frees=True)
     compiled(model, INDUCTOR)(batch(256, 32)).backward()

@@ -402,7 +402,7 @@ def test_tensors_of_the_failed_run_are_gone_when_the_next_plan_is_made(monkeypat
 @pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("budget", ["max", "min"])
 def test_nothing_is_kept_for_it(budget: str) -> None:
-    """The step allocates what it would without."""
+    """The step allocates the same bytes as without `oom_retry`."""
 
     def measured(oom_retry: int) -> int:
         run = Run(budget, model=Net(norm=False), oom_retry=oom_retry)

@@ -133,7 +133,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.usefixtures("own_caches")
 def test_inputs_that_share_memory_are_not_traced_again() -> None:
-    """Then the error says whose figures it has."""
+    """The error then names the sizes that its figures belong to."""
     net = model()
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -580,7 +580,7 @@ def test_a_tensor_of_another_kind_is_a_warning() -> None:
 
 @torch.library.custom_op("remat_check::moody", mutates_args=())
 def moody(x: torch.Tensor) -> torch.Tensor:
-    """Its backward fails when it runs."""
+    """A function whose backward fails when it runs."""
     return x.sin()
 
 
@@ -595,7 +595,7 @@ moody.register_autograd(lambda ctx, gradient: moody_backward(gradient))
 
 
 def test_a_backward_that_always_fails_fails_in_the_backward() -> None:
-    """Not in the forward, which this training loop may never follow by a backward."""
+    """The error does not come in the forward, which this training loop may never follow by a backward."""
     call, x, outputs = step(lambda x: moody(x.exp()) * x.cos().exp()), torch.randn(8, requires_grad=True), []
     skipped(lambda: outputs.append(call(x)), "no backward on this device")
     with pytest.raises(NotImplementedError, match="no backward on this device"):

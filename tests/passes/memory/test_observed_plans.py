@@ -45,7 +45,7 @@ def any_graph(rng: random.Random, names: list[str], most_bytes: int) -> GraphFac
 
 
 def any_facts(rng: random.Random, found: Candidate, *, may_be_large: bool = True) -> RegionFacts:
-    """Facts that no code generator may give of this plan: what is assumed has to hold for any."""
+    """Facts that no code generator may give for this plan: assumptions have to hold for any facts."""
     values, steps = found.simulator.problem.values, found.simulator.problem.steps
     most_bytes = rng.choice([1, 2, 3]) * found.peak_bytes + 5 if may_be_large else 5
     forward = any_graph(rng, [v.name for v in values if v.in_forward], most_bytes)
@@ -244,7 +244,7 @@ def test_a_kernel_of_unknown_nodes_belongs_to_the_higher_of_its_neighbours() -> 
 
 @pytest.mark.parametrize("order", ["x a b c", "a x b c", "a b x c"])
 def test_a_kernel_that_runs_elsewhere_tells_nothing_of_its_nodes(order: str) -> None:
-    """It is simulated last.  The bytes in use at its place are those of its neighbours, but for what is above them."""
+    """The kernel's node is simulated last.  The bytes in use at the kernel's place are its neighbours', but for the excess."""
     levels = {"a": 100, "b": 900, "c": 300, "x": 50}
     kernels = [KernelFacts((name,), 900 if name == "x" else levels[name]) for name in order.split()]
     assert excess_at_nodes(kernels, levels, 0).get("x") is None

@@ -182,7 +182,7 @@ def test_the_forwards_buffers_say_nothing_of_the_backwards() -> None:
 def test_the_key_is_that_of_the_graph_whatever_was_observed(
     problem: Problem, assumed: Assumptions, more: Assumptions
 ) -> None:
-    """It names pinned plans: with facts in it, none would be found again."""
+    """The key names pinned plans: with facts in the key, no pinned plan would be found again."""
     key = problem.key()
     once = problem.with_facts(assumed)
     twice = once.with_facts(more)
