@@ -113,7 +113,7 @@ def measure(one: Contest, points: list[Point], deadline: float, keep: Callable[[
     while (task := next(tasks(points), None)) is not None:
         expected_s = estimate_s(task.kind, points)
         left_s = deadline - time.monotonic()
-        if points and expected_s > left_s:  # of the first one nothing is known
+        if points and expected_s > left_s:  # the first point has no estimate
             times = f"{expected_s:.0f} s, {max(0.0, left_s):.0f} s are left"
             return f"stopped: the next point ({task.kind} {task.setting}) may take {times}; run it again to go on"
         harness.progress(f"{one.name}: {task.kind} {task.setting}, {left_s:.0f} s left")

@@ -80,7 +80,7 @@ class CpuTimes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[object]:
-        start = so_far() - _sum(self._shared)  # what another one takes that this one asks for is not its own
+        start = so_far() - _sum(self._shared)  # without the time of fixtures that this one asks for
         result = yield
         if fixturedef.scope == "module":
             self._shared[f"{file_of(request.node.nodeid)}: {fixturedef.argname}"] = (

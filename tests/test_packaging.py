@@ -85,7 +85,7 @@ def test_what_users_catch_and_annotate_is_public() -> None:
     ours = {kind for kind in named if kind.__module__.startswith("compile_remat.")}
     drawing = {kind for kind in ours if kind.__module__.startswith("compile_remat.pages.")}
     settings = {kind for kind in ours if kind.__module__ == "compile_remat.budget"}  # of `RematConfig`, given as text
-    hooks = {PeakMonitor}  # what `MeasuredStep` notes for itself
+    hooks = {PeakMonitor}  # a field of `MeasuredStep` for its own use
     missing = ours - drawing - settings - hooks - public
     assert not missing, sorted(kind.__name__ for kind in missing)
 

@@ -120,7 +120,7 @@ class Contest:
             start = time.perf_counter()
             run.clear_and_step()
             first_step_s = time.perf_counter() - start
-            run.clear_and_step()  # where graphs share a budget, the second step may plan once more
+            run.clear_and_step()  # if graphs share a budget, the second step may plan once more
             run.clear()
             level_bytes = torch.cuda.memory_allocated(self.device) if self.is_cuda else 0
             peak = harness.second_step_peak(run, self.device)

@@ -133,7 +133,7 @@ def test_claims_name_networks_that_there_are() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["ResNet-50", "GoogleNet", "U-Net", "VGG-16"])
 def test_a_rebuilt_network_takes_what_the_source_says(name: str) -> None:
-    """Eager mode's peaks agree within 6 %: the reported figures include cuDNN's workspaces.  MobileNetV2 differs, see its remark."""
+    """Eager mode's peaks agree within 6 %: the source's figures have cuDNN's workspaces.  MobileNetV2 differs: see its remark."""
     record = MONET[name]
     assert eager_peak_bytes(record.build) == pytest.approx(record.baseline_gib * GIB, rel=0.06)
 

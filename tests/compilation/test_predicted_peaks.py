@@ -236,8 +236,8 @@ class Head(nn.Module):
 
 @pytest.mark.parametrize("limit", [30, 32])
 def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_have(limit: int) -> None:
-    """The loss's backward has 30 operations, and two more if the logarithm and a conversion are recomputed: then the logits' gradient
-    gets a buffer of its own beside the logits."""
+    """The loss's backward has 30 operations, and two more if the logarithm and a conversion are recomputed: then the gradient of
+    the logits gets a buffer of its own beside the logits."""
     x, targets = torch.randn(2048, 64, dtype=torch.bfloat16), torch.randint(0, 1024, (2048,))
     with config.patch(realize_opcount_threshold=limit):
         (report,) = reports_of(Head().bfloat16(), (x, targets), "min")

@@ -214,7 +214,7 @@ def test_blocks_of_levels_can_be_checkpointed_too() -> None:
     problem, graph = step_on(traced, H100).problem, traced.joint.module.graph
     masks = hand_written(problem, graph)
     levels, blocks = masks[EACH], masks[INNER]
-    assert (blocks & ~levels).any()  # what one block of a level gives the next one
+    assert (blocks & ~levels).any()  # values from one block of a level to the next
     assert not (blocks & ~masks[NOTHING]).any()
     kinds = {node.name: op_kind(node) for node in graph.nodes}
     outer, inner = (set(filter(None, of(problem, kinds))) for of in (layers_of, inner_blocks_of))

@@ -75,7 +75,7 @@ def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = 
 
     After a failure it is shrunk, and the rest is left out; Inductor's failures stay as they are, and the rest runs.
     """
-    gc.freeze()  # what was imported; torch collects garbage with every compilation
+    gc.freeze()  # imported objects; torch collects garbage with every compilation
     result, attempts, known = Result(), itertools.count(), dict[str, Exception]()
 
     @hypothesis.seed(seed)

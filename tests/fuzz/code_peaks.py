@@ -118,7 +118,7 @@ def peaks_of_any(program: Program) -> Peaks | None:
     """The same of what is left of a program, which may be wrong; None, too, where it is so small that a few numbers count."""
     try:
         peaks = peaks_of(program)
-    except Exception:  # what is left is no program: sizes that do not fit, nothing to train
+    except Exception:  # the rest is no program: sizes that do not fit, nothing to train
         return None
     return peaks if peaks is not None and peaks.emitted >= LEAST_BYTES // 4 else None
 

@@ -156,7 +156,7 @@ def _frees_gradients(trial: Trial) -> bool:
 
 def _outcome(budget: str, trained: Trained) -> Outcome:
     report, *others = compile_remat.reports()
-    if others or not trained.peak_bytes:  # what a graph that is not planned hands on is in no dry run
+    if others or not trained.peak_bytes:  # no dry run has the tensors of an unplanned graph
         return Outcome(budget)
     return Outcome(budget, report.predicted_peak_bytes, report.scheduled_peak_bytes, *trained.peak_bytes)
 

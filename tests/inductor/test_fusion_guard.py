@@ -104,7 +104,7 @@ def test_siblings_with_a_matmul_between_stay_apart() -> None:
         Node(0, "primals_1", "a"), Node(1, "a", "m", is_extern=True), Node(2, "primals_1", "b"), Node(3, "b", "n", is_extern=True),
     ]  # fmt: skip
     assert not keeps(order(*nodes, m=1, n=1, returned="m n"), 0, 2)
-    assert keeps(order(*nodes, b=1000 // SMALL_SHARE, m=1, n=1, returned="m n"), 0, 2)  # what it writes is little
+    assert keeps(order(*nodes, b=1000 // SMALL_SHARE, m=1, n=1, returned="m n"), 0, 2)  # its outputs are small
 
 
 def test_siblings_may_meet_where_nothing_is_freed_between() -> None:

@@ -230,6 +230,6 @@ class _Forward:
             by_plan = v in kept and place >= self._written_at(v, kept) and not self._takes_over(v, kept)
             by_itself = v in self.buffers and self._begins_at(v) <= place
             by_itself = by_itself and (v in kept or self._is_alive(v, place, kept))
-            written = runs and self._first_place(v) == place != v  # whether anything reads it or not
+            written = runs and self._first_place(v) == place != v  # even if nothing reads it
             live += self.values[v].nbytes if by_plan or by_itself or written else 0
         return live

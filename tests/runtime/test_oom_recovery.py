@@ -255,7 +255,7 @@ def test_nothing_is_kept_where_no_plan_is_lower() -> None:
             model.zero_grad(set_to_none=True)
             peaks[budget, oom_retry] = peak_bytes(train, "cpu").peak_bytes
     assert peaks["min", 1] == peaks["min", 0] == peaks["max", 0]  # which is gradients; nor do shared budgets keep it
-    assert peaks["max", 1] == peaks["max", 0] + x.nbytes  # what a second try needs
+    assert peaks["max", 1] == peaks["max", 0] + x.nbytes  # copies for a second try
 
 
 @pytest.mark.usefixtures("empty_kernels")

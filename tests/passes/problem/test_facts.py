@@ -133,7 +133,7 @@ def test_only_the_named_nodes_change_and_only_in_what_is_assumed(problem: Proble
         assert after.observed_bytes == dict(assumed.backward_bytes).get(before.name, 0)
         if inner and before.name in stored:
             assert after.realised == stored[before.name]
-        if inner:  # of the backward, what is assumed of the forward says nothing
+        if inner:  # assumptions about the forward say nothing of the backward
             assert after.is_realised_again == again.get(before.name, before.is_realised_again)
     for step, after_step in zip(problem.steps, found.steps, strict=True):
         inner = step.kernel == POINTWISE
