@@ -44,7 +44,7 @@ ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "TF32": 2.0**-12}
 """Largest relative change of a number that is rounded to nearest."""
 
 SEARCH_S = 0.2
-"""Counted seconds of search for each plan: what it computes again is not the point here."""
+"""Counted seconds of search for each plan: the quality of plans is not the point here."""
 
 SPLIT, LAYOUT, ORDER = "split", "layout", "order"
 REWRITES: dict[str, tuple[tuple[Any, str], ...]] = {
@@ -148,7 +148,7 @@ def _told(library: str) -> Iterator[None]:
 
 
 def rows_of(model: str, dtype: str, libraries: Sequence[str], arguments: argparse.Namespace) -> list[GradientRow]:
-    """A row for each setting, choice of the library and seed; what is compiled once runs under each choice."""
+    """A row for each setting, choice of the library and seed; code that is compiled once runs under each choice."""
     wanted = [s for s in (*RIVALS, *OURS) if s == PLAIN or not arguments.setting or s in arguments.setting]
     starts = [_start(model, dtype, seed, arguments) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
     exact = [_in_float64(*start) for start in starts]

@@ -140,7 +140,7 @@ def _plans(every: int) -> Rows:
 
 
 LATER_FIELDS = frozenset({"is_snapshot"})
-"""Fields of a problem's nodes that are younger than the stored digest: where they are empty, the problem is what it was."""
+"""Fields of a problem's nodes that are newer than the stored digest: they are left out of the hash if empty."""
 
 
 def _problems(every: int) -> Rows:

@@ -236,7 +236,7 @@ def torchs_lowest(model: str, rows: Sequence[Row]) -> int | None:
 
 
 def verdict(row: Row, rows: Sequence[Row]) -> str:
-    """Empty where there is nothing to say; `rows` are those of one model."""
+    """The row's floor, misses or ratio, else "ok"; empty for a rival's row or one without a peak.  `rows` are of one model."""
     if row.failure is not None:
         return f"miss: {row.failure}"
     if row.floor_bytes is not None:
@@ -294,7 +294,7 @@ def _model_titles() -> tuple[str, ...]:
 
 
 def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
-    """One line that tells of a model all that matters."""
+    """Cells of the one line of a model."""
     rows = [row for row in everything if row.model == name]
     plain = next(row for row in rows if row.kind == "plain")
     summary = summarise(rows)

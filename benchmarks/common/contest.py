@@ -61,7 +61,7 @@ def _all_tasks(points: Sequence[Point]) -> Iterator[Task]:
 
 
 def _matches(points: Sequence[Point]) -> Iterator[Task]:
-    """Ours at each rival's measured peak, one for those that are as good as equal; plain's own peak is that of `max`."""
+    """Tasks of ours at each rival's measured peak, one task for nearly equal peaks; `max` stands for plain's own peak."""
     plain = find(points, "plain", "default")
     taken = [p.budget_bytes for p in points if p.kind == "remat" and p.budget_bytes and not p.setting.startswith("at ")]
     for rival in points:
@@ -100,7 +100,7 @@ class Contest:
         self.options, self.gradients, self.is_apart = options, gradients, is_apart
 
     def take(self, task: Task) -> Point:
-        """Measure one point; what goes wrong is part of it."""
+        """Measure one point; an error becomes part of the point."""
         start = time.perf_counter()
         with fresh_state(self.device):
             try:
@@ -220,7 +220,7 @@ def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[fl
 
 @contextmanager
 def fresh_state(device: str) -> Iterator[None]:
-    """Nothing compiled, nothing reported, no memory held: before and after."""
+    """Drops compiled code, reports and memory, before and after the body."""
     _free(device)
     try:
         yield

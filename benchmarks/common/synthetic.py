@@ -14,7 +14,7 @@ from compile_remat.passes import Problem, Step, Value
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
 
 FLOPS_PER_NS, BYTES_PER_NS, LAUNCH_NS = 300_000, 3_000, 2_000
-"""About those of an H100 in bf16."""
+"""Rates and launch time of about an H100 in bf16."""
 
 VALUES_PER_LAYER = 15
 
@@ -101,7 +101,7 @@ def _time_ns(kernel: str, nbytes: int, flops: int) -> int:
 
 
 class _Run:
-    """The forward of one layer, and what its backward needs to know of it."""
+    """The forward of one layer, and the numbers of its values that its backward reads."""
 
     def __init__(self, draft: _Draft, name: str, layer: Layer, x: int) -> None:
         self.draft, self.name, self.layer, self.x = draft, name, layer, x

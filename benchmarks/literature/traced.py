@@ -21,7 +21,7 @@ from compile_remat.forecast.target_step import Target, step_of
 GIB = 1 << 30
 
 CLAIM_BUDGETS = 12
-"""Of a claim's networks no frontier is drawn."""
+"""Budgets of the frontier of a claim's networks, which no picture shows."""
 
 Build = Callable[[], networks.Built]
 

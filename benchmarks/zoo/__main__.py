@@ -121,7 +121,7 @@ class Runner:
                 self._known(name, PLAIN)
 
     def _row(self, name: str, setting: str) -> ZooRow | None:
-        """None where plain torch.compile fails, whose row says why, or where a share of its peak is asked for that has none."""
+        """None if plain torch.compile fails, whose row says why, or if the budget is a share of plain's peak and plain has none."""
         plain = (
             self._known(name, PLAIN)
             if setting not in (PLAIN, "min", ADVICE)

@@ -12,9 +12,9 @@ from benchmarks.zoo import ENTRIES
 from benchmarks.zoo.rows import ADVICE, FAILED, OK, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, plain_of
 
 LIMIT = 0.005
-"""Of the error of a prediction."""
+"""Largest tolerated error of a prediction, as a part of the emitted peak."""
 GRADIENT_LIMIT = 2e-3
-"""Of the error of a gradient in float32, over the largest value of any."""
+"""Largest tolerated error of a gradient in float32, over the largest value of any gradient."""
 TITLES = (
     "model",
     "setting",
