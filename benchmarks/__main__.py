@@ -29,11 +29,11 @@ APART = frozenset(
         "picture", "planning_time", "published", "workspaces",
     }
 )  # fmt: skip
-"""Commands with options of their own, which are called by themselves."""
+"""Commands with options of their own, which `python -m benchmarks` does not call."""
 IN_A_FOLDER = frozenset({"gpu"})
-"""Those that write a folder instead of a file."""
+"""Benchmarks that write a folder instead of a file."""
 FOR_GPUS = frozenset({"gpu"})
-"""Those that a CPU runs at toy size alone."""
+"""Benchmarks that run at toy size alone on a CPU."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -44,7 +44,7 @@ ROUNDOFF = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "TF32": 2.0**-12}
 """Largest relative change of a number that is rounded to nearest."""
 
 SEARCH_S = 0.2
-"""Counted seconds of search for each plan: what it computes again is not the point here."""
+"""Counted seconds of search for each plan: the quality of plans is not the point here."""
 
 SPLIT, LAYOUT, ORDER = "split", "layout", "order"
 REWRITES: dict[str, tuple[tuple[Any, str], ...]] = {
@@ -55,7 +55,7 @@ REWRITES: dict[str, tuple[tuple[Any, str], ...]] = {
         for name in ("separate_sigmoids", "move_weight_gradients_up", "make_sibling_gradients_together")
     ),
 }
-"""Where the rewrites are called that can be switched off."""
+"""The call sites of each rewrite that can be switched off, as pairs (module, function name)."""
 
 PLAIN = "plain"
 RIVALS = (PLAIN, "eager", "torch 0.5")
@@ -87,9 +87,9 @@ class GradientRow:
 
     Attributes:
         error: Norm of the difference from float64's gradients over the norm of these.
-        from_plain: Norm of the difference from plain's over the norm of these.
-        ratio: The error over plain's, or over 2 ulp where that is less.
-        worst: The same of the parameter where it is largest.
+        from_plain: Norm of the difference from plain's gradients over the norm of these.
+        ratio: The error over plain's error, or over 2 ulp if plain's error is less.
+        worst: The largest such ratio of a single parameter.
         forward: Relative change of the gradients where each layer's output is changed by the type's roundoff.
         backward: The same for the gradients of each layer's output.
     """
@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _told(library: str) -> Iterator[None]:
-    """cuDNN told so; all else off, TF32 among it, which torch has on for convolutions by itself."""
+    """Sets the named choice of cuDNN and turns all others off, also TF32, which torch has on for convolutions by default."""
     flags = {"enabled": True, "benchmark": False, "deterministic": False, "allow_tf32": False, **LIBRARY[library]}
     with torch.backends.cudnn.flags(**flags):
         yield
@@ -148,7 +148,7 @@ def _told(library: str) -> Iterator[None]:
 
 
 def rows_of(model: str, dtype: str, libraries: Sequence[str], arguments: argparse.Namespace) -> list[GradientRow]:
-    """A row for each setting, choice of the library and seed; what is compiled once runs under each choice."""
+    """A row for each setting, choice of the library and seed; code that is compiled once runs under each choice."""
     wanted = [s for s in (*RIVALS, *OURS) if s == PLAIN or not arguments.setting or s in arguments.setting]
     starts = [_start(model, dtype, seed, arguments) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
     exact = [_in_float64(*start) for start in starts]
@@ -215,7 +215,7 @@ def _gradients_of(
 
 
 def _gradients(call: Callable[..., Tensor], starts: Sequence[Start]) -> list[list[Tensor]]:
-    """Gradients of each start by the first one's compiled module, whose parameters are overwritten."""
+    """Gradients of each start, computed by the first start's compiled module, whose parameters are overwritten."""
     module = starts[0][0]
     states = [{k: v.clone() for k, v in start[0].state_dict().items()} for start in starts]
     found = list[list[Tensor]]()
@@ -238,7 +238,7 @@ def _distance(found: Sequence[Tensor], true: Sequence[Tensor]) -> float:
 def _change(
     module: nn.Module, inputs: tuple[Tensor, Tensor], true: list[Tensor], part: float, *, in_backward: bool
 ) -> float:
-    """How the gradients change where each layer's output, or its gradient, changes by up to `part` of each number."""
+    """Relative change of the gradients if each element of every layer's output, or of its gradient, changes by up to `part`."""
     module, inputs = _doubled(module, inputs)
     torch.manual_seed(1)
 

@@ -46,11 +46,11 @@ class CodegenRow:
 
     Attributes:
         setting: ``torch R`` for torch's partitioner at ratio R, else our budget.
-        predicted_peak_bytes: By the first plan.
-        first_peak_bytes: Of the code that was emitted for it.
-        peak_bytes: Of the code that would run in the end.
-        rounds: How often it was planned and compiled.
-        floor_bytes: Of the BudgetError that was raised.
+        predicted_peak_bytes: Peak by the first plan.
+        first_peak_bytes: Peak of the code that was emitted for the first plan.
+        peak_bytes: Peak of the code that would run in the end.
+        rounds: Number of times the model was planned and compiled.
+        floor_bytes: `floor_bytes` of the BudgetError that was raised.
     """
 
     model: str
@@ -198,7 +198,7 @@ def min_ratio(rows: Sequence[CodegenRow]) -> float | None:
 
 
 def summary(rows: Sequence[CodegenRow]) -> str:
-    """How far the figures agree, and `min` against torch's best."""
+    """Text that says how well prediction and emitted code agree, and compares `min` with torch's best."""
     excesses = [row.excess for row in rows if row.excess is not None]
     if not excesses:
         return "no row of ours"

@@ -1,4 +1,4 @@
-"""What all our decisions come to, as one file of hashes: a change that only moves or renames must leave it equal.
+"""All decisions of the planner as one file of hashes: a change that only moves or renames code must leave the file equal.
 
     python -m benchmarks.digest [--part plans] [--part problems] [--part code] [--quick] [--write]
     python -m benchmarks.digest --store-problems
@@ -140,7 +140,7 @@ def _plans(every: int) -> Rows:
 
 
 LATER_FIELDS = frozenset({"is_snapshot"})
-"""Fields of a problem's nodes that are younger than the stored digest: where they are empty, the problem is what it was."""
+"""Fields of a problem's nodes that are newer than the stored digest: they are left out of the hash if empty."""
 
 
 def _problems(every: int) -> Rows:

@@ -1,4 +1,4 @@
-"""What a budget adds to the CPU time until training runs, against plain torch.compile.
+"""CPU time that a budget adds until training runs, against plain torch.compile.
 
     python -m benchmarks.first_step [--model gpt] [--setting 0.5] [--json OUT] [--show] [--toy]
 
@@ -32,10 +32,10 @@ class FirstStepRow:
     """One model under one setting.
 
     Attributes:
-        setting: Of the budget, or "plain".
-        cold: With empty folders.
-        warm: Of a second process.
-        skipped: Why there is nothing.
+        setting: Value of `memory_budget`, or "plain".
+        cold: Costs with empty folders.
+        warm: Costs of a second process, which finds the folders filled.
+        skipped: The reason why nothing was measured.
     """
 
     model: str
@@ -46,7 +46,7 @@ class FirstStepRow:
 
     @staticmethod
     def of(fields: dict[str, object]) -> "FirstStepRow":
-        """What `asdict` made of a row."""
+        """Inverse of `asdict`: makes a row of its stored fields."""
         taken = {name: Taken(**known) for name in ("cold", "warm") if isinstance(known := fields.get(name), dict)}
         return FirstStepRow(**{**fields, **taken})  # type: ignore[arg-type]
 

@@ -26,13 +26,13 @@ from benchmarks.common.runner import fresh_state
 from benchmarks.models import Case, chains
 
 ASKED = {"linear20": 5.5, "relu1024": 6.0, "chain256": 21.0, "gpt": 36.0}
-"""MiB, for models of full size."""
+"""Peaks in MiB that `early` is to reach, for models of full size."""
 
 OTHERS = ("chain1024", "resnet", "llama", "vit")
-"""Of the README's models without dropout, whose random numbers are not eager mode's."""
+"""More of the README's models, those without dropout: its random numbers differ from eager mode's."""
 
 TOLERANCE = 1e-4
-"""Of an error: float32 keeps 6e-8, and 100 layers round a thousand times."""
+"""Largest allowed error: float32 rounds to 6e-8, and 100 layers round a thousand times."""
 
 OF_PREDICTION = 0.01
 TITLES = ("model", "eager", "torch.compile", "min, end", "min, early", "predicted", "asked", "error", "verdict")

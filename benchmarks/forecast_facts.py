@@ -45,10 +45,10 @@ class ForecastRow:
 
     Attributes:
         emitted_bytes: The peak of the code that training would run.
-        observed_bytes: That of the forecast, where its graphs were lowered.
-        estimated_bytes: That of the forecast by rules.
+        observed_bytes: The peak of the forecast whose graphs were lowered.
+        estimated_bytes: The peak of the forecast by rules.
         seconds, estimate_seconds: Wall time of the two forecasts, the start of a process with them.
-        why: Why the forecast was not observed, or what failed.
+        why: The reason why the forecast was not observed, or the error.
     """
 
     model: str
@@ -77,7 +77,7 @@ class ForecastRow:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the observed peak is that of the code."""
+        """True if the observed peak is within `TOLERANCE_BYTES` of the emitted code's peak."""
         return self.off_bytes is not None and abs(self.off_bytes) <= TOLERANCE_BYTES
 
 
@@ -165,7 +165,7 @@ def table(rows: Sequence[ForecastRow]) -> tuple[Sequence[str], list[Sequence[str
 
 
 def summary(rows: Sequence[ForecastRow]) -> str:
-    """How far both agree with the code."""
+    """Text that says how well both forecasts agree with the emitted code."""
     errors = sorted(abs(row.estimate_error) for row in rows if row.estimate_error is not None)
     if not errors:
         return "no rows"

@@ -1,4 +1,4 @@
-"""How far from the best can a plan be: gap to the proven bound on full graphs, to the exact optimum on small copies.
+"""Distance of plans from the best plan: gap to the proven bound on full graphs, to the exact optimum on small copies.
 
     python -m benchmarks.gap [--part models] [--part unseen] [--part large] [--part exact] [--model unet] [--toy] [--json OUT]
 
@@ -46,14 +46,14 @@ FRACTIONS = (0.8, 0.6, 0.4, 0.3)
 GAP_LIMIT = 0.01
 OPTIMUM_LIMIT = 0.005
 FLOOR_LIMIT = 0.01
-"""How far above the lowest peak of all plans the planner's may end."""
+"""The planner's lowest peak may exceed the lowest peak of all plans by this part."""
 
 MORE_MOMENTS = SearchOptions(moment_rounds=8, moments_a_round=3, moment_gain=0.0, moment_excess=1.0, branch_values=0)
 BRANCHES = replace(
     MORE_MOMENTS, moment_rounds=3, moments_a_round=2, branch_values=100_000, branch_rounds=4, branch_seconds=60.0
 )
 PROOFS = (0.002, MORE_MOMENTS), (GAP_LIMIT, BRANCHES)
-"""Above each of these parts of the step a gap is proven smaller: with more moments, then with branches, which take longest."""
+"""A gap above each of these parts of the step is bounded again: with more moments, then with branches, which take longest."""
 
 POINTS = 8
 """Budgets of a small copy, evenly from its lowest peak."""
@@ -68,10 +68,11 @@ class GapRow:
 
     Attributes:
         kind: "gap" for a full graph, "exact" for a small copy.
-        fastest_peak_bytes: Of the fastest plan.
+        fastest_peak_bytes: Peak of the fastest plan.
         floor_bytes: The lowest peak that the planner reaches on a full graph; the lowest of all plans on a small copy.
-        least_bytes: Proven: no plan has a lower peak.
-        extra, bound, exact: Of the plan, proven, and of the fastest plan there is: parts of the step's estimated time.
+        least_bytes: Proven lower bound on the peak of any plan.
+        extra, bound, exact: Extra time of the plan, its proven lower bound, and that of the optimum: parts of the step's
+            estimated time.
     """
 
     kind: str
@@ -166,7 +167,7 @@ def gap_rows(kind: str, name: str, problem: Problem) -> list[GapRow]:
 
 
 def proven(problem: Problem, row: GapRow) -> float:
-    """The best of the plan's bound and those that take longer, each where the gap is still wide enough for it."""
+    """The best of the plan's bound and the slower bounds of `PROOFS`, each tried only while the gap is still above its part."""
     search = Planner(problem).search
     bound = row.bound
     for gap, options in PROOFS if search.uses_moments else ():

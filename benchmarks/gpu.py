@@ -113,7 +113,7 @@ def measure(one: Contest, points: list[Point], deadline: float, keep: Callable[[
     while (task := next(tasks(points), None)) is not None:
         expected_s = estimate_s(task.kind, points)
         left_s = deadline - time.monotonic()
-        if points and expected_s > left_s:  # of the first one nothing is known
+        if points and expected_s > left_s:  # the first point has no estimate
             times = f"{expected_s:.0f} s, {max(0.0, left_s):.0f} s are left"
             return f"stopped: the next point ({task.kind} {task.setting}) may take {times}; run it again to go on"
         harness.progress(f"{one.name}: {task.kind} {task.setting}, {left_s:.0f} s left")
@@ -127,7 +127,7 @@ def measure(one: Contest, points: list[Point], deadline: float, keep: Callable[[
 
 
 def estimate_s(kind: str, points: Sequence[Point]) -> float:
-    """How long the next point may take, by those before it; nothing is known before the first."""
+    """Upper estimate of the next point's seconds from the points before it; 0 before the first point."""
     same = [point.wall_s for point in points if point.kind == kind]
     if same:
         return SAME_KIND * max(same)
@@ -135,7 +135,7 @@ def estimate_s(kind: str, points: Sequence[Point]) -> float:
 
 
 def header(arguments: argparse.Namespace) -> dict[str, str]:
-    """Where and with what; the points of a file agree in `frontier.FIGURES_OF_PLACE`."""
+    """Device, versions, size and options; the points of a file agree in `frontier.FIGURES_OF_PLACE`."""
     size = "toy" if arguments.toy else "full"
     options = " ".join(f"{name}={value}" for name, value in sorted(arguments.option)) or "none"
     size += f", {arguments.share:g} of the batch" if arguments.share != 1 else ""

@@ -63,16 +63,16 @@ class PeakRow:
     Attributes:
         level_bytes: In use before the step: parameters, inputs, workspaces of libraries.
         peak_bytes: The most in use during the step above that level.
-        requested_bytes: The same before the allocator rounds up.
-        reserved_bytes: What the allocator takes of the device for the step, beyond the segments of what lies there before it.
-        predicted_peak_bytes: By the first plan.
-        first_scheduled_bytes: Peak of the code that was emitted for it.
+        requested_bytes: `peak_bytes` before the allocator rounds up.
+        reserved_bytes: Device memory that the allocator reserves for the step, beyond the segments reserved before the step.
+        predicted_peak_bytes: Peak by the first plan.
+        first_scheduled_bytes: Peak of the code that was emitted for the first plan.
         scheduled_peak_bytes: Peak of the code that runs.
-        predicted_reserved_bytes: The report's.
-        rounds: How often it was planned and compiled.
+        predicted_reserved_bytes: The report's `reserved_peak_bytes`.
+        rounds: Number of times the model was planned and compiled.
         first_step_peak_bytes: The most in use during the first step above what there was before, tuning and workspaces included.
         gradient_difference: Norm of the difference from plain's gradients over the norm of these, of evenly spaced samples.
-        floor_bytes: Of the BudgetError that was raised.
+        floor_bytes: `floor_bytes` of the BudgetError that was raised.
     """
 
     model: str
@@ -97,7 +97,7 @@ class PeakRow:
 
     @property
     def error(self) -> float | None:
-        """Of the prediction, as a part of the measured peak."""
+        """Error of the prediction, as a part of the measured peak."""
         return relative_error(self.predicted_peak_bytes, self.peak_bytes)
 
     @property
@@ -149,7 +149,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(arguments: argparse.Namespace, head: dict[str, str], rows: list[PeakRow]) -> None:
-    """Append to `rows`, and store, what is not there yet."""
+    """Append to `rows`, and store, the rows that are missing."""
     deadline, lock = time.monotonic() + 60 * arguments.minutes, threading.Lock()
 
     def put(row: PeakRow) -> None:
@@ -286,7 +286,7 @@ def cells(row: PeakRow) -> list[str]:
 
 
 def summary(rows: Sequence[PeakRow]) -> str:
-    """How far the figures agree."""
+    """Text that says how well predicted, emitted and measured peaks agree."""
     lines = [
         f"above the budget: {sum(row.is_over for row in rows)} of {sum(row.budget_bytes is not None for row in rows)} rows"
     ]

@@ -39,9 +39,9 @@ class InputsRow:
     Attributes:
         budget: "min" or a share of plain's peak.
         extra: Extra time of the plan, a part of the step's estimated time.
-        copies: How many copies of inputs the plan saves.
-        copied_bytes: Their bytes.
-        copy_time: Estimated time of making them, a part of the step's.
+        copies: Number of copies of inputs that the plan saves.
+        copied_bytes: Bytes of these copies.
+        copy_time: Estimated time of making these copies, a part of the step's.
         planning_s: CPU seconds from the joint graph to this plan.
     """
 

@@ -3,9 +3,9 @@
     python -m benchmarks.planning_time [--model gpt] [--repeats 5] [--points 20] [--phases] [--toy] [--json OUT]
 
 Each model is traced once.  On copies of its joint graph torch's partitioner (`activation_memory_budget` 0.5), ours at 0.5 and ours
-at `min` take turns; the figures are the lowest CPU seconds of each over the repeats.  Ours
-at 0.5 is with the plain peak that the fraction is of.  What kernels of libraries take beside their outputs is measured once on a
-machine and kept on disk: the first turn, which may measure, does not count.
+at `min` take turns; the figures are the lowest CPU seconds of each over the repeats.  Ours at 0.5 includes finding the plain peak
+that the fraction is of.  The workspaces of library kernels are measured once on a machine and kept on disk: the first turn, which
+may measure, does not count.
 
 Python's collector is off in all of them.  Ours pauses it anyway; torch's partitioner has it on, and whether that meets a full
 collection, a quarter to two fifths of its time, depends on what the process did before.  So would it depend on the depth of the
@@ -74,13 +74,13 @@ class PlanningTimeRow:
     """CPU seconds of one model's joint graph.
 
     Attributes:
-        num_values: Values of its problem.
+        num_values: Number of values of the planning problem.
         torch_s: Torch's partitioner at its budget 0.5.
         half_s: Ours at 0.5.
         min_s: Ours at `min`.
         search_s: One search on the problem, at half of the fastest plan's peak, or the lowest where that is higher.
         frontier_s: `points` plans on the problem.
-        phases_s: Of ours at 0.5, where that was asked for.
+        phases_s: Seconds of the phases of ours at 0.5; empty if not asked for.
     """
 
     model: str

@@ -36,7 +36,7 @@ from compile_remat.inductor.inductor_options import compiling_alone
 MODELS = ("gpt", "chain256", "bert", "mixer", "resnet", "llama")
 BUDGETS = ("0.6", "0.4", "min")
 TOLERANCE = 0.20
-"""Of the measured extra time."""
+"""Tolerated error, as a part of the measured extra time."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def table(pairs: Sequence[Pair]) -> tuple[list[str], list[list[str]]]:
 
 
 def summary(pairs: Sequence[Pair]) -> str:
-    """How many pairs are within the tolerance, and how well the order of plans is predicted."""
+    """Text with the number of pairs within the tolerance, and the rank correlation of predicted and measured order."""
     within = [p for p in pairs if p.error_of_extra is not None and abs(p.error_of_extra) <= TOLERANCE]
     lines = [f"{len(within)} of {len(pairs)} pairs: predicted extra time within {TOLERANCE:.0%} of the measured"]
     by_model: dict[str, list[Pair]] = {}

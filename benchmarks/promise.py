@@ -18,7 +18,7 @@ measured. `--show` runs nothing and prints the lines of files that `--json` wrot
 budget, "floor" where it is below the lowest reachable peak, and in how far the figures agree.
 
 `--stale` compiles nothing: it plans each of our rows of a file again, for the bytes that it had, and lists those with another
-predicted peak, floor or extra time; rows that failed stay. Another extra time means another plan. Where the peak alone differs, the
+predicted peak, floor or extra time; rows that failed stay. Another extra time means another plan. If the peak alone differs, the
 memory model has changed, or the libraries take other workspaces on this processor (products in bfloat16 do), or the stored figure
 is that of a second round. `--drop` takes the listed rows out of the file, so that the next run with `--json` makes them anew.
 
@@ -57,7 +57,7 @@ FLOOR_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Summary:
-    """What a whole table comes to.
+    """Summary of a whole table.
 
     Attributes:
         errors: |predicted - measured| / measured of every row that was measured under a limit.
@@ -236,7 +236,7 @@ def torchs_lowest(model: str, rows: Sequence[Row]) -> int | None:
 
 
 def verdict(row: Row, rows: Sequence[Row]) -> str:
-    """Empty where there is nothing to say; `rows` are those of one model."""
+    """The row's floor, misses or ratio, else "ok"; empty for a rival's row or one without a peak.  `rows` are of one model."""
     if row.failure is not None:
         return f"miss: {row.failure}"
     if row.floor_bytes is not None:
@@ -294,7 +294,7 @@ def _model_titles() -> tuple[str, ...]:
 
 
 def _model_cells(name: str, everything: Sequence[Row]) -> list[str]:
-    """One line that tells of a model all that matters."""
+    """Cells of the one line of a model."""
     rows = [row for row in everything if row.model == name]
     plain = next(row for row in rows if row.kind == "plain")
     summary = summarise(rows)

@@ -1,14 +1,14 @@
-"""What the literature on planning memory reports, rebuilt, with our plan beside it under our cost model of the same device.
+"""Results of the literature on planning memory, rebuilt, with our plan beside them under our cost model of the same device.
 
     python -m benchmarks.published [--source monet] [--network U-Net] [--toy] [--json OUT] [--pictures FOLDER]
     python -m benchmarks.published --show benchmarks/results/published.json [--pictures docs/images]
 
 Nothing is compiled and nothing runs.  A row is a point of a source, its peak and its time over the same source's training
-without a plan, and beside it what our plan takes within that peak, and the lowest peak of ours that takes no longer.  What each
-source counts, where its figures stand, and what could not be found or rebuilt stands in `benchmarks/literature/sources.py` and
-above the tables of docs/results.md.  Rows are stored in the file of `--json` as each network is done, and a run that was ended
-goes on behind the networks that are there.  `--show` plans nothing and prints a stored file; `--pictures` draws the frontiers of
-three networks.  The exit status is 1 where ours is worse on a row that can be compared.
+without a plan, and beside it the time of our plan within that peak, and the lowest peak of ours that takes no longer.
+`benchmarks/literature/sources.py` and the text above the tables of docs/results.md say what each source counts, where its figures
+stand, and what could not be found or rebuilt.  Rows are stored in the file of `--json` as each network is done; the next run
+skips the networks that are stored.  `--show` plans nothing and prints a stored file; `--pictures` draws the frontiers of
+three networks.  The exit status is 1 if ours is worse on a row that can be compared.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _planned(arguments: argparse.Namespace, store: Store) -> list[Row]:
 
 
 def jobs(seed: int) -> dict[tuple[str, str], Job]:
-    """What is planned for, by source and network as the rows have them, in the order of the sources."""
+    """Functions that plan each network, by the names of source and network in the rows, in the order of the sources."""
     found: dict[tuple[str, str], Job] = {}
     for name, record in traced.MONET.items():
         found["monet", name] = partial(traced.record_rows, "monet", name, record)

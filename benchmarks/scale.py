@@ -1,4 +1,4 @@
-"""How planning grows with the graph: seconds and host memory of one plan, and of a frontier, from 1,000 to 20,000 forward nodes.
+"""Growth of planning with the graph: seconds and host memory of one plan, and of a frontier, from 1,000 to 20,000 forward nodes.
 
     python -m benchmarks.scale [--nodes 20000] [--kind unequal] [--budget 0.7] [--points 20] [--toy] [--json OUT]
 
@@ -40,12 +40,12 @@ class ScaleRow:
     """One plan of one problem.
 
     Attributes:
-        nodes, steps: Of the forward and the backward.
-        planning_s: From the problem to the plan, in seconds of this process's processors.
-        host_bytes: The most that was resident while planning, less what was before.
-        extra, bound: Of the plan, proven: parts of the step's estimated time.
-        floor_s: What finding the lowest peak took after that, with the same planner; 0 where not asked for.
-        points, frontier_s: How many budgets were planned for in a row, and how long that took; 0 where not asked for.
+        nodes, steps: Numbers of nodes of the forward and of steps of the backward.
+        planning_s: CPU seconds of this process from the problem to the plan.
+        host_bytes: Peak resident memory while planning, less the resident memory before.
+        extra, bound: Extra time of the plan, and its proven lower bound: parts of the step's estimated time.
+        floor_s: CPU seconds to find the lowest peak afterwards, with the same planner; 0 if not asked for.
+        points, frontier_s: Number of budgets planned for in a row, and the seconds that took; 0 if not asked for.
     """
 
     kind: str

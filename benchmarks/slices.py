@@ -37,7 +37,7 @@ TIME_LIMIT = 1.15
 FILE_LIMIT = 1.3
 MOST_SLICES = 64
 LIMITS: dict[str, int | float] = {"head": 16 * MIB, "gpt": 0.45, "long": 0.45}
-"""What the lowest peak may be: bytes, or a part of what it is without slices."""
+"""Upper limits on the lowest peak: bytes, or a part of the lowest peak without slices."""
 
 
 class Head(nn.Module):

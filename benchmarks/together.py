@@ -62,7 +62,7 @@ class StepRow:
 
     @property
     def is_first_above(self) -> bool:
-        """Whether the first step, which need not keep the budget, is above it."""
+        """True if the first step, which need not keep the budget, exceeds the budget."""
         return self.case in STRANGERS and (self.first_peak_bytes or 0) > (self.budget_bytes or sys.maxsize)
 
 

@@ -1,4 +1,4 @@
-"""What the operators that training uses most take beside their outputs, on this machine.
+"""Memory that the operators used most in training take beside their outputs, on this machine.
 
     python -m benchmarks.workspaces [--operator kthvalue] [--json OUT]
 
@@ -33,7 +33,7 @@ from compile_remat.passes import build_problem
 
 TITLES = ("operator", "outputs", "beside", "Inductor calls it", "plan")
 SMALL_BYTES = 64 << 10
-"""What a plan need not count."""
+"""Memory beside the outputs up to this size need not be counted by a plan."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class WorkspaceRow:
     Attributes:
         output_bytes: Of its results.
         beside_bytes: The most that it held beside them.
-        is_called: Whether Inductor calls it; else it emits a kernel.
-        plan_bytes: What a plan counts for it.
+        is_called: True if Inductor calls the operator; False if Inductor emits a kernel.
+        plan_bytes: Bytes beside its outputs that a plan counts for the operator.
     """
 
     operator: str
@@ -55,7 +55,7 @@ class WorkspaceRow:
 
     @property
     def is_missed(self) -> bool:
-        """Whether it takes memory in a compiled step that no plan knows of."""
+        """True if the operator takes more than `SMALL_BYTES` in a compiled step that no plan counts."""
         return self.is_called and self.beside_bytes - self.plan_bytes > SMALL_BYTES
 
 
@@ -105,7 +105,7 @@ def _function_of(used: UsedOperator) -> tuple[list[torch.Tensor], Callable[..., 
 
 
 def _is_called(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the wrapper that Inductor emits calls any operator."""
+    """True if the wrapper that Inductor emits calls any operator."""
     emissions = Emissions()
     with without_compiler(), torch.no_grad():
         module = make_fx(function, tracing_mode="fake")(*tensors)
@@ -136,7 +136,7 @@ def _cells(row: WorkspaceRow) -> list[str]:
 
 
 def summary(rows: Sequence[WorkspaceRow]) -> str:
-    """How many take anything, and how many of these the plan knows."""
+    """Text with the number of operators that take more than `SMALL_BYTES`, and of those that plans count."""
     called = [row for row in rows if row.is_called]
     taking = [row for row in called if row.beside_bytes > SMALL_BYTES]
     missed = [row.operator for row in rows if row.is_missed]

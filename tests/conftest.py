@@ -19,7 +19,7 @@ from tests.ranks.processes import Ranks, ranks_of
 
 @pytest.fixture(autouse=True)
 def _no_plain_peaks_of_other_tests() -> Iterator[None]:
-    """What a fraction is of rises for as long as a process lives."""
+    """Forget plain peaks after each test: the base of fractional budgets only grows while a process lives."""
     yield
     plain_peaks = sys.modules.get("compile_remat.planning.plain_peaks")
     if plain_peaks is not None:

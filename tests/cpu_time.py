@@ -27,11 +27,11 @@ class CpuTime:
 ZERO = CpuTime(0.0, 0.0)
 
 RUNNING: dict[int, CpuTime] = {}
-"""What children have said that they took, by process id, while they run: the system counts a child when it has ended."""
+"""CPU times that running children have reported, by process id: the system counts a child only when it has ended."""
 
 
 def so_far() -> CpuTime:
-    """Of this process, since it started."""
+    """CPU time of this process since it started."""
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     own_s, ended_s = (usage.ru_utime + usage.ru_stime for usage in usages)
     return CpuTime(own_s, ended_s + sum(spent.total_s for spent in RUNNING.values()))

@@ -1,4 +1,4 @@
-"""`tests/durations.txt`: CPU seconds of each test. They choose what `make test` runs, in what order, and what a shard is.
+"""`tests/durations.txt`: CPU seconds of each test, which choose the tests of `make test`, their order, and the shards.
 
 A test that takes more than `LIMIT_S` is for `make test-full`, unless it is marked `proof`; one that the file does not list runs.
 """
@@ -14,7 +14,7 @@ from tests.cpu_time import ZERO, CpuTime
 
 FILE = Path(__file__).parent / "durations.txt"
 LIMIT_S = 2.0
-"""`make test` leaves out what takes longer."""
+"""`make test` leaves out tests that take longer."""
 LONG_S = 5.0
 """Tests that take longer start first."""
 SHORT_S = 0.5
@@ -27,7 +27,7 @@ ROWS = f"# Seconds and those in children of what takes {SHORT_S:g} s or more; a 
 
 @dataclass(frozen=True)
 class FileRow:
-    """What all tests of a file take with the fixtures that they share, how many there are, and when all of them last ran."""
+    """CPU time of all tests of a file with the fixtures that they share, their number, and the day when all of them last ran."""
 
     spent: CpuTime = ZERO
     num_tests: int = 0
@@ -36,14 +36,14 @@ class FileRow:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of tests has seen.
+    """Measurements of one run of tests.
 
     Attributes:
-        spent: CPU time by test and by shared fixture, of those that ran to their end.
+        spent: CPU time by test and by shared fixture, if the test or fixture ran to its end.
         finished: Tests with any result: skipped and failed ones as well.
-        collected: Tests that were found; none where only some of a file were asked for.
-        is_full: With `--full`.
-        day: When.
+        collected: Tests that were found; empty if only some tests of a file were asked for.
+        is_full: True if the run had `--full`.
+        day: Day of the run.
     """
 
     spent: Mapping[str, CpuTime]
@@ -55,14 +55,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Durations:
-    """The figures: of files by path, and by test and by shared fixture those of at least `SHORT_S`."""
+    """CPU times: of files by path, and of tests and shared fixtures by name if at least `SHORT_S`."""
 
     files: Mapping[str, FileRow] = field(default_factory=dict)
     rows: Mapping[str, CpuTime] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path = FILE) -> Durations:
-        """Returns what `as_text` wrote."""
+        """Returns the figures that `as_text` wrote."""
         lines = file.read_text().splitlines()
         middle = lines.index(ROWS)
         files = [line.split(maxsplit=4) for line in lines[:middle] if not line.startswith("#")]
@@ -89,7 +89,7 @@ class Durations:
         return "\n".join(lines) + "\n"
 
     def seconds(self, test: str, fixtures: Iterable[str] = ()) -> float:
-        """Returns what a test takes together with these fixtures, as far as they are shared."""
+        """Returns the seconds of a test with its fixtures, as far as they are shared."""
         return _sum(self.rows.get(name, ZERO) for name in _with_fixtures(test, fixtures)).total_s
 
     def seconds_of_all(self, tests: Mapping[str, Iterable[str]]) -> float:
@@ -100,7 +100,7 @@ class Durations:
         return short.total_s + _sum(spent for name, spent in self.rows.items() if name in names).total_s
 
     def after(self, run: Run) -> Durations:
-        """Returns the figures after a run. What it did not measure stays; tests and files that are no longer there go."""
+        """Returns the figures after a run. Figures that it did not measure stay; tests and files that no longer exist go."""
         files, rows = dict(self.files), dict(self.rows)
         by_file, measured, collected = _by_file(self.rows), _by_file(run.spent), _by_file(run.collected)
         for path in sorted({*measured, *collected}):
@@ -125,7 +125,7 @@ class Durations:
         return Durations(files, {name: spent for name, spent in self.rows.items() if file_of(name) in kept})
 
     def _short(self, path: str, rows: Iterable[str]) -> CpuTime:
-        """What the tests of a file take that have no row."""
+        """CPU time of the tests of a file that have no row."""
         return self.files.get(path, FileRow()).spent - _sum(self.rows[name] for name in rows)
 
 
@@ -148,7 +148,7 @@ def shards(paths: Iterable[str], durations: Durations, count: int) -> list[list[
 def write(run: Run, shard: tuple[int, int] | None, file: Path = FILE) -> None:
     """Write the figures after a run.
 
-    Those of a shard lie beside the file until all shards have run: were they in it, the other shards would be cut differently.
+    The figures of a shard lie beside the file until all shards have run: in the file, they would change the files of other shards.
     """
     found = Durations.read(file).after(run)
     if shard is not None:

@@ -41,5 +41,5 @@ def finish(process: subprocess.Popen[str], jobs: Sequence[Job]) -> list[dict[str
 def run(
     jobs: Sequence[Job], environ: Mapping[str, str], sources: Path = INSTALLED, script: str = "training"
 ) -> list[dict[str, Any]]:
-    """What one process saw of each job."""
+    """The results of each job in one process."""
     return finish(start(environ, sources, script), jobs)

@@ -17,7 +17,7 @@ MORE_WITH_FULL = "is_full"
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Those that this module reads."""
+    """Adds the command-line options that this module reads."""
     parser.addoption("--full", action="store_true", help="the full product of cases, compilers and budgets (slow)")
     parser.addoption(
         "--shard", type=_shard, metavar="K/N", help="part K of N that take about as long; files stay whole"
@@ -80,7 +80,7 @@ class CpuTimes:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[object]:
-        start = so_far() - _sum(self._shared)  # what another one takes that this one asks for is not its own
+        start = so_far() - _sum(self._shared)  # without the time of fixtures that this one asks for
         result = yield
         if fixturedef.scope == "module":
             self._shared[f"{file_of(request.node.nodeid)}: {fixturedef.argname}"] = (

@@ -1,4 +1,4 @@
-"""What is said of a plan: a table in the log, and artifacts that tlparse shows beside torch's."""
+"""The announcement of a plan: a table in the log, and artifacts that tlparse shows beside torch's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_one_table_for_a_graph_with_equal_layers_as_one_row(
         torch.compile(model, backend="remat", options=options)(torch.randn(512, 64)).sum().backward()
     (report,) = compile_remat.reports()
     (text,) = (record.getMessage() for record in caplog.records if "planned in" in record.getMessage())
-    assert text == text_of(replace(report, caveat=""))  # how the plan runs is not known yet
+    assert text == text_of(replace(report, caveat=""))  # it is not known yet how the plan runs
     head, *rows = text.partition("\nmodule ")[2].splitlines()
     assert head.split() == ["saved", "bytes", "recomputed", "bytes", "time"]
     cells = [row.split("  ") for row in rows[1:]]

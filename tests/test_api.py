@@ -131,7 +131,7 @@ def test_plans_can_be_looked_at() -> None:
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_reports_of_training_can_be_looked_at() -> None:
-    """Where nobody asked for it, torch's own choice is not known: the fastest plan stands in its place."""
+    """If nobody asked for torch's own choice, it is unknown, and the figures show the fastest plan in its place."""
     torch.compile(mlp(4), backend=compile_remat.backend.remat, options={"memory_budget": "min"})(X).sum().backward()
     (report,) = compile_remat.reports()
     step = report.figures().step

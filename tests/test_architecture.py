@@ -1,4 +1,4 @@
-"""What import contracts and the linter cannot say: honest module names, small rooms, and faces that nobody walks around."""
+"""Rules that import contracts and the linter cannot check: honest module names, small rooms, imports through a room's face."""
 
 from __future__ import annotations
 

@@ -559,7 +559,7 @@ def test_uuid_is_stable_and_changes_with_what_a_plan_depends_on(tmp_path: Path) 
 
 
 def test_uuid_follows_what_torch_lets_run_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions on a GPU are priced by it, and torch's own key does not have cuDNN's switch."""
+    """The TF32 switches set the price of convolutions on a GPU, and torch's own key lacks cuDNN's switch."""
     keys = set()
     for allowed in (True, False):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allowed)
@@ -602,7 +602,7 @@ def test_the_log_level_is_set_only_where_it_is_given(
 
 
 def test_a_refused_budget_leaves_nothing_of_the_model_in_memory() -> None:
-    """Who catches the error goes on with a smaller batch: the refused model must not stay on the device."""
+    """After the error, a user may go on with a smaller batch: the refused model must not stay on the device."""
 
     def refused() -> list[weakref.ref[nn.Parameter]]:
         model, x = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)]), torch.randn(256, 64)

@@ -1,4 +1,4 @@
-"""What users may do wrong, through the real call: one clear error, or the obvious right behaviour.
+"""Mistakes of users, through the real call: one clear error, or the obvious right behaviour.
 
 The plain cases (an unknown option, a malformed size, a budget below the floor, a damaged plan) are in `test_backend`.
 """
@@ -189,7 +189,7 @@ def test_a_plan_that_is_no_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("narrowed", [[], ["relu"]])
 def test_a_plan_of_a_version_that_could_save_values_in_fewer_bits(narrowed: list[str], tmp_path: Path) -> None:
-    """Its file has a field for them: without any the plan is replayed, else it is refused."""
+    """Such a plan's file has a field for these values: if the field is empty the plan is replayed, else refused."""
     trained(memory_budget="min", plan_dir=tmp_path)
     (path,) = tmp_path.glob("*.plan.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "narrowed": narrowed}))
@@ -365,7 +365,7 @@ def test_a_fallback_says_what_it_comes_to(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_fallback_is_not_stored_for_the_planner(own_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In torch's cache it has a key of its own: while the planner fails it is found again, and not afterwards."""
+    """In torch's cache the fallback has a key of its own: it is found again while the planner fails, and not afterwards."""
     model, x = model_and_input(2)
     seen = []
     with (

@@ -79,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def processes(folder: Path, is_full: bool) -> dict[str, dict[str, dict[str, Any]]]:
-    """What the first process and the second saw of each job."""
+    """The results of each job in the first process and in the second."""
     device_file(folder / "a", 10**11)
     device_file(folder / "b", 10**10)
     named = {**JOBS, **(FULL_JOBS if is_full else {})}
@@ -177,7 +177,7 @@ def test_a_graph_that_inductor_rewrites_has_the_name_that_it_came_with() -> None
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_a_graph_that_was_rewritten_in_a_refused_round_has_that_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second round gets the graph as the first has left it, and another process has it as it came."""
+    """The second round gets the graph as the first round left it; another process gets the graph as it came."""
     judged, names = list[RematPartitioner](), list[set[str]]()
 
     def refuse_first(rounds: Rounds, reports: Sequence[Report], run: RegionRun) -> None:

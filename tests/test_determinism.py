@@ -55,7 +55,7 @@ def test_every_process_makes_the_same_plan(job: str, plans: dict[str, dict[str, 
 
 @pytest.mark.proof
 def test_the_plans_are_worth_comparing(plans: dict[str, dict[str, Any]]) -> None:
-    """They recompute something, and differ between settings."""
+    """The plans recompute values, and differ between settings."""
     found = next(iter(plans.values()))
     assert len({json.dumps(plan) for plan in found.values()}) == len(found)
     assert all(plan["recomputed"] for job, plan in found.items() if " max " not in job)

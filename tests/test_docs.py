@@ -1,4 +1,4 @@
-"""What README, manual and docstrings name exists: modules, files, commands, options; generated parts are up to date."""
+"""Names in README, manual and docstrings exist: modules, files, commands, options; generated parts are up to date."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_settings_are_all_described_with_their_defaults() -> None:
 
 
 FALSE_OF_RULES = {"always_concatenates": "only of buffers", "has_channels_last": "by the graph's convolutions"}
-"""How the table says that a rule does not hold; of the others, "no"."""
+"""The table's word for a rule that does not hold; for rules not listed here, "no"."""
 
 
 def test_rules_of_inductor_are_those_of_the_installed_one() -> None:
@@ -240,7 +240,7 @@ def test_docstrings_name_what_exists() -> None:
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Of the module, its classes and functions, and the strings behind assignments."""
+    """Docstrings of the module, its classes and functions, and the strings behind assignments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value.value
@@ -262,7 +262,7 @@ def words_in_code() -> frozenset[str]:
 
 
 def leads_somewhere(dotted: str, path: Path) -> bool:
-    """Whether a dotted name is a file, or can be followed from a module or class of ours, or from an installed package."""
+    """True if a dotted name is a file, or can be followed from a module or class of ours, or from an installed package."""
     first, _, rest = dotted.partition(".")
     if rest in ("py", "json", "md", "toml", "txt"):
         return any((ROOT / room).rglob(dotted) for room in (*ROOMS, "tests", "benchmarks"))
@@ -279,7 +279,7 @@ def leads_somewhere(dotted: str, path: Path) -> bool:
 
 @cache
 def classes() -> dict[str, list[Path]]:
-    """Where the classes of our sources are defined."""
+    """Paths of the files that define each class of our sources, by the class's name."""
     found: dict[str, list[Path]] = {}
     for path in SOURCES:
         for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
@@ -289,7 +289,7 @@ def classes() -> dict[str, list[Path]]:
 
 @cache
 def instance_attributes() -> frozenset[str]:
-    """What is assigned to `self` somewhere: no class has it before it is called."""
+    """Names assigned to `self` somewhere: attributes that a class lacks until it is called."""
     found = set()
     for path in SOURCES:
         found.update(re.findall(r"\bself\.(\w+)(?:, self\.\w+)*\s*(?::[^=]*)?=[^=]", path.read_text()))
@@ -303,7 +303,7 @@ def module_name(path: Path) -> str:
 
 
 def exists(dotted: str) -> bool:
-    """Whether a dotted name is a module, or an attribute of one or of a class in it."""
+    """True if a dotted name is a module, or an attribute of a module or of a class in it."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         name = ".".join(parts[:length])
@@ -317,7 +317,7 @@ def exists(dotted: str) -> bool:
 
 
 def follows(found: Any, names: list[str]) -> bool:
-    """Whether the attributes can be looked up one after the other; fields of dataclasses count without a default."""
+    """True if the attributes can be looked up one after the other; fields of dataclasses count without a default."""
     for place, name in enumerate(names):
         if hasattr(found, name):
             found = getattr(found, name)

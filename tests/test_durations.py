@@ -1,4 +1,4 @@
-"""Which tests run, in which shard, and what `tests/durations.txt` keeps of earlier runs."""
+"""The tests that run, their shards, and the figures that `tests/durations.txt` keeps of earlier runs."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_shards_are_written_when_all_of_them_have_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_worker", [False, True])
 def test_a_process_of_xdist_writes_nothing(is_worker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has seen a part of a shard; of two that write, the second would leave its part behind."""
+    """Each process has seen a part of a shard; if two of them wrote, only the second one's part would remain."""
     written: list[Run] = []
     monkeypatch.setattr(durations, "write", lambda run, shard: written.append(run))
     config: Any = SimpleNamespace(option=SimpleNamespace(full=True), args=[], getoption=lambda name: True)

@@ -131,7 +131,7 @@ def test_what_is_planned_says_nothing(watch: entry_point.Watch) -> None:
 
 @gives_up_lstm
 def test_hooks_on_parameters_stand_in_nobodys_way(watch: entry_point.Watch) -> None:
-    """They are there from the first attempt to the first gradient: copies and files of the model have none."""
+    """The hooks exist from the first attempt to the first gradient: copies and files of the model have none."""
     model = Recurrent()
     compiled(model)(TOKENS)
     assert all(p._post_accumulate_grad_hooks for p in model.parameters())

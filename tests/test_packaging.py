@@ -1,4 +1,4 @@
-"""What pyproject.toml declares is what the folders hold, and what the package exports is what we mean to export."""
+"""The folders hold the files that pyproject.toml declares, and the package exports the names that we mean to export."""
 
 import re
 import shutil
@@ -85,7 +85,7 @@ def test_what_users_catch_and_annotate_is_public() -> None:
     ours = {kind for kind in named if kind.__module__.startswith("compile_remat.")}
     drawing = {kind for kind in ours if kind.__module__.startswith("compile_remat.pages.")}
     settings = {kind for kind in ours if kind.__module__ == "compile_remat.budget"}  # of `RematConfig`, given as text
-    hooks = {PeakMonitor}  # what `MeasuredStep` notes for itself
+    hooks = {PeakMonitor}  # a field of `MeasuredStep` for its own use
     missing = ours - drawing - settings - hooks - public
     assert not missing, sorted(kind.__name__ for kind in missing)
 
@@ -133,7 +133,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def test_scipy_is_loaded_by_what_solves() -> None:
-    """It takes longer to load than the whole package, and a process that finds its graphs in torch's caches solves nothing."""
+    """scipy takes longer to load than the whole package, and a process that finds its graphs in torch's caches solves nothing."""
     program = (
         "import sys, compile_remat.backend; print([n for n in ('scipy.sparse', 'scipy.optimize') if n in sys.modules])"
     )

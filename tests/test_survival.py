@@ -1,4 +1,4 @@
-"""What a training run survives: graphs, folders, files and threads that nobody planned for."""
+"""A training run survives graphs, folders, files and threads that nobody planned for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inductor's code for the CPU without a C++ compiler: for what asks about code and peaks, not about numbers."""
+"""Inductor's code for the CPU without a C++ compiler: for benchmarks and tests of code and peaks, not of numbers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,9 +33,9 @@ def kernels_replaced_by(function: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Graphs are lowered and their code is emitted, nothing is built and nothing cached; what is compiled here cannot run.
+    """Inside, graphs are lowered and their code is emitted, but no kernel is built and nothing is cached; the code cannot run.
 
-    What the processor can do is found out before: without caches Inductor builds six programs in each process to learn it.
+    The CPU's vector instruction sets are detected first: without caches Inductor builds six programs in each process to find them.
     """
     cpu_vec_isa.valid_vec_isa_list()
     with (
@@ -48,7 +48,7 @@ def without_compiler() -> Iterator[None]:
 
 @contextmanager
 def peaks_of_rounds() -> Iterator[list[tuple[int | None, int | None]]]:
-    """Collects, for each time that a graph is planned and compiled inside, its predicted peak and that of its code, in bytes."""
+    """Collects, for each time that a graph is planned and compiled inside, the predicted peak and the code's peak, in bytes."""
     from compile_remat.compilation import driver
 
     found: list[tuple[int | None, int | None]] = []
@@ -67,8 +67,8 @@ class GraphCode:
     """One Dynamo graph under our backend: its code of all rounds, and its reports.
 
     Attributes:
-        region: Its number in reports.
-        reports: Of the compilation that was kept; none where it was refused.
+        region: The graph's number in reports.
+        reports: Reports of the compilation that was kept; empty if the compilation was refused.
     """
 
     def __init__(self, graph: fx.GraphModule, region: int) -> None:
@@ -77,7 +77,7 @@ class GraphCode:
         self._rounds: list[Any] = []
 
     def new_round(self) -> Any:
-        """Where the code of one more compilation goes."""
+        """Returns a new `Emissions`, which collects the code of one more compilation."""
         from compile_remat.compilation.feedback import Emissions
 
         self._rounds.append(Emissions())
@@ -85,23 +85,23 @@ class GraphCode:
 
     @property
     def rounds(self) -> int:
-        """How often code was emitted for it."""
+        """The number of compilations that emitted code for the graph."""
         return sum(bool(each.seen) for each in self._rounds)
 
     @property
     def trains(self) -> bool:
-        """True where its last code has a backward, in a graph of its own or inside."""
+        """True if the last code has a backward, in a graph of its own or inside of the forward's graph."""
         return self._has_gradients or bool(self._rounds and _has_backward(self._rounds[-1]))
 
     @property
     def emitted_bytes(self) -> int | None:
-        """The peak of its last code; None where it is not known."""
+        """Peak memory of the graph's last emitted code, by a dry run; None if unknown."""
         run = self._rounds[-1].region_run() if self._rounds else None
         return None if run is None else run.peak_bytes
 
     @property
     def problem(self) -> str:
-        """Why that is not known; empty where it is."""
+        """The reason why `emitted_bytes` is None; empty if the peak is known."""
         if self.emitted_bytes is not None:
             return ""
         seen = self._rounds[-1].seen if self._rounds else []

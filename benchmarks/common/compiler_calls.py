@@ -1,4 +1,4 @@
-"""What a process hands to the C++ compiler, by a compiler that writes down its arguments."""
+"""Files that a process hands to the C++ compiler, recorded by a compiler that logs its arguments."""
 
 import os
 import shlex
@@ -15,10 +15,10 @@ exec {compiler} "$@"
 
 
 def run_counted(command: Sequence[str], folder: Path) -> tuple[str, set[str]]:
-    """What a command prints, and the files that the C++ compiler was called with.
+    """Returns the output of a command, and the files that the C++ compiler was called with.
 
     Args:
-        folder: Where torch keeps what it compiles; the next command finds it there.
+        folder: Holds torch's compile caches; the next command with the same folder finds them filled.
     """
     log = folder / "calls"
     log.write_text("")

@@ -40,7 +40,7 @@ class Task:
 
 
 def tasks(points: Sequence[Point]) -> Iterator[Task]:
-    """What is left to measure, the most telling first; what matches a rival's peak appears once that is known."""
+    """Tasks left to measure, the most informative first; a task at a rival's peak appears once that peak is measured."""
     done = {(point.kind, point.setting) for point in points}
     return (task for task in _all_tasks(points) if (task.kind, task.setting) not in done)
 
@@ -61,7 +61,7 @@ def _all_tasks(points: Sequence[Point]) -> Iterator[Task]:
 
 
 def _matches(points: Sequence[Point]) -> Iterator[Task]:
-    """Ours at each rival's measured peak, one for those that are as good as equal; plain's own peak is that of `max`."""
+    """Tasks of ours at each rival's measured peak, one task for nearly equal peaks; `max` stands for plain's own peak."""
     plain = find(points, "plain", "default")
     taken = [p.budget_bytes for p in points if p.kind == "remat" and p.budget_bytes and not p.setting.startswith("at ")]
     for rival in points:
@@ -80,7 +80,7 @@ class Contest:
     Args:
         options: Options of our backend beside the budget; with ``compiler=eager`` the others compile nothing, too.
         gradients: The file that keeps samples of plain's gradients from one call to the next.
-        share: Of the batch that the model is trained with.
+        share: Part of the batch that the model is trained with.
         is_apart: Every point is measured in a process of its own and has a file of gradients of its own.
     """
 
@@ -100,7 +100,7 @@ class Contest:
         self.options, self.gradients, self.is_apart = options, gradients, is_apart
 
     def take(self, task: Task) -> Point:
-        """Measure one point; what goes wrong is part of it."""
+        """Measure one point; an error becomes part of the point."""
         start = time.perf_counter()
         with fresh_state(self.device):
             try:
@@ -120,7 +120,7 @@ class Contest:
             start = time.perf_counter()
             run.clear_and_step()
             first_step_s = time.perf_counter() - start
-            run.clear_and_step()  # where graphs share a budget, the second step may plan once more
+            run.clear_and_step()  # if graphs share a budget, the second step may plan once more
             run.clear()
             level_bytes = torch.cuda.memory_allocated(self.device) if self.is_cuda else 0
             peak = harness.second_step_peak(run, self.device)
@@ -166,9 +166,9 @@ class Contest:
         return device_times_ns(run.clear_and_step, min(MOST_STEPS, max(LEAST_STEPS, count)), self.device)
 
     def _compared(self, task: Task, found: list[Tensor]) -> tuple[float | None, float | None]:
-        """Difference from plain's gradients; plain itself keeps them. None where there are none of plain.
+        """Differences from plain's gradients, which the point "plain" stores; None if plain's gradients are missing.
 
-        Where `is_apart`, every point keeps its own, and they are compared when all are there.
+        If `is_apart`, every point keeps its own gradients, and they are compared once all points have them.
         """
         if task.kind == "plain" or self.is_apart:
             self.gradients.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ class Contest:
 
 
 def started(task: Task) -> Point:
-    """A point of which nothing is known yet."""
+    """A point without figures."""
     budget_bytes = task.memory_budget if isinstance(task.memory_budget, int) else None
     return Point(task.kind, task.setting, budget_bytes, date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
 
@@ -198,7 +198,7 @@ def with_times(point: Point, times_ns: Sequence[int]) -> Point:
 
 
 def samples(gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Evenly spaced elements of each, in float32 on the host: the whole of a large model is too much to keep."""
+    """Evenly spaced elements of each gradient, in float32 on the host: all gradients of a large model are too large to keep."""
     found = []
     for gradient in gradients:
         if gradient is None:
@@ -211,7 +211,7 @@ def samples(gradients: Sequence[Tensor | None]) -> list[Tensor]:
 
 
 def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, float]:
-    """Norm of the difference over the norm of `expected`: of all together, and the largest of any single one."""
+    """Norm of the difference over the norm of `expected`: of all gradients together, and the largest of any single one."""
     pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
     total = torch.cat([a - b for a, b in pairs]).norm() / torch.cat([b for _, b in pairs]).norm()
     single = [float((a - b).norm() / b.norm()) for a, b in pairs if float(b.norm()) > 0]
@@ -220,7 +220,7 @@ def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[fl
 
 @contextmanager
 def fresh_state(device: str) -> Iterator[None]:
-    """Nothing compiled, nothing reported, no memory held: before and after."""
+    """Drops compiled code, reports and memory, before and after the body."""
     _free(device)
     try:
         yield
@@ -239,7 +239,7 @@ def _free(device: str) -> None:
 
 
 def is_alive(device: str) -> bool:
-    """Whether the device still answers: after some errors it does not, for as long as this process lives."""
+    """True if the device still computes: after some errors it fails for as long as this process lives."""
     try:
         return float(torch.ones(8, device=device).sum()) == 8.0
     except RuntimeError:
@@ -247,7 +247,7 @@ def is_alive(device: str) -> bool:
 
 
 def _reported() -> dict[str, Any]:
-    """What the graph with the highest peak reports of its latest plan."""
+    """Figures of the latest report of the graph with the highest predicted peak."""
     import compile_remat
 
     found = {report.graph_key: report for report in compile_remat.reports()}

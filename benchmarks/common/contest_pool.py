@@ -1,4 +1,4 @@
-"""Points of several models compiled at once, in processes of their own, and then timed one at a time.
+"""Compiles points of several models at once, in processes of their own, and then times them one at a time.
 
 Most of a point's wall time is compilation, which one core does while the device waits. Peaks and gradients do not depend on what
 other processes do; times do, so that no process but one runs while they are taken.
@@ -48,7 +48,7 @@ class Pool:
     """The contests of several models.
 
     Args:
-        fields: What a `Contest` takes beside its model and its file of gradients.
+        fields: Arguments of `Contest` other than its model and its file of gradients.
         folder: For the processes' gradients.
         workers: Processes that compile at once.
         keep: Is called with a model and its points whenever one of them changed.
@@ -70,7 +70,7 @@ class Pool:
         self._lines: queue.Queue[tuple[_Member, str]] = queue.Queue()
 
     def points(self, model: str) -> list[Point]:
-        """What is known of a model so far, plain first."""
+        """Points of a model measured so far, plain first."""
         return [each.point for each in self.members if each.model == model and each.point is not None]
 
     def run(self, minutes: float) -> str:
@@ -96,7 +96,7 @@ class Pool:
     # -- compiling --
 
     def _compile(self, deadline: float) -> list[str]:
-        """Until every point that can be known is compiled; the names of those that are not at the deadline."""
+        """Compile until no task is left; returns the names of the points that are not compiled at the deadline."""
         while True:
             running = [member for member in self.members if member.point is None]
             waiting = self._waiting()
@@ -116,7 +116,7 @@ class Pool:
             self._take(member, line)
 
     def _waiting(self) -> list[tuple[str, Task]]:
-        """What can be begun, of all models in turn."""
+        """Tasks that can start now, as pairs (model, task), taking the models in turn."""
         found: list[list[tuple[str, Task]]] = []
         for model in self.models:
             begun = {(m.task.kind, m.task.setting) for m in self.members if m.model == model}
@@ -177,7 +177,7 @@ class Pool:
             self.keep(model, self.points(model))
 
     def _time(self, deadline: float) -> int:
-        """All in turn, `ROUNDS` times or until the deadline; how many rounds were finished."""
+        """Time all points in turn, `ROUNDS` times or until the deadline; returns the number of finished rounds."""
         ready = [m for m in self.members if m.point is not None and m.point.peak_bytes]
         for done in range(ROUNDS):
             for member in ready:
@@ -201,7 +201,7 @@ class Pool:
             self.keep_kernels(model, found)
 
     def _asked(self, member: _Member, what: str, deadline: float) -> list[Any]:
-        """What a process answers; nothing where it ends or fails."""
+        """The answer of a process; an empty list if the process ends or fails."""
         assert member.process.stdin is not None
         try:
             member.process.stdin.write(f"{what}\n")

@@ -1,9 +1,9 @@
-"""One point of a contest in a process of its own: compiled beside others, timed alone, when it is told to.
+"""One point of a contest in a process of its own: compiled beside other points, timed alone, on command.
 
-Run as a module, with one argument: JSON of what `Contest` takes and of the `Task`. Prints a line of JSON with the point once it
-is compiled and its peak is measured, and then one for each line that it is sent: after `time` the times of its steps in
-nanoseconds, after `kernels` the device's kernels of a step, each with its nanoseconds and how often it ran. It ends when its
-input does. A device without room, as others hold it, is tried again.
+Run as a module, with one argument: JSON of the arguments of `Contest` and of the `Task`. The process prints a line of JSON with the
+point once the point is compiled and its peak is measured, and then one line for each line on its standard input: for `time` the
+times of its steps in nanoseconds, for `kernels` the device's kernels of a step, each with its nanoseconds and number of runs. The
+process ends when its input does. If other processes hold the device's memory, it tries again.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """The exact optimum of a problem with few free choices, by simulating every plan; torch-free.
 
-A real graph has hundreds of values that may be saved, so it is cut down first: the largest that are worth saving stay
-free, for the others the choice is made.  Planner and search then have the same freedom on the same graph.
+A real graph has hundreds of values that may be saved, so the graph is cut down first: the largest values that are worth saving
+stay free, the choice for all others is fixed.  Planner and search then have the same freedom on the same graph.
 """
 
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ def free_choices(problem: Problem) -> list[int]:
 def cut_down(problem: Problem, num_free: int) -> Problem:
     """The same graph with at most `num_free` free choices: the largest of those that are worth saving at some price.
 
-    The others that are worth it are saved by every plan, what never is (by the cut's hull) is recomputed by every plan.
+    Every plan saves the other values that are worth saving, and recomputes the values that never are (by the cut's hull).
     """
     worth = {v for cut in hull(CutSolver(problem)) for v in cut.saved}
     choices = free_choices(problem)

@@ -26,7 +26,7 @@ STEPS = 3
 
 @dataclass(frozen=True)
 class Taken:
-    """What a process took until the end of its third step.
+    """Costs of a process until the end of its third step.
 
     Attributes:
         cpu_s: CPU seconds of the process and of all that it started and that ended.
@@ -43,7 +43,7 @@ class Taken:
 
 
 def missing_package(model: str) -> str:
-    """Why a model cannot be built here; empty where it can."""
+    """The reason why a model cannot be built here; empty if it can."""
     return "transformers is not installed" if model in HUGGING_FACE and find_spec("transformers") is None else ""
 
 

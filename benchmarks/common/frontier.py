@@ -27,25 +27,25 @@ FIGURES_OF_PLACE = ("device", "torch", "size", "options")
 
 @dataclass(frozen=True)
 class Point:
-    """One way to train the model, measured. None stands for what it does not have, or what failed.
+    """One way to train the model, measured. A figure is None if the way does not have it, or if it failed.
 
     Attributes:
         kind: plain (torch.compile), eager, checkpoint (every block, compiled), torch (its activation_memory_budget)
             or remat.
         level_bytes: In use before the step: parameters, inputs, and what libraries keep.
         peak_bytes: The most in use during a step, above that level.
-        requested_bytes: The same before the allocator rounds up.
-        reserved_bytes: What the allocator holds of the device beyond `level_bytes`, gaps beside parameters included.
+        requested_bytes: `peak_bytes` before the allocator rounds up.
+        reserved_bytes: Device memory that the allocator reserves beyond `level_bytes`, gaps beside parameters included.
         predicted_reserved_bytes: The report's `reserved_peak_bytes`, which knows of no parameters.
-        gradient_bytes: Of the parameters' gradients, which the step leaves behind.
+        gradient_bytes: Bytes of the parameters' gradients, which the step leaves behind.
         step_ns: Median time of a step; `step_low_ns` and `step_high_ns` are its quartiles.
         predicted_step_ns: The plan's estimate, recompute included.
-        extra_ns: What of it is beyond the fastest plan.
-        bound_ns: Proven least of that, under the plan's own cost model.
+        extra_ns: The part of `predicted_step_ns` beyond the fastest plan.
+        bound_ns: Proven lower bound on `extra_ns`, under the plan's own cost model.
         gradient_difference: Norm of the difference from plain's gradients over the norm of these, of evenly spaced samples.
-        worst_gradient: The largest of that of any single parameter.
-        floor_bytes: Where the answer was that no plan fits: the lowest peak.
-        wall_s: Everything, compilation included.
+        worst_gradient: The largest such ratio of any single parameter.
+        floor_bytes: The lowest reachable peak, if no plan fits the budget.
+        wall_s: Wall time of the whole point, compilation included.
     """
 
     kind: str
@@ -84,7 +84,7 @@ class Point:
 
     @property
     def peak_error(self) -> float | None:
-        """By which part of the measured peak the prediction is above it."""
+        """Prediction minus measured peak, as a part of the measured peak."""
         return relative_error(self.predicted_peak_bytes, self.peak_bytes)
 
     @property
@@ -120,7 +120,7 @@ def write(path: Path, model: str, head: dict[str, str], points: Sequence[Point])
 
 
 def read(path: Path, head: dict[str, str]) -> list[Point]:
-    """What an earlier call finished; none where there is no file.
+    """Points that an earlier call finished; an empty list if there is no file.
 
     Raises:
         ValueError: The file is no such file, or its points were measured under other conditions.
@@ -163,7 +163,7 @@ def rivals_beaten(points: Sequence[Point]) -> Iterator[tuple[Point, Point, float
 
 
 def shortfalls(point: Point, points: Sequence[Point], *, is_timed: bool) -> list[str]:
-    """In which ways a point falls short; times count only where `is_timed`."""
+    """Reasons why a point falls short; times count only if `is_timed`."""
     if point.failure is not None:
         return [point.failure.splitlines()[0]]
     if point.kind != "remat" or point.peak_bytes is None:

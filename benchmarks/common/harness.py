@@ -1,4 +1,4 @@
-"""What all benchmarks share: one training step, compiled and measured; header, ASCII table, JSON.
+"""Code that all benchmarks share: one training step, compiled and measured; header, ASCII table, JSON.
 
 The step that is measured: gradients None at entry, `module(*inputs)`, mean of the output unless it is a scalar already,
 `backward()`. No optimizer. The first step compiles, the second one is measured.  An output in bfloat16 or float16 is handed the
@@ -69,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Measured:
-    """One compiled configuration: its peak from the second step on, what of it are gradients, median step time."""
+    """One compiled configuration: its peak from the second step on, the gradients' bytes in the peak, median step time."""
 
     peak: Peak
     gradient_bytes: int
@@ -88,8 +88,8 @@ def plain(case: Case) -> Training:
 
 
 def plain_again(case: Case) -> Training:
-    """The same, really compiled a second time: Dynamo would hand an equal module of an equal backend the first's code,
-    so this backend differs in an option that says what is the default anyway."""
+    """Plain torch.compile, really compiled a second time: Dynamo would reuse the first's code for an equal module and backend,
+    so this backend sets an option to its default value."""
     return training(case, options={"trace.enabled": False})
 
 
@@ -142,7 +142,7 @@ def scale_of(arguments: argparse.Namespace) -> float:
 
 
 def header(device: str) -> dict[str, str]:
-    """Where and when the figures below were measured, and how busy the machine was with other things.
+    """Device, versions and time of the measurement, and the load of other processes on the machine.
 
     One other busy process on two cores made a step five times slower: its threads wait for each other at every loop.
     """

@@ -1,4 +1,4 @@
-"""CPU time of the phases of a call: functions are replaced by timed ones; what one calls of another belongs to that one alone."""
+"""CPU time of the phases of a call: functions are replaced by timed ones; a nested call counts for the inner phase alone."""
 
 import time
 from collections import defaultdict
@@ -8,12 +8,12 @@ from typing import Any
 from unittest import mock
 
 REST = "rest"
-"""What lies in none of the phases."""
+"""Name of the time spent in none of the phases."""
 
 
 @contextmanager
 def phases_timed(functions: Mapping[str, tuple[Any, str]]) -> Iterator[dict[str, float]]:
-    """CPU seconds of each phase and of the rest, of what runs inside; complete at its end.
+    """CPU seconds of each phase, and of the rest, of the code inside; complete at the end of the `with` block.
 
     Args:
         functions: For each phase, where its function is looked up, and under which name.

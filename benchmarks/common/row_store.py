@@ -17,12 +17,12 @@ def rows_of_file(path: Path) -> list[Row]:
 
 
 class Store(Generic[R]):
-    """Rows that are stored one by one, so that a run that was ended goes on where it was.
+    """Rows that are stored one by one, so that an interrupted run goes on from the last row.
 
     Args:
-        path: Where they are stored, and taken from; None for nowhere.
+        path: File that the rows are read from and written to; None for no file.
         read: Makes a row of its stored fields.
-        run_of: What a row is of: two rows of the same run are one.
+        run_of: Returns the key of a row's run; a new row replaces one with the same key.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Store(Generic[R]):
 
 
 class RowStore(Store[Row]):
-    """The same of rows with a kind."""
+    """A store of `Row`s, keyed by model, kind and setting."""
 
     def __init__(self, path: Path | None, head: dict[str, str]) -> None:
         super().__init__(path, head, lambda fields: Row(**fields), lambda row: (row.model, row.kind, row.setting))

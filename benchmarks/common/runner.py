@@ -27,8 +27,8 @@ FRACTIONS = (0.8, 0.6, 0.4, 0.3)
 class Runner:
     """Compiles one model again and again, each time from a fresh state.
 
-    With `once`, budgets at which torch chooses as at an earlier one take that one's figures. With `hold`, steps hold their
-    output.
+    With `once`, a budget at which torch makes the same choice as at an earlier budget takes the earlier figures. With `hold`,
+    steps hold their output.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def fresh_state(kind: str) -> None:
 
 
 def report_fields() -> dict[str, Any]:
-    """What the one compiled graph of these models reports about itself."""
+    """Figures of the report of the one compiled graph of these models."""
     import compile_remat
 
     report = max(compile_remat.reports(), key=lambda each: each.predicted_peak_bytes or 0)

@@ -36,7 +36,7 @@ def _lines(body: list[ast.stmt], kernels: set[str]) -> Iterator[str]:
 
 
 def _is_of_kernels(statement: ast.stmt, kernels: set[str]) -> bool:
-    """Whether a statement calls a kernel, or asks for the stream that it runs in."""
+    """True if a statement calls a kernel, or gets the stream that the kernel runs in."""
     called = getattr(statement, "value", None)
     if not isinstance(called, ast.Call):
         return False

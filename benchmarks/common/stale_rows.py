@@ -1,4 +1,4 @@
-"""Stored rows whose plan is another one by now.  Nothing is compiled: a row is planned again, for the bytes that it had."""
+"""Stored rows whose plan has changed since.  Nothing is compiled: a row is planned again, for its stored budget in bytes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class StaleRow:
 
     @property
     def differs_in(self) -> list[str]:
-        """In what the two plans differ; time to a millionth, as it is a sum of floats."""
+        """The figures in which the two plans differ; times to a millionth, as they are sums of floats."""
         names = ["predicted_peak_bytes", "floor_bytes"]
         found = [name for name in names if getattr(self.stored, name) != getattr(self.fresh, name)]
         times = [row.extra_ns or 0.0 for row in (self.stored, self.fresh)]

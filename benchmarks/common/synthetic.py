@@ -14,7 +14,7 @@ from compile_remat.passes import Problem, Step, Value
 from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWISE, REDUCTION
 
 FLOPS_PER_NS, BYTES_PER_NS, LAUNCH_NS = 300_000, 3_000, 2_000
-"""About those of an H100 in bf16."""
+"""Rates and launch time of about an H100 in bf16."""
 
 VALUES_PER_LAYER = 15
 
@@ -101,7 +101,7 @@ def _time_ns(kernel: str, nbytes: int, flops: int) -> int:
 
 
 class _Run:
-    """The forward of one layer, and what its backward needs to know of it."""
+    """The forward of one layer, and the numbers of its values that its backward reads."""
 
     def __init__(self, draft: _Draft, name: str, layer: Layer, x: int) -> None:
         self.draft, self.name, self.layer, self.x = draft, name, layer, x
@@ -123,7 +123,7 @@ class _Run:
         self.out = self._value("out", POINTWISE, self._nbytes(width), self.middle, down)
 
     def backward(self, gradient: int) -> int:
-        """Its steps; the gradient of its input."""
+        """Adds the layer's steps; returns the gradient of the layer's input."""
         width, wide, inner = self.layer.width, self.layer.attention, self.layer.inner
         inside = self._gradient("down", width, inner, self.gated, gradient)
         sides = (self.gate, self.up)
@@ -156,13 +156,13 @@ class _Run:
         return self._value(name, EXTERN, self._nbytes(columns), x, flops=flops)
 
     def _gradient(self, name: str, inner: int, columns: int, x: int, gradient: int) -> int:
-        """A matmul's two: of its weight, which is returned, and of its input, [tokens, columns]."""
+        """A matmul's two gradients: of its weight, which is a graph output, and of its input, [tokens, columns]."""
         flops = 2 * self.layer.tokens * inner * columns
         label = f"{self.name}_d_{name}_weight"
         self.draft.step(label, EXTERN, 2 * inner * columns, (x,), (gradient,), flops, is_output=True)
         return self._step(name, EXTERN, self._nbytes(columns), (), (gradient,), flops)
 
     def _normalised(self, name: str, x: int, stat: int, gradient: int, beside: int) -> int:
-        """Of what was normalised, plus the gradient that comes in beside."""
+        """Gradient of the normalised tensor, plus the gradient of the residual path."""
         small = self._step(f"{name}_stat", REDUCTION, 4 * self.layer.tokens, (x, stat), (gradient,))
         return self._step(name, POINTWISE, self._nbytes(self.layer.width), (x, stat), tuple({gradient, beside, small}))

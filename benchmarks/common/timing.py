@@ -36,7 +36,7 @@ class RatioInterval:
 
 
 def with_cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
-    """What one call gives, and the CPU seconds of this process that it takes."""
+    """Returns the result of one call, and the CPU seconds that this process spends in the call."""
     start = time.process_time()
     result = work()
     return result, time.process_time() - start

@@ -25,7 +25,7 @@ def torch_activation_budget(value: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TorchPartition:
-    """What torch's partitioner took, and what it chose: names of nodes of the joint graph."""
+    """Time of torch's partitioner, and names of the joint graph's nodes that the partitioner saves and recomputes."""
 
     time_ns: int
     saved: tuple[str, ...]
@@ -41,8 +41,8 @@ def timed_torch_partitioner(
 ) -> object:
     """An Inductor `custom_partitioner_fn` that runs torch's partitioner unchanged and appends to `log`.
 
-    Hand it over as `torch.compile(model, options={"custom_partitioner_fn": timed_torch_partitioner(log)})`. Where `is_known`
-    says so, the compilation ends with a `PartitionKnownError`, in whatever Dynamo wraps it.
+    Pass it as `torch.compile(model, options={"custom_partitioner_fn": timed_torch_partitioner(log)})`. If `is_known` returns
+    True, the compilation ends with a `PartitionKnownError`, which Dynamo may wrap in an error of its own.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.custom_graph_pass import CustomPartitionerFn

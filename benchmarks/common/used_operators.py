@@ -27,7 +27,7 @@ class UsedOperator:
 
     @property
     def name(self) -> str:
-        """Name, overload and what is said of the tensors."""
+        """Name, overload and the note on the tensors."""
         return " ".join(filter(None, (str(self.target).removesuffix(".default"), self.what)))
 
 
@@ -74,7 +74,7 @@ def _products() -> list[UsedOperator]:
 
 
 def _convolutions() -> list[UsedOperator]:
-    """In the layout that Inductor gives them."""
+    """Convolutions in the layout that Inductor gives them."""
     x, how = _f(8, 32, 64, 64), ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     last, w = (t.to(memory_format=torch.channels_last) for t in (x, _f(32, 32, 3, 3)))
     return [

@@ -1,1 +1,1 @@
-"""What the literature on planning memory reports, and how each of it is rebuilt; `benchmarks.published` is the command."""
+"""Results that the literature on planning memory reports, and code that rebuilds each; `benchmarks.published` is the command."""

@@ -13,10 +13,10 @@ from benchmarks.models.layer_graphs import LAYER_GRAPHS, Layer, LayerGraph, trai
 from compile_remat.passes import Plan, Planner
 
 ROOM_BYTES = 16_000_000_000
-"""Of a V100, of which Checkmate takes twice the parameters off."""
+"""Memory of a V100, from which Checkmate subtracts twice the parameters."""
 
 BATCHES = {"VGG19": 289, "U-Net": 61, "MobileNet": 1105}
-"""The largest that Checkmate reaches within one forward more."""
+"""The largest batches that Checkmate reaches with at most one extra forward."""
 
 BATCH_REMARKS = {
     "MobileNet": "convolution and norm are computed again to reach a ReLU's output, and ours keeps them for the next two gradients"
@@ -32,7 +32,7 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
 ONLY_DRAWN = "figure 5 draws it without figures"
 CHAINS = (16, 64, 256, 1024)
 UNIT = 1000
-"""Bytes and time of a layer: so large that one layer of bound or rounding is not nothing."""
+"""Bytes and time of a layer, large enough that rounding to integers does not matter."""
 
 
 def batch_rows(name: str, published: int) -> Iterator[Row]:

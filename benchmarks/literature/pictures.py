@@ -26,14 +26,14 @@ DRAWN = {
 COLOURS = ("#9c4f96", "#d9730d", "#3a9d5d")
 MARKERS = ("s", "^", "x")
 HIGHEST = 1.6
-"""Of the vertical axis, over our slowest plan: rules that take longer are outside."""
+"""Top of the vertical axis, over our slowest plan: points of rules that take longer lie outside."""
 
 STEP_NS = 1_000_000_000
 """A step's time in the picture, whose axis has parts of it."""
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """The pictures whose rows are there; the files that were written."""
+    """Draws the pictures whose rows exist; returns the files that were written."""
     found, written = frontiers(rows), []
     folder.mkdir(parents=True, exist_ok=True)
     for file, (source, network, title, theirs) in DRAWN.items():

@@ -9,7 +9,7 @@ from benchmarks.literature.rows import FrontierRow, PointRow
 from compile_remat.passes import Plan, Planner, Problem, frontier
 
 BUDGETS = 40
-"""Between the lowest peak and the fastest plan's: the grain of "ours at its time"."""
+"""Number of budgets between the lowest peak and the fastest plan's: the resolution of "ours at its time"."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Network:
-    """What is known of one network of a source before it is planned for.
+    """Facts about one network of a source, known before planning.
 
     Attributes:
-        fixed_bytes: What the source counts beside the region peak; below zero where it leaves some of that out.
-        unit: Of the bytes: for the pictures.
+        fixed_bytes: Bytes that the source counts beside the region peak; below zero if the source leaves out some of that peak.
+        unit: Unit of bytes in the pictures.
     """
 
     source: str
@@ -81,7 +81,7 @@ class Planned:
     def frontier_row(
         self, published: Sequence[Point] = (), policies: dict[str, list[list[float]]] | None = None
     ) -> FrontierRow:
-        """For a picture: all plans that none beats in both."""
+        """A picture's frontier: all plans that no other plan beats in both peak and time."""
         fixed = self.network.fixed_bytes
         ordered = sorted((p for p in self.plans if p.is_feasible), key=lambda p: (p.peak_bytes, p.extra_time_ns))
         points: list[list[float]] = []

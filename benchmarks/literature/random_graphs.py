@@ -14,11 +14,11 @@ SHARES = (0.9, 0.8)
 CUTS = (0.5, 0.6, 0.7)
 """Parts of the order at which it is cut."""
 MOST_NODES = 500
-"""Larger graphs are planned for as training steps alone: their cuts take minutes each."""
+"""Larger graphs are planned only as training steps: each of their cuts takes minutes."""
 NOT_FOUND = "their table was not found"
 NO_CUT = NOT_FOUND + "; their nodes are computed again anywhere in the order, ours behind one cut"
 TRAINING_BUDGETS = 2
-"""No frontier of them is asked for."""
+"""Budgets of each frontier, which no picture shows."""
 
 
 def order_rows(name: str, seed: int) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""What is stored of each source: points of memory and time, largest batches, and frontiers for the pictures."""
+"""Rows stored for each source: points of memory and time, largest batches, and frontiers for the pictures."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class PointRow:
     """One point of one network, in bytes as the source counts them.
 
     Attributes:
-        setting: Which point, in the source's words.
-        device: Whose cost model prices it; empty where the source counts operations.
-        baseline_bytes: Without a plan: as reported, or of what was rebuilt where the source gives parts of it.
-        published_bytes, published_extra: The point; the time is a part of the source's own baseline, None where none was found.
-        eager_bytes: The baseline of what was rebuilt; None where the source has no eager mode.
-        fastest_bytes, floor_bytes: Of our fastest plan and our lowest one.
-        extra: Of our plan within the published bytes, over our fastest one; None where none fits.
-        bound: A part of the step that no plan within them can spare; None where none fits.
-        bytes_at_its_time: The lowest of ours that takes no longer than the published point; None where that has no time, or one
-            below zero.
-        remark: Why the row does not compare like with like, or why ours is worse.
+        setting: Name of the point, in the source's words.
+        device: Device whose cost model prices the point; empty if the source counts operations.
+        baseline_bytes: Peak without a plan: as reported, or of the rebuilt network if the source gives parts of its baseline.
+        published_bytes, published_extra: The point; the time is a part of the source's own baseline, None if no time was found.
+        eager_bytes: The rebuilt network's peak in eager mode; None if the source has no eager mode.
+        fastest_bytes, floor_bytes: Peaks of our fastest plan and of our lowest one.
+        extra: Extra time of our plan within the published bytes, over our fastest plan; None if no plan fits.
+        bound: Proven lower bound on `extra`; None if no plan fits.
+        bytes_at_its_time: Lowest peak of our plans that take no longer than the published point; None if the point has no time,
+            or a time below zero.
+        remark: The reason why the row does not compare like with like, or why our plan is worse.
     """
 
     source: str
@@ -50,12 +50,12 @@ class PointRow:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its time stands for a plan: one below zero has faster kernels than its own baseline."""
+        """True if the source gives an extra time of at least zero: below zero, its kernels are faster than its own baseline's."""
         return self.published_extra is not None and self.published_extra >= 0
 
     @property
     def verdict(self) -> str:
-        """Empty where ours is no worse, or where the point cannot be compared."""
+        """Says how our plan is worse; empty if it is not, or if the point cannot be compared."""
         if self.extra is None:
             over = self.floor_bytes / self.published_bytes - 1
             return f"no plan of ours fits: the lowest takes {percent(over)} more"
@@ -121,10 +121,10 @@ def rows_of(fields: Sequence[dict[str, Any]], source: str) -> list[Row]:
 
 
 class Store:
-    """Rows that are stored network by network, so that a run that was ended goes on where it was.
+    """Rows that are stored network by network, so that an interrupted run goes on with the next network.
 
     Args:
-        path: Where they are stored, and taken from; None for nowhere.
+        path: File that the rows are read from and written to; None for no file.
     """
 
     def __init__(self, path: Path | None, head: dict[str, str]) -> None:

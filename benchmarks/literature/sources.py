@@ -10,10 +10,10 @@ class Source:
     """One source.
 
     Attributes:
-        unit: Of the column "baseline", with its bytes.
-        text: What stands above its tables.
-        missing: What could not be found or rebuilt, a line each.
-        is_range: Whether its figures are a range over networks: then no single row is compared.
+        unit: Unit of the column "baseline", with its bytes.
+        text: Text above the source's tables.
+        missing: Results that could not be found or rebuilt, a line each.
+        is_range: True if the source's figures are a range over networks: then no single row is compared.
     """
 
     title: str

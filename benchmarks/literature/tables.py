@@ -68,7 +68,7 @@ def _note(row: BatchRow | PointRow) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many points are matched, by how much, and what could not be rebuilt; the rows of one source."""
+    """Text on the rows of one source: number of matched points, by how much, and results that could not be rebuilt."""
     lines = [*_batch_lines([r for r in rows if isinstance(r, BatchRow)])]
     lines += _point_lines([r for r in rows if isinstance(r, PointRow)])
     source = next((row.source for row in rows), None)

@@ -21,7 +21,7 @@ from compile_remat.forecast.target_step import Target, step_of
 GIB = 1 << 30
 
 CLAIM_BUDGETS = 12
-"""Of a claim's networks no frontier is drawn."""
+"""Budgets of the frontier of a claim's networks, which no picture shows."""
 
 Build = Callable[[], networks.Built]
 
@@ -31,9 +31,9 @@ class Record:
     """One network whose bytes a source reports: all on the device, parameters and inputs included.
 
     Attributes:
-        baseline_gib: Without a plan.
+        baseline_gib: Peak without a plan.
         points: Peak in GiB and time over the baseline's.
-        remarks: Why ours is worse below so many GiB.
+        remarks: Pairs (GiB, reason why our plan is worse below that peak).
     """
 
     build: Build
@@ -48,7 +48,7 @@ class Claim:
 
     Attributes:
         parts: Part of the activations and time over the baseline's.
-        remarks: For a network, what stands beside its rows.
+        remarks: By network, the remark beside its rows.
     """
 
     source: str

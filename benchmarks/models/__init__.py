@@ -47,7 +47,7 @@ def build(
 
 
 def note(name: str) -> str:
-    """What is special about the named model: the docstring of its builder."""
+    """Describes the named model: the docstring of its builder."""
     return (CASES[name].__doc__ or "").strip()
 
 

@@ -1,4 +1,4 @@
-"""What all builders share."""
+"""Helpers that all builders of models share."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class Autocast(nn.Module):
         self.inner, self.device_type = inner, device_type
 
     def forward(self, *inputs: Tensor) -> Any:
-        """What the inner module returns."""
+        """The output of the inner module under autocast to bfloat16."""
         with torch.autocast(self.device_type, torch.bfloat16):
             return self.inner(*inputs)
 

@@ -26,7 +26,7 @@ class Mean(nn.Module):
         self.network = network
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Whatever the network reads -> scalar"""
+        """The network's inputs -> scalar"""
         output: Tensor = self.network(*inputs)
         return output.mean()
 

@@ -27,7 +27,7 @@ class LanguageModel(nn.Module):
     Args:
         positions: Learned position embeddings, as many as tokens; 0 for none.
         tables: Handed to every block beside its input: the cosines and sines of rotary positions.
-        is_tied: Whether the head is the embedding.
+        is_tied: True if the head shares the embedding's weight.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def build_large(
     """The named case on `device`, weights and floating-point inputs in bfloat16, drawn from `seed`.
 
     Args:
-        share: Of the batch, at least one of it.
+        share: Part of the batch; at least one sample remains.
     """
     torch.manual_seed(seed)
     with torch.device(device):

@@ -22,8 +22,8 @@ class Layer:
     """One node of the forward, for one image.
 
     Attributes:
-        nbytes: Of its output.
-        reads: Numbers of the layers that it reads; none for those that read the image.
+        nbytes: Bytes of the layer's output.
+        reads: Numbers of the layers that the layer reads; empty if it reads the image.
         operations: Multiplications and additions, as Checkmate counts them.
     """
 

@@ -38,7 +38,7 @@ Nodes = tuple[Node, ...]
 
 @dataclass(frozen=True)
 class Drawing:
-    """What the paper says of a graph: nodes, edges, and width as a share of the number of layers."""
+    """The paper's figures of a graph: nodes, edges, and width as a share of the number of layers."""
 
     nodes: int
     edges: int

@@ -100,7 +100,7 @@ class Runner:
     """Makes rows, each in a process of its own, and stores them.
 
     Attributes:
-        left: How many rows were not begun for want of time.
+        left: Number of rows that were not started for lack of time.
     """
 
     def __init__(self, store: Store[ZooRow], arguments: argparse.Namespace, sources: str) -> None:
@@ -121,7 +121,7 @@ class Runner:
                 self._known(name, PLAIN)
 
     def _row(self, name: str, setting: str) -> ZooRow | None:
-        """None where plain torch.compile fails, whose row says why, or where a share of its peak is asked for that has none."""
+        """None if plain torch.compile fails, whose row says why, or if the budget is a share of plain's peak and plain has none."""
         plain = (
             self._known(name, PLAIN)
             if setting not in (PLAIN, "min", ADVICE)

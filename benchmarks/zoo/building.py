@@ -17,9 +17,9 @@ class Entry:
     """An architecture that we did not write, with random weights.
 
     Attributes:
-        family: Of the entries that are alike: `encoder`, `convolutional`, `graph` and so on.
-        library: The distribution that it comes from; `torch` for what is written here from its paper.
-        build: The module, whose output is a loss or a tensor, and the inputs of a step.
+        family: Kind of architecture: `encoder`, `convolutional`, `graph` and so on.
+        library: The distribution that the model comes from; `torch` if the model is written here from its paper.
+        build: Returns the module, whose output is a loss or a tensor, and the inputs of a step.
     """
 
     name: str
@@ -37,8 +37,8 @@ class WithLoss(nn.Module):
     """A model with its loss: the mean of squares of its output, unless that is a scalar.
 
     Args:
-        inner: Called with the inputs, by `names` where there are such, and with `fixed`.
-        field: Of the output, where that is no tensor: an attribute's name or a position.
+        inner: Called with the inputs, by `names` if these are given, and with `fixed`.
+        field: If the output is no tensor, the attribute's name or the position of the tensor in the output.
     """
 
     def __init__(

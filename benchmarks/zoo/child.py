@@ -59,7 +59,7 @@ def made(row: ZooRow) -> ZooRow:
 def case_of(row: ZooRow) -> Case:
     """The model and its inputs, drawn from one seed."""
     torch.manual_seed(SEED)
-    with warnings.catch_warnings(action="ignore"):  # of the libraries
+    with warnings.catch_warnings(action="ignore"):  # warnings of the libraries
         module, inputs = in_dtype(entry_of(row.model).build(), row.dtype)
     return Case(row.model, module.train(), inputs, row.family)
 

@@ -11,7 +11,7 @@ from benchmarks.zoo.building import Builder, WithLoss, entries, images, tokens
 from benchmarks.zoo.encoders import HEADS, LAYERS, SIZES, VOCABULARY, WIDTH, configured
 
 DEPTH = 3
-"""Of an encoder, and of a decoder."""
+"""Layers of an encoder, and of a decoder."""
 BART = {
     "d_model": WIDTH, "encoder_layers": DEPTH, "decoder_layers": DEPTH, "encoder_attention_heads": HEADS,
     "decoder_attention_heads": HEADS, "encoder_ffn_dim": 512, "decoder_ffn_dim": 512, "decoder_start_token_id": 2,
@@ -46,7 +46,7 @@ def of_class(
 
     Args:
         inputs: Makes the inputs, by name.
-        field: Of the output: the loss, or what it is made of.
+        field: Attribute of the output: the loss, or the tensor that the loss is made of.
     """
 
     def build() -> Built:

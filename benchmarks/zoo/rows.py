@@ -9,9 +9,9 @@ from benchmarks.common.row_store import Store
 
 PLAIN = "plain"
 SETTINGS = ("min", "max", "0.6", "0.4")
-"""In the order in which they are made."""
+"""Settings, in the order in which their rows are made."""
 ADVICE = "advice"
-"""A budget that no plan fits, and then the one that its error asks for: made where it is asked for alone."""
+"""A budget that no plan fits, and then the budget that its error asks for; such rows are made only on request."""
 OK, FLOOR, FAILED, TIMEOUT, STALLED = "ok", "floor", "failed", "timeout", "stalled"
 
 Bytes = tuple[int | None, ...]
@@ -24,26 +24,26 @@ class ZooRow:
     Attributes:
         setting: ``plain`` for plain torch.compile, `ADVICE`, or a budget; a fraction stands for bytes, that share of the
             largest graph's peak under plain torch.compile.
-        budget_bytes: The bytes that were given, for each graph; of `ADVICE` those that the error asked for.
+        budget_bytes: The budget of each graph; under `ADVICE`, the bytes that the error asked for.
         graphs: The number of graphs that have a backward.
-        predicted_bytes: By the plans that were kept.
-        observed_bytes: Peaks that were read of Inductor before any code was emitted; empty where none were.
-        emitted_bytes: Of the code that was emitted last, by a dry run.
-        rounds: How often each graph was planned and its code emitted.
-        floor_bytes: Of the BudgetError that was raised.
+        predicted_bytes: Peaks by the plans that were kept.
+        observed_bytes: Peaks read of Inductor before any code was emitted; empty if none were read.
+        emitted_bytes: Peaks of the code that was emitted last, by a dry run.
+        rounds: Number of times each graph was planned and its code emitted.
+        floor_bytes: `floor_bytes` of the BudgetError that was raised.
         extra_ns, step_ns: Predicted times of the kept plans, over all graphs: beyond the fastest plan, and of the whole step.
         gradient_bytes: Bytes of the parameters that have a gradient.
         planning_cpu_s: CPU seconds from the joint graphs to two modules each, over all rounds.
-        cpu_s, wall_s: Of tracing, planning and compiling; libraries are imported and the model is built before.
+        cpu_s, wall_s: CPU and wall time of tracing, planning and compiling; importing libraries and building the model is left out.
         outcome: One of `OK`, `FLOOR`, `FAILED`, `TIMEOUT`, `STALLED`: the last where the machine was busy, or the process paused.
-        statuses: Of the plans.
+        statuses: Statuses of the plans.
         warnings: Texts of our warnings, each once.
         failure: The innermost error, or how the process ended, or why the dry run does not follow the code.
         measured_bytes: The peak of a second training step (``--real``).
         gradient_error: The largest difference of a parameter's gradient from that of `reference`, over its largest value.
         reference: ``eager``, or ``plain`` for a model that draws random numbers, which eager mode draws otherwise.
         sources: Hash of the product's sources, 12 digits.
-        torch: Its version.
+        torch: Version of torch.
     """
 
     model: str
@@ -82,7 +82,7 @@ class ZooRow:
 
     @property
     def run(self) -> tuple[str, str, str, bool]:
-        """The fields that tell it from other rows: two rows with equal ones replace each other."""
+        """The key of the row: a new row replaces one with the same key."""
         return self.model, self.setting, self.dtype, self.is_real
 
     @property
@@ -98,12 +98,12 @@ class ZooRow:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Of the graph whose emitted code has the highest one."""
+        """Peak of the graph whose emitted code has the highest peak."""
         return max((each for each in self.emitted_bytes if each is not None), default=None)
 
     @property
     def is_over(self) -> bool:
-        """True where a peak is above the budget: the measured one where there is one."""
+        """True if a peak is above the budget: the measured peak, if there is one."""
         peak_bytes = self.measured_bytes or self.peak_bytes
         return self.budget_bytes is not None and peak_bytes is not None and peak_bytes > self.budget_bytes
 

@@ -12,9 +12,9 @@ from benchmarks.zoo import ENTRIES
 from benchmarks.zoo.rows import ADVICE, FAILED, OK, PLAIN, SETTINGS, STALLED, TIMEOUT, ZooRow, plain_of
 
 LIMIT = 0.005
-"""Of the error of a prediction."""
+"""Largest tolerated error of a prediction, as a part of the emitted peak."""
 GRADIENT_LIMIT = 2e-3
-"""Of the error of a gradient in float32, over the largest value of any."""
+"""Largest tolerated error of a gradient in float32, over the largest value of any gradient."""
 TITLES = (
     "model",
     "setting",
@@ -122,7 +122,7 @@ def remark_of(row: ZooRow) -> str:
 
 
 def miss(row: ZooRow, rows: Sequence[ZooRow]) -> str:
-    """Why a row falls short; empty where it does not.
+    """The reason why a row falls short; empty if it does not.
 
     A floor is right unless `min` of the same model lies below the budget, or beside the floor by more than `LIMIT`.
     """
@@ -225,7 +225,7 @@ def text_of(rows: Sequence[ZooRow]) -> str:
 
 
 def _left_text(rows: Sequence[ZooRow]) -> str:
-    """How many rows are not made yet; none is made of a model that plain torch.compile fails on."""
+    """Text with the number of rows not made yet; no row is made of a model that plain torch.compile fails on."""
     made = {(row.model, row.setting) for row in rows}
     broken = {row.model for row in rows if row.setting == PLAIN and row.outcome != OK}
     names = [entry.name for entry in ENTRIES if entry.name not in broken]

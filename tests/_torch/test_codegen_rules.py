@@ -42,7 +42,7 @@ def lowered(function: Callable[..., Any], *shapes: tuple[int, ...], device: str 
 
 
 def buffers(function: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu") -> int:
-    """How many buffers are computed, the results among them."""
+    """The number of buffers that are computed, results included."""
     return sum(
         isinstance(o, ir.ComputedBuffer | ir.ExternKernel) for o in lowered(function, *shapes, device=device).operations
     )
@@ -137,7 +137,7 @@ def test_always_concatenates(device: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_what_is_concatenated_is_written_into_its_place() -> None:
-    """A value that a kernel computes has its place in the first concatenation that reads it, a graph input is copied."""
+    """A value that a kernel computes is written into the first concatenation that reads it; a graph input is copied."""
 
     def twice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         part = a.exp()
@@ -251,7 +251,7 @@ def test_draws_by_kernel() -> None:
 
 @pytest.mark.parametrize(("columns", "padded"), [(1024, 1024), (1100, 1120)])
 def test_padded_above(columns: int, padded: int) -> None:
-    """On a GPU rows are padded, also of what the graph returns, unless the user sees it."""
+    """On a GPU rows are padded, also those of the graph's outputs, unless the user sees the output."""
     rules = inductor_rules("cuda")
     assert inductor_rules("cpu").padded_above is None and rules.padded_above is not None
     graph = lowered(lambda a: a * 2, (3, 8, columns), device="cuda")
@@ -261,14 +261,14 @@ def test_padded_above(columns: int, padded: int) -> None:
 
 
 def test_gradients_read_eager_strides() -> None:
-    """Before 2.13 they have no lowering of their own: a kernel that is called gets its operands as eager mode has them."""
+    """Before 2.13 a convolution's backward has no lowering of its own: its kernel gets operands with eager mode's strides."""
     lowering = torch._inductor.lowering.lowerings[aten.convolution_backward.default]
     for device in DEVICES:
         assert hasattr(lowering, "_is_fallback_handler") == inductor_rules(device).gradients_read_eager_strides
 
 
 def test_unrolled_below() -> None:
-    """A reduction over few elements is no reduction any more; without a GPU Inductor cannot be asked for one's."""
+    """A reduction over few elements becomes pointwise; without a GPU, Inductor cannot be asked for a GPU's limit."""
     limit = inductor_rules("cpu").unrolled_below
     for rows, is_unrolled in ((limit - 1, True), (limit, False)):
         (operation,) = lowered(lambda a: a.sum(0), (rows, 64), device="cpu").operations  # type: ignore[attr-defined]

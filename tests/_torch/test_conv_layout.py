@@ -1,4 +1,4 @@
-"""Which graphs have their convolutions in channels-last layout on a GPU, as Inductor decides it."""
+"""Graphs whose convolutions get channels-last layout on a GPU, as Inductor decides."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_mask_in_a_joint_graph() -> None:
 
 
 def chosen(function: object, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, **options: object) -> str:
-    """Which operator runs."""
+    """The name of the operator that runs."""
     found: list[str] = []
 
     class Names(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What plain torch.compile saves, by our own max-flow: the nodes that torch's chooser takes."""
+"""The values that plain torch.compile saves, by our own max-flow: the nodes that torch's chooser takes."""
 
 from __future__ import annotations
 

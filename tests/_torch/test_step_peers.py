@@ -1,4 +1,4 @@
-"""What Dynamo says about other graphs of a step."""
+"""Facts that Dynamo has about other graphs of a step."""
 
 from __future__ import annotations
 

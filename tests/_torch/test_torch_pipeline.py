@@ -32,7 +32,7 @@ def _fresh() -> Iterator[None]:
 
 
 def look(inspect: Callable[..., T], function: Callable[..., Any], *inputs: torch.Tensor, **compile_args: Any) -> T:
-    """What `inspect(joint, **keywords)` returns for the joint graph of a call, asked where a partitioner stands."""
+    """Returns `inspect(joint, **keywords)` for the joint graph of a call, called in place of a partitioner."""
     from torch._dynamo.backends.common import aot_autograd
 
     seen: list[T] = []
@@ -298,7 +298,7 @@ def test_torchs_choice_gives_torchs_graphs(function: Callable[..., Any], dynamic
 
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_the_same_after_inductors_own_passes(function: Callable[..., Any]) -> None:
-    """There random numbers come from seeds, and patterns have been replaced."""
+    """After Inductor's passes, random numbers come from seeds, and patterns have been replaced."""
     seen: list[bool] = []
 
     class Twins(CustomPartitionerFn):

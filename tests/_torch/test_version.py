@@ -1,4 +1,4 @@
-"""Which torch is supported, and what happens under another: a warning and plain Inductor, at every entrance."""
+"""Supported versions of torch, and the fallback under others: a warning and plain Inductor, at every entry point."""
 
 import subprocess
 import sys

@@ -23,7 +23,7 @@ def faults_at(depth: int) -> int:
 
 
 def called() -> list[object]:
-    """Its frame is larger than the step from one depth to the next."""
+    """A function whose frame is larger than the step from one depth to the next."""
     return [1, [2, [3, [4, [5, [6, [7, [8, [9]]]]]]]]]
 
 

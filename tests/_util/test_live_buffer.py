@@ -1,4 +1,4 @@
-"""How a live buffer prints in an error."""
+"""The text of a live buffer in an error."""
 
 from dataclasses import replace
 

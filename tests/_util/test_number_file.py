@@ -1,4 +1,4 @@
-"""Numbers on disk: what is broken is measured again, and processes do not lose each other's numbers."""
+"""Numbers on disk: a broken file is measured again, and processes do not lose each other's numbers."""
 
 from __future__ import annotations
 

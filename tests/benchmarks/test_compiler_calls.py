@@ -1,4 +1,4 @@
-"""Which files a command hands to the C++ compiler."""
+"""The files that a command hands to the C++ compiler."""
 
 import subprocess
 import sys

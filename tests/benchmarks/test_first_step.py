@@ -1,4 +1,4 @@
-"""What `benchmarks.first_step` counts, and the models that it builds."""
+"""The figures that `benchmarks.first_step` counts, and the models that it builds."""
 
 import json
 from dataclasses import asdict

@@ -133,7 +133,7 @@ def test_claims_name_networks_that_there_are() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["ResNet-50", "GoogleNet", "U-Net", "VGG-16"])
 def test_a_rebuilt_network_takes_what_the_source_says(name: str) -> None:
-    """In eager mode, within 6 %: cuDNN's workspaces are in the reported figures.  MobileNetV2 differs, see its remark."""
+    """Eager mode's peaks agree within 6 %: the source's figures have cuDNN's workspaces.  MobileNetV2 differs: see its remark."""
     record = MONET[name]
     assert eager_peak_bytes(record.build) == pytest.approx(record.baseline_gib * GIB, rel=0.06)
 
@@ -228,7 +228,7 @@ def test_drawn_graphs_have_the_published_numbers(name: str) -> None:
 
 
 def test_a_plan_behind_a_cut_is_a_schedule_of_the_whole_order() -> None:
-    """Its peak is that of the sequence of computations, counted apart from our simulator."""
+    """The plan's peak is that of the sequence of computations, counted apart from our simulator."""
     nodes = layered(SMALL, 3)
     for cut in (10, 15, 20):
         planner = Planner(cut_at(nodes, cut))

@@ -58,7 +58,7 @@ def test_there_are_eighty_architectures_of_all_families() -> None:
     assert len(ENTRIES) >= 80
     assert max(Counter(entry.name for entry in ENTRIES).values()) == 1
     assert {entry.family for entry in ENTRIES} >= FAMILIES
-    assert {"efficientnet_b0", "x_transformer"} <= {entry.name for entry in ENTRIES}  # those that were seen to miss
+    assert {"efficientnet_b0", "x_transformer"} <= {entry.name for entry in ENTRIES}  # models that have missed
 
 
 def test_entries_are_named_as_a_command_takes_them() -> None:

@@ -21,7 +21,7 @@ def chromium() -> str | None:
 
 
 MARGIN = 120
-"""What a window is higher than what it shows."""
+"""Pixels by which a window is higher than the part of the page that it shows."""
 
 HOST = """<!DOCTYPE html><meta charset="utf-8"><body style="margin:0"><script>
 addEventListener("message", (event) => {
@@ -49,12 +49,12 @@ def _run(page: Path, *arguments: str, is_dark: bool, size: tuple[int, int]) -> s
 
 
 def complaints(stderr: str) -> list[str]:
-    """What the page's script, or the browser about the page, wrote to the console."""
+    """Lines that the page's script, or the browser about the page, wrote to the console."""
     return [line for line in stderr.splitlines() if re.search(r"\bCONSOLE\b", line)]
 
 
 def posted(page: Path, *, size: tuple[int, int] = LAPTOP, is_dark: bool = False) -> tuple[str, list[str]]:
-    """What the page posts to its parent, and what was written to the console."""
+    """Returns the text that the page posts to its parent, and the lines of the console."""
     done = _run(page, "--dump-dom", is_dark=is_dark, size=size)
     found = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     return unescape(found[1]) if found else "", complaints(done.stderr)

@@ -15,10 +15,10 @@ from compile_remat import explain
 from tests.browser.chromium import LAPTOP, PHONE, chromium, screenshot
 
 SIZES = {"laptop": (LAPTOP[0], 1330), "phone": PHONE}
-"""The first is as high as it takes to see the tensors."""
+"""Sizes of the windows; the laptop's is high enough to show the tensors."""
 
 COLOURS = 200
-"""Of the pictures: enough for smooth text, and a third of the bytes."""
+"""Colours of the pictures: enough for smooth text, at a third of the bytes."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -56,7 +56,7 @@ PROBE = """<script>
 def probed(
     figures: PageFigures, folder: Path, bins: list[int], size: tuple[int, int] = LAPTOP, is_dark: bool = False
 ) -> dict[str, Any]:
-    """What the page shows at these bins."""
+    """Returns the figures that the page shows at these bins."""
     assert figures.step is not None
     probe = PROBE.replace("KINDS", json.dumps([k.value for k in Kind])).replace("BINS", json.dumps(bins))
     probe = probe.replace("COUNT", str(len(binned(figures.step).columns)))

@@ -37,7 +37,7 @@ TIMEOUT_S = 300.0
     ],
 )
 def test_a_model_is_found_where_the_command_is_given(program: list[str], tmp_path: Path) -> None:
-    """By both processes, also where importing it changes what the next one would see."""
+    """Both processes find the model, even if importing the model changes the environment that the next process would see."""
     if not SCRIPT.exists():
         pytest.skip("the command is not installed")
     (tmp_path / "data").mkdir()

@@ -57,7 +57,7 @@ def test_text_for_programs_has_no_colours_and_no_line_is_cut(command: str) -> No
 
 @pytest.mark.parametrize("command", ["plan", "doctor"])
 def test_a_pipe_that_nobody_reads_any_more_ends_it_quietly(command: str) -> None:
-    """As behind ``| head -1``, which may end before anything is written."""
+    """For example ``| head -1``, which may end before any output is written."""
     reading, writing = os.pipe()
     os.close(reading)
     process = started(COMMANDS[command], stdout=writing)

@@ -1,4 +1,4 @@
-"""Where a budget may not hold: a status in the report, and one warning."""
+"""Cases in which a budget may not hold: a status in the report, and one warning."""
 
 from __future__ import annotations
 

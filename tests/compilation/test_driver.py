@@ -1,4 +1,4 @@
-"""What the rounds of one compilation cost: what is lowered, and what is built."""
+"""The costs of the rounds of one compilation: graphs that are lowered, and kernels that are built."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Compiler:
     Attributes:
         lowered: Graphs so far.
         built: Kernels so far.
-        seen: What was built by the end of each round.
+        seen: Number of kernels built by the end of each round.
         vector_bits: Inductor's option for the length of vectors, as the kernels are built.
     """
 

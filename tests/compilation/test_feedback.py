@@ -122,13 +122,13 @@ def test_without_a_limit_the_code_is_run_dry_and_without_inductor_there_is_none(
 
 
 def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float, *, is_explained: bool = True) -> list[int]:
-    """Stands for graphs of Inductor's that need more than was predicted.
+    """Makes dry runs report `factor` times the live bytes.
 
     Args:
-        is_explained: Whether the facts say which kernels do.
+        is_explained: True if the facts name the kernels that need more.
 
     Returns:
-        The peak of each dry run to come: those of a plan's lowered graphs, then those of the code of the one that is taken.
+        A list that gets the peak of each later dry run: of each plan's lowered graphs, then of the accepted plan's code.
     """
     seen: list[int] = []
 
@@ -148,7 +148,7 @@ def _inflate(monkeypatch: pytest.MonkeyPatch, factor: float, *, is_explained: bo
 
 
 def _count_readings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """One for each graph that is read before its code, from now on."""
+    """Returns a list that grows by one entry for each graph that is read before its code."""
     count, read = list[bool](), reading.read
     monkeypatch.setattr(reading, "read", lambda graph: (count.append(True), read(graph))[1])
     return count
@@ -163,7 +163,7 @@ def _count_readings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_where_the_code_needs_more_it_is_planned_again(
     monkeypatch: pytest.MonkeyPatch, fastest_bytes: int, *, is_explained: bool
 ) -> None:
-    """Before any code is made: the plan whose code is emitted is the one that fits."""
+    """Planning again comes before any code is made: the plan whose code is emitted is the one that fits."""
     budget_bytes = int(fastest_bytes * 0.8)
     seen = _inflate(monkeypatch, 1.15, is_explained=is_explained)
     _, step = train(budget_bytes)
@@ -231,7 +231,7 @@ def test_only_the_last_compilation_is_built_and_gives_the_gradients(
 def test_graphs_that_cannot_be_read_are_planned_again_on_their_code(
     monkeypatch: pytest.MonkeyPatch, fastest_bytes: int
 ) -> None:
-    """An operator of which Inductor's code generators raise, say: training goes on, and the budget holds."""
+    """An operator for which Inductor's code generators raise, for example: training goes on, and the budget holds."""
 
     def fail(graph: object) -> None:
         raise RuntimeError("no such operator")
@@ -251,7 +251,7 @@ def test_graphs_that_cannot_be_read_are_planned_again_on_their_code(
 def test_the_backward_is_compiled_once_and_fits_the_first_backward(
     monkeypatch: pytest.MonkeyPatch, *, retain_graph: bool
 ) -> None:
-    """As with plain torch: one that is to run again does not overwrite what was saved."""
+    """As with plain torch: a backward that runs again must not overwrite saved tensors."""
     compiled, original = [], entry.inductor.compile_fx_inner
     monkeypatch.setattr(entry.inductor, "compile_fx_inner", lambda *a, **k: (compiled.append(k), original(*a, **k))[1])
     model = Chain()
@@ -333,7 +333,7 @@ def test_graphs_that_do_not_fit_together_have_no_scheduled_peak() -> None:
 
 
 def test_what_auto_found_has_to_hold_the_allocators_segments() -> None:
-    """Bytes are the promise of a region peak; `auto` asks that the process fits."""
+    """A budget in bytes limits the region peak; `auto` requires that the process fits into the device."""
     plan = replace(compile_remat.plan(Chain(4), X, memory_budget="max", compiler="eager"), budget_bytes=10 * KIB)
     report = Report("key", "auto", 10 * KIB, plan, scheduled_peak_bytes=9 * KIB, required_peak_bytes=12 * KIB)
     bytes_left = {}

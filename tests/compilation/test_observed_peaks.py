@@ -1,4 +1,4 @@
-"""What a plan is observed to need is what its code takes, `min` is the lowest plan, and a refusal's advice trains.
+"""A plan's observed peak is the peak of its code, `min` is the lowest plan, and a refusal's advice trains.
 
 Models of others, whose plans the planner's own rules miss.  Their code is emitted and run dry; no kernel is built.
 """
@@ -22,7 +22,7 @@ from compile_remat.report import Report
 from compile_remat.runtime.process_state import clear_process_state
 
 EXACT = 0.001
-"""The part of a peak by which what was observed may differ from the code."""
+"""Allowed difference of the observed peak from the code's peak, as a part of the latter."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def _uncompiled() -> Iterator[None]:
 
 
 def report_of(function: Callable[..., Tensor], x: Tensor, budget: object) -> Report:
-    """Of the only graph, whose code was emitted."""
+    """The report of the only graph, whose code was emitted."""
     torch.compiler.reset()
     clear_process_state()
     compile_remat.reset_reports()
@@ -43,7 +43,7 @@ def report_of(function: Callable[..., Tensor], x: Tensor, budget: object) -> Rep
 
 
 def is_exact(report: Report) -> bool:
-    """Whether the prediction is what the code takes."""
+    """True if the predicted peak equals the peak of the code up to `EXACT`."""
     assert report.predicted_peak_bytes is not None and report.scheduled_peak_bytes is not None
     return abs(report.predicted_peak_bytes / report.scheduled_peak_bytes - 1) <= EXACT
 
@@ -114,7 +114,7 @@ def test_min_is_the_lowest_and_the_advice_of_an_error_trains(loss: str, depth: i
 
 
 class PhysicsInformed(nn.Module):
-    """Second derivatives by ``torch.func``: what they read is computed twice in one graph."""
+    """Second derivatives by ``torch.func``: the values that they read are computed twice in one graph."""
 
     def __init__(self, width: int = 128) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class PhysicsInformed(nn.Module):
 @pytest.mark.proof
 @pytest.mark.parametrize("dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.full)])
 def test_the_lowest_plan_of_a_physics_informed_net_is_what_its_code_takes(dtype: torch.dtype | None) -> None:
-    """It was predicted 13 % too low."""
+    """The planner predicted its peak 13 % too low."""
     torch.manual_seed(0)
     with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
         report = report_of(PhysicsInformed(), torch.zeros(4096, 2), "min")

@@ -1,4 +1,4 @@
-"""What a fraction is a fraction of: the observed peak of plain torch.compile against the code that plain Inductor emits."""
+"""The base of a fractional budget: the observed peak of plain torch.compile against the code that plain Inductor emits."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def test_the_peak_of_plain_is_that_of_its_code(make: Callable[[], nn.Module], sh
 
 
 def test_plain_saves_what_a_pooling_reads() -> None:
-    """Its backward reads it for the size alone: our plans save nothing for that, plain torch.compile does."""
+    """A pooling's backward reads the input for its size alone: plain torch.compile saves the input, our plans save nothing."""
     seen = look(Pooled(), (torch.randn(4, 16, 32, 32),), memory_budget=0.99)[0]
     assert seen.report.plain is not None
     assert "convolution" in seen.report.plain.saved and "convolution" not in seen.plan.saved
 
 
 def test_what_stays_inside_two_kernels_may_be_read_by_the_earlier_one() -> None:
-    """The gradient of the `tanh` reads the softmax's difference, which is computed behind it; neither has a buffer."""
+    """The gradient of the `tanh` reads the softmax's difference, which is computed after it; neither value has a buffer."""
 
     def step(x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.tanh(F.leaky_relu(x, 0.1)), torch.tanh(F.log_softmax(x, -1))

@@ -1,4 +1,4 @@
-"""What plain torch.compile takes, where nobody asks, where it cannot be read, and of whole graphs that compute gradients."""
+"""The peak of plain torch.compile: if nobody asks for it, if it cannot be read, and of whole graphs that compute gradients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compiled(model: Callable[..., Tensor], budget: float | str | None) -> list[c
 
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What plain torch.compile was lowered to, each time."""
+    """The result of each call of `lowered_plain`, in order."""
     found: list[Any] = []
 
     def seen(*arguments: Any) -> Any:

@@ -29,7 +29,7 @@ OVERESTIMATED = pytest.mark.xfail(
 )
 PROOFS = ("gpt", "resnet")
 LIKE_ANOTHER = ("chain1024", "bert", "vit")
-"""Built of the layers of chain256 and gpt."""
+"""Models built of the layers of chain256 and gpt."""
 
 CASES = [
     pytest.param(
@@ -75,8 +75,8 @@ def test_the_predicted_peak_is_that_of_the_code(name: str, budget: str | float) 
 
 @pytest.mark.full
 def test_what_is_computed_for_a_product_alone_is_not_written_before() -> None:
-    """A Llama's SiLU was written to memory since a product's operand, which is in memory itself, would read too much without it.
-    That operand was then written over it and not over the gradient: 17.6 % above the plan with gradients that leave early."""
+    """A Llama's SiLU was written to memory because a product's operand, itself in memory, would read too many buffers without it.
+    The operand then reused the SiLU's buffer and not the gradient's: 17.6 % above the plan with gradients that leave early."""
     case = models.build("llama", scale=models.TOY_SCALE)
     (report,) = reports_of(case.module, case.inputs, "min", gradients="early")
     assert report.num_early
@@ -85,7 +85,7 @@ def test_what_is_computed_for_a_product_alone_is_not_written_before() -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.full), "vit"])
 def test_inputs_that_autocast_casts_for_a_convolution_are_copied_before(name: str) -> None:
-    """Their copies in channels-last layout, in float32, were in no prediction: vit needed 22 % more, resnet 11 %."""
+    """No prediction counted the copies of these inputs in channels-last layout, in float32: vit needed 22 % more, resnet 11 %."""
     case = models.build(name, scale=models.TOY_SCALE, dtype="autocast")
     (report,) = reports_of(case.module, case.inputs, "min")
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
@@ -217,7 +217,7 @@ class Normed(nn.Module):
 def test_inputs_that_convolutions_are_computed_from_are_copied(
     model: type[nn.Module], shape: tuple[int, ...], is_leaf: bool, budget: str
 ) -> None:
-    """Only those that a convolution itself reads were: standardised weights needed 29 % more than predicted."""
+    """Only inputs that a convolution reads directly were counted: standardised weights needed 29 % more than predicted."""
     (report,) = reports_of(model(), (torch.randn(shape, requires_grad=is_leaf),), budget)
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)
 
@@ -236,8 +236,8 @@ class Head(nn.Module):
 
 @pytest.mark.parametrize("limit", [30, 32])
 def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_have(limit: int) -> None:
-    """Its backward has 30, and two more where the logarithm and a conversion are computed again: then the gradient of the logits
-    gets a buffer of its own beside them."""
+    """The loss's backward has 30 operations, and two more if the logarithm and a conversion are recomputed: then the gradient of
+    the logits gets a buffer of its own beside the logits."""
     x, targets = torch.randn(2048, 64, dtype=torch.bfloat16), torch.randint(0, 1024, (2048,))
     with config.patch(realize_opcount_threshold=limit):
         (report,) = reports_of(Head().bfloat16(), (x, targets), "min")
@@ -247,8 +247,8 @@ def test_the_loss_in_bfloat16_has_as_many_operations_as_a_fused_expression_may_h
 
 @pytest.mark.parametrize("budget", ["min", 0.8])
 def test_what_is_written_depends_on_what_is_saved(budget: str | float) -> None:
-    """A norm's gradient has 33 operations where its input is saved, and is written in float32.  Where the input is computed again
-    that is written, and the gradient in bfloat16, once it is summed up: a vision transformer needed 2 % more than predicted."""
+    """A norm's gradient has 33 operations and is written in float32 if the norm's input is saved.  If that input is recomputed,
+    the input is written, and the gradient after its sum, in bfloat16: a vision transformer needed 2 % more than predicted."""
     case = models.build("vit", scale=models.TOY_SCALE, dtype="bfloat16")
     with config.patch(realize_opcount_threshold=30):
         (report,) = reports_of(case.module, case.inputs, budget)
@@ -311,8 +311,8 @@ class Normed(nn.Module):
 def test_a_batch_norm_parts_the_kernel_that_sums_from_the_one_that_reads_the_sums(
     kernel: int, activation: nn.Module, is_residual: bool
 ) -> None:
-    """It sums over all dimensions but the second: no kernel goes over them again in the same loops.  What both read is a buffer.
-    Believed to stay in registers, it was missing: 28 % of the peak with SiLU, 10 with ReLU."""
+    """The gradient of a batch norm sums over all dimensions but the second, so no kernel can read the sums in the same loops.  A
+    value that both kernels read is a buffer.  The prediction lacked the buffer: 28 % of the peak with SiLU, 10 with ReLU."""
     model = Normed(
         lambda: nn.Conv2d(32, 32, kernel, padding=kernel // 2, bias=False), activation, is_residual=is_residual
     )
@@ -327,7 +327,7 @@ def block(*behind: nn.Module) -> nn.Module:
 
 
 def report_of_blocks(dtype: torch.dtype, *behind: nn.Module) -> compile_remat.Report:
-    """Of the lowest plan of two blocks."""
+    """The report of the lowest plan of two blocks."""
     images = torch.randn(4, 16, 32, 32, dtype=dtype, requires_grad=True)
     (report,) = reports_of(nn.Sequential(block(*behind), block(*behind)).to(dtype), [images], "min")
     return report
@@ -384,7 +384,7 @@ def dropped_and_scaled(x: Tensor, weight: Tensor) -> Tensor:
 def test_numbers_that_are_drawn_again_for_a_sum_alone_are_written(
     shape: tuple[int, ...], function: Callable[[Tensor, Tensor], Tensor], needs_gradient: bool
 ) -> None:
-    """A parameter's gradient sums over loops that are not those in which Inductor draws: 33 to 50 % were missing."""
+    """A parameter's gradient sums in other loops than those in which Inductor draws: predictions were 33 to 50 % too low."""
     x = torch.randn(12, 40, 32, requires_grad=needs_gradient)
     (report,) = reports_of(Applied(shape, function), [x], "min")
     assert report.predicted_peak_bytes == pytest.approx(report.scheduled_peak_bytes, rel=TOLERANCE)

@@ -1,4 +1,4 @@
-"""Graphs as they come in before their code: both of a plan are judged together."""
+"""Graphs as they come in before their code: both graphs of a plan are judged together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes a kernel computes and what is in use meanwhile, from a graph's code without kernels."""
+"""The nodes that each kernel computes and the bytes in use meanwhile, from a graph's code without kernels."""
 
 from __future__ import annotations
 

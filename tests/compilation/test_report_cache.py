@@ -186,7 +186,7 @@ def test_a_field_that_is_off_is_a_warning(
 
 
 def test_without_another_plan_nothing_is_assumed_of_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file of a plan that was taken itself says nothing of another, and that is no damage."""
+    """The file of a plan that was taken itself names no other plan, and is not damaged for that."""
     report_cache.store(tmp_path / "a.json", Kept((REPORT,)))
     kept = report_cache.recall(tmp_path / "a.json")
     assert (kept.next_bytes, kept.next_assumed) == (None, "") and not caplog.records

@@ -1,4 +1,4 @@
-"""Which plan of a graph is taken, and which one is tried next."""
+"""The plan of a graph that is taken, and the plan that is tried next."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GRAPH = Problem(
         Step("output", 0, CONSTANT, (), (1,)),
     ),
 )
-"""The figures of its plans are the tests' own; what is assumed of its nodes is worked out."""
+"""The tests set the peaks of its plans; the assumptions about its nodes are computed."""
 
 
 def rounds_for(
@@ -66,12 +66,12 @@ FORWARD, BACKWARD = ("mm", "sin", "mm_1"), ("mul", "mm_2")
 
 
 def run_of(peak_mib: int, at: str = "mm_2", *, is_read: bool = True, **stored: bool) -> RegionRun:
-    """What was seen of a plan.
+    """Returns a dry run of a plan's graphs.
 
     Args:
-        at: The node whose kernel needs all these bytes; with none, the facts say nothing of them.
-        is_read: Whether there are facts of its graphs.
-        stored: For nodes of the backward, whether they are written.
+        at: The node whose kernel needs all these bytes; if empty, no kernel in the facts does.
+        is_read: True if the run has facts of its graphs.
+        stored: By the name of a node of the backward, True if the node is written to memory.
     """
     live_bytes = {at: peak_mib * MIB}
     forward = GraphFacts(tuple(KernelFacts((name,), live_bytes.get(name, 1)) for name in FORWARD), {"sin": 1})
@@ -82,7 +82,7 @@ def run_of(peak_mib: int, at: str = "mm_2", *, is_read: bool = True, **stored: b
 
 
 def is_taken(rounds: Rounds, report: Report, run: RegionRun) -> bool:
-    """Whether one plan is: the planner has made it, and Inductor lowers its graphs."""
+    """Returns whether `rounds` accepts the plan of `report`, given the dry run of its lowered graphs."""
     try:
         rounds.judge([report], run)
         rounds.judge_code([replace(report, scheduled_peak_bytes=run.peak_bytes)])
@@ -144,14 +144,14 @@ def test_the_second_plan_is_taken_where_it_fits() -> None:
 
 @pytest.mark.parametrize("run", [run_of(1200, is_read=False), run_of(1200, at="")], ids=["unread", "no news"])
 def test_where_the_graphs_say_nothing_new_the_next_plan_is_for_fewer_bytes(run: RegionRun) -> None:
-    """As without observation: what is emitted is measured against the budget."""
+    """As without observation: the peak of the emitted code is compared with the budget."""
     rounds = rounds_for(BYTES)
     assert not is_taken(rounds, planned(rounds, 990, 300), run)
     assert rounds.partitioner.request == FitBelow(790 * MIB)
 
 
 def test_code_whose_graphs_were_not_read_is_judged_alone() -> None:
-    """They come from a cache: the loop on emitted code, as often as it may be."""
+    """Such graphs come from a cache: the emitted code is judged, for as many rounds as are allowed."""
     rounds, requests = rounds_for(BYTES), list[Request]()
     for _ in range(TIGHTENED + 1):
         requests.append(rounds.partitioner.request)
@@ -166,7 +166,7 @@ def test_code_whose_graphs_were_not_read_is_judged_alone() -> None:
 
 
 def test_the_code_has_the_last_word_where_it_needs_more_than_was_observed(caplog: pytest.LogCaptureFixture) -> None:
-    """A defect, which is logged as one; the budget holds all the same."""
+    """Such a difference is a defect and is logged as one; the budget holds nevertheless."""
     rounds = rounds_for(BYTES)
     report = planned(rounds, 990, 300)
     rounds.judge([report], run_of(999))
@@ -222,7 +222,7 @@ Promise = Callable[[int], None]
 
 @pytest.mark.parametrize("at", ["", "mm_2"], ids=["no news", "news"])
 def test_a_lowest_plan_that_is_as_low_as_planned_is_taken(at: str, promise: Promise) -> None:
-    """Within half a percent; what it takes more says nothing of other plans."""
+    """Code within half a percent of the plan is accepted; its excess says nothing of other plans."""
     rounds = rounds_for(MIN)
     first, report = rounds.partitioner, planned(rounds, 500, 500)
     assert is_taken(rounds, report, run_of(502, at))
@@ -253,7 +253,7 @@ def test_one_that_is_higher_is_taken_where_none_is(promised: int, is_enough: boo
 
 
 def test_a_value_that_needs_no_memory_may_make_a_lower_plan(promise: Promise) -> None:
-    """`mul` was taken to be written: a plan that relies on its registers was not looked at."""
+    """`mul` was assumed to be written to memory, so no plan that keeps `mul` in registers was looked at."""
     rounds = rounds_for(MIN)
     promise(400)
     assert not is_taken(rounds, planned(rounds, 500, 500), run_of(500, at="", mul=False))
@@ -340,7 +340,7 @@ def test_the_floor_is_the_lowest_that_was_seen(promise: Promise) -> None:
 
 
 def test_the_rounds_of_min_come_before_an_error(promise: Promise) -> None:
-    """Where the planner's floor fits and its code does not: what was assumed by then depends on the budget, and is forgotten."""
+    """If the planner's floor fits and its code does not, the assumptions so far depend on the budget, and are dropped."""
     rounds = rounds_for(BYTES)
     assert not is_taken(rounds, planned(rounds, 990, 990), run_of(1200))
     assert rounds.partitioner.request == Fit() and not rounds.partitioner.assumed.is_empty

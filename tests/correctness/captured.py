@@ -27,7 +27,7 @@ class Captured:
     Attributes:
         forwards, backwards: The graphs, one of each for every joint graph.
         results: Outputs and gradients.
-        num_outputs: How many of them are outputs.
+        num_outputs: Number of `results` that are outputs.
     """
 
     forwards: list[fx.Graph] = field(default_factory=list)
@@ -37,27 +37,27 @@ class Captured:
 
     @property
     def kernel_bytes(self) -> int:
-        """What the kernels of all graphs read and write, by Inductor's own count after fusion."""
+        """Bytes that the kernels of all graphs read and write, by Inductor's own count after fusion."""
         return sum(_kernel_bytes(graph) for graph in (*self.forwards, *self.backwards))
 
     def count(self, which: str, operator: Any) -> int:
-        """How often an operator, in any overload, runs in the forwards or the backwards."""
+        """The number of calls of an operator, in any overload, in the forwards or the backwards."""
         graphs = self.forwards if which == "forward" else self.backwards
         return sum(_is_call(node, operator) for graph in graphs for node in graph.nodes)
 
     def handed_over(self) -> list[fx.Node]:
-        """What the forward returns beyond the function's results: everything that the backward takes but tangents."""
+        """Nodes of the forward that the backward takes as inputs: saved tensors, inputs and sizes, without tangents."""
         (forward,), (backward,) = self.forwards, self.backwards
         taken = {n.name for n in backward.find_nodes(op="placeholder") if not n.name.startswith("tangents")}
         made = {n.name: n for n in forward.nodes}
         return [made[name] for name in made if name in taken]
 
     def saved(self) -> list[fx.Node]:
-        """Those of `handed_over` that the forward computes."""
+        """The nodes of `handed_over` that the forward computes."""
         return [n for n in self.handed_over() if n.op == "call_function"]
 
     def saved_roots(self) -> list[fx.Node]:
-        """Whose memory the saved tensors are, apart from inputs and outputs: these are alive anyway."""
+        """Nodes that own the memory of the saved tensors, without inputs and outputs, which are alive anyway."""
         returned = self.forwards[0].output_node().args[0]
         outputs = {root(n) for n in list(returned)[: self.num_outputs] if isinstance(n, fx.Node)}
         roots = dict.fromkeys(root(n) for n in self.saved() if isinstance(n.meta["val"], Tensor))

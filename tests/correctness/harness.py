@@ -25,19 +25,19 @@ Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Observed = Mapping[str, Any]
 
 A_FRACTION_IS_MISSED = r"compile_remat: memory_budget = 0\.\d+ allows "
-"""What is said where a fraction lies below the floor, so that the lowest plan runs."""
+"""The warning for a fraction below the floor: the lowest plan runs."""
 
 RUNS_UNFUSED = r"compile_remat: memory_budget may not hold, because compiler = 'eager'"
 """The warning of a budget, where Inductor does not run the plan."""
 
 BUDGETS: Sequence[float | str] = ("min",)
-"""What `make test` runs."""
+"""The budgets of `make test`."""
 
 MORE_BUDGETS: Sequence[float | str] = (0.5, "min")
-"""What it runs of the cases that stand for a kind, in eager mode."""
+"""The budgets of `make test` for the cases that stand for a kind, in eager mode."""
 
 FULL_BUDGETS: Sequence[float | str] = ("max", 0.8, 0.5, 0.3, 0.2, "min")
-"""What `make test-full` runs."""
+"""The budgets of `make test-full`."""
 
 KERNEL_ROUNDING = (1e-5, 5e-5)
 """Relative and absolute difference allowed in float32 between Inductor's kernels and eager ones: they add in another order,
@@ -53,12 +53,12 @@ class Case:
             saw by name; tensors are compared by value, anything else by `==`.
         reference: `eager` for the truth itself; `compiled` for plain torch.compile with the same compiler, where numbers
             are drawn (Inductor draws others than eager mode does).
-        plans: Whether our planner must have run: False for inference and the like.
+        plans: True if our planner must have run; False for inference and the like.
         rtol, atol: Largest difference allowed; None takes the default of `torch.testing` for the dtype, and
             `KERNEL_ROUNDING` between Inductor and eager mode.
-        compilers: Those it is run with.
+        compilers: Values of the option `compiler` that the case runs with.
         options: Further options of the backend, beside `memory_budget` and `compiler`.
-        is_full: Whether it runs with `--full` alone, as a case beside another one.
+        is_full: True if the case runs with `--full` alone, as a variant of another case.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _compare(actual: Observed, expected: Observed, case: Case, compiler: str, wh
 
 
 def reference_wrap(reference: str, compiler: str) -> Wrap:
-    """What plain torch does: nothing, Inductor, or the joint graph of `compiler="eager"` under torch's partitioner."""
+    """Returns plain torch's wrap: no compilation, Inductor, or the joint graph of `compiler="eager"` under torch's partitioner."""
     if reference == "eager":
         return lambda function: function
     if compiler == "inductor":
@@ -142,7 +142,7 @@ def plain_eager() -> Any:
 
 
 def observe(case: Case, wrap: Wrap) -> Observed:
-    """Everything seen, and the state that the random numbers are left in."""
+    """Everything that the case returns, and the final state of the random numbers."""
     torch.compiler.reset()
     torch.manual_seed(0)
     with without_caches():

@@ -1,4 +1,4 @@
-"""What users and libraries add to torch: autograd functions, custom operators, regions, control flow, tensor subclasses."""
+"""Additions of users and libraries to torch: autograd functions, custom operators, regions, control flow, tensor subclasses."""
 
 from __future__ import annotations
 

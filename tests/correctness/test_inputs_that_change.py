@@ -23,25 +23,25 @@ ROWS, WIDTH = 512, 32
 BUDGETS = ("min", pytest.param(0.5, marks=pytest.mark.full))
 
 ROUNDING = 1e-4
-"""Of the norm of a gradient, between kernels that add in another order."""
+"""Allowed difference, as a part of a gradient's norm, between kernels that add in different orders."""
 
 Change = Callable[[Tensor], object]
 """Writes other numbers into a tensor."""
 
 
 def in_place(tensor: Tensor) -> None:
-    """As an optimizer or an average does."""
+    """Changes a tensor in place, as an optimizer or a moving average does."""
     with torch.no_grad():
         tensor.mul_(-1.5).add_(0.5)
 
 
 def by_data(tensor: Tensor) -> None:
-    """The same, and autograd does not see it."""
+    """Changes a tensor through `data`, which autograd does not see."""
     tensor.data.mul_(-1.5).add_(0.5)
 
 
 def by_numpy(tensor: Tensor) -> None:
-    """As a loader does that fills a buffer in shared memory."""
+    """Changes a tensor through numpy, as a loader does that fills a buffer in shared memory."""
     tensor.detach().numpy()[:] = 0.5
 
 
@@ -179,7 +179,7 @@ def buffer_of_a_loader(change: Change, wrap: Wrap) -> Observed:
 
 
 def input_of_inference_mode(wrap: Wrap) -> Observed:
-    """It cannot change, but autograd refuses to save it."""
+    """A tensor of inference mode cannot change, but autograd refuses to save it."""
     with torch.inference_mode():
         x = rows()
     return one_step(Stemmed(), (x,), lambda: None, wrap)
@@ -462,7 +462,7 @@ def under(budget: float | str, compiler: str = "eager", **options: Any) -> Wrap:
 
 
 def differences(actual: Observed, expected: Observed) -> list[str]:
-    """Returns what is not the same, by name: measured by its own norm, since gradients differ by orders of magnitude."""
+    """Returns the names that differ: each tensor is measured by its own norm, since gradients differ by orders of magnitude."""
     assert actual.keys() == expected.keys()
     largest = max(float(value.norm()) for name, value in expected.items() if "gradient" in name)
     found = []
@@ -492,7 +492,7 @@ def test_the_gradients_are_those_of_plain_torch_compile(case: Case, compiler: st
     "case", [CHANGING[0], *(pytest.param(c, marks=pytest.mark.full) for c in CHANGING[1:])], ids=str
 )
 def test_these_programs_can_tell(case: Case) -> None:
-    """Where inputs are said to be constant, the lowest plan reads the changed ones again: another gradient, or our error."""
+    """If `inputs` is constant, the lowest plan reads the changed inputs again: the gradient differs, or our error is raised."""
     expected, actual = plain(case, "eager"), outcome(case, under("min", inputs="constant"))
     assert not isinstance(expected, RuntimeError), "plain torch.compile trains it"
     if isinstance(actual, RuntimeError):

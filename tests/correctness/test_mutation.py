@@ -140,7 +140,7 @@ def written_in_parts(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
 
 
 def state_copied_between_writes(x: Tensor, w: Tensor, buffer: Tensor) -> Tensor:
-    """What is a copy of a state of the cache, or a state of its own copy, is read after the cache has moved on."""
+    """Reads copies of `buffer`, which are changed or copied again themselves, after `buffer` has changed."""
     buffer[2:4] = x.detach()[:2]
     copied = buffer.clone()
     buffer[:, 1:3] = x.detach()[:, :2] * 0.5
@@ -515,7 +515,7 @@ def deep(x: Tensor, w: Tensor) -> Tensor:
 
 
 def backwards(wrap: Wrap, *, retain_first: bool) -> list[str | Tensor]:
-    """What comes of two backwards of one forward, after a step that does or does not keep its graph: error or gradient."""
+    """Errors and gradients of three backwards of one forward, after a step that keeps its graph if `retain_first`."""
     torch.compiler.reset()
     x, w = torch.randn(16, 16, dtype=torch.float64), torch.randn(16, 16, dtype=torch.float64, requires_grad=True)
     call, seen = wrap(deep), list[str | Tensor]()
@@ -535,7 +535,7 @@ def backwards(wrap: Wrap, *, retain_first: bool) -> list[str | Tensor]:
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.parametrize("retain_first", [True, False])
 def test_a_second_backward(retain_first: bool, compiler: str) -> None:
-    """As plain torch.compile: it refuses where the backward was compiled to overwrite what was saved."""
+    """As plain torch.compile, it raises if the backward was compiled to overwrite saved tensors."""
     wraps = [reference_wrap("compiled", compiler)]
     wraps += [lambda f, b=budget: compiled(f, b, compiler) for budget in ("max", "min")]
     expected, *others = [(torch.manual_seed(0), backwards(wrap, retain_first=retain_first))[1] for wrap in wraps]

@@ -76,7 +76,7 @@ def drawn_like_a_mask(wrap: Wrap) -> Observed:
 
 
 def drawn_by_layers(wrap: Wrap) -> Observed:
-    """What libraries do: randomised slopes, sampled categories, layers that are skipped for some rows."""
+    """Random numbers as libraries draw them: randomised slopes, sampled categories, layers skipped for some rows."""
 
     def stochastic_depth(x: Tensor) -> Tensor:
         return x + torch.tanh(x) * torch.empty(x.shape[0], 1).bernoulli_(0.6).div_(0.6)

@@ -253,7 +253,7 @@ def guards_of(function: Callable[..., Any]) -> list[list[str]]:
 
 
 def compiled_variants(module: nn.Module, batches: Sequence[Any], wrap: Wrap) -> tuple[int, list[list[str]]]:
-    """How many graphs Dynamo hands to the backend over the batches, and what guards each."""
+    """The number of graphs that Dynamo hands to the backend over the batches, and the guards of each."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     compiled = wrap(module)

@@ -1,4 +1,4 @@
-"""What torch's own tests ask of a partitioner, asked of ours.
+"""Behaviours that torch's own tests require of a partitioner, required of ours.
 
 The functions are those kinds that pytorch tests in test_aotdispatch (TestPartitioning), test_ac, test_ac_knapsack,
 test_perf (min-cut) and test_activation_checkpointing; the numbers in comments are what these expect of torch.
@@ -89,7 +89,7 @@ def chunked(x: Tensor) -> Tensor:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The backward transposes what it then views, so that strides matter."""
+    """The backward views a transposed tensor, so that strides matter."""
     return (x.transpose(0, 1) * 2.0).reshape(-1).sin()
 
 
@@ -221,7 +221,7 @@ def ours(budget: object = "max") -> Callable[..., Any]:
 
 @functools.cache
 def both(name: str) -> tuple[Captured, Captured]:
-    """Ours at `max`, and torch's."""
+    """Captures under our partitioner at `max`, and under torch's."""
     function, make = FUNCTIONS[name]
     torch.manual_seed(0)
     inputs = make()

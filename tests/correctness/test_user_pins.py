@@ -1,4 +1,4 @@
-"""What the user pins: gradients are right whatever a policy says, and the masks of a recomputed dropout are the forward's."""
+"""Pins of the user: gradients are right under any policy, and the masks of a recomputed dropout are the forward's."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def recipe(*args: Any, **kwargs: Any) -> Recipe:
 
 
 def a_clock(found: list[Any]) -> Callable[[Callable[[], object], torch.device], int]:
-    """Runs the operator once, keeps its result, and says 42."""
+    """A clock that runs the operator once, keeps its result, and returns 42."""
 
     def clock(run: Callable[[], object], device: torch.device) -> int:
         found.append(run())

@@ -19,7 +19,7 @@ Job = Callable[..., list[dict[str, Any]]]
 
 
 def obstacle() -> str:
-    """Why the tests cannot run here; empty where they can."""
+    """The reason why the tests cannot run here; empty if they can."""
     if find_spec("triton") is None:
         return "the package triton is missing: make test-cuda-codegen"
     if shutil.which("g++") is None:

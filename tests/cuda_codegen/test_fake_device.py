@@ -15,7 +15,7 @@ EMIT = "tests.cuda_codegen.jobs.emit"
     ("broken", "text"), [("device", "believe in"), ("triton", "no Triton"), ("convolution", "not by cuDNN")]
 )
 def test_convolutions_are_those_of_cudnn_and_what_is_not_installed_is_seen(broken: str, text: str, job: Job) -> None:
-    """Else convolutions are `Slow2d` and give another layout."""
+    """Without the fake cuDNN, convolutions are `Slow2d` and give another layout."""
     (found,) = job("tests.cuda_codegen.jobs.canaries", broken)
     assert found.pop("problem") == "" and text in found.pop("broken")
     assert found.pop("contiguous stays") and len(found) == 4
@@ -35,7 +35,7 @@ def test_kernels_are_tritons_and_become_cubins(job: Job) -> None:
 
 
 def test_no_kernel_is_compiled_before_its_plan_is_kept(job: Job) -> None:
-    """Not even handed to a process, as Inductor does while it writes code."""
+    """No kernel is handed to a compile process either, as Inductor does while it writes code."""
     (found,) = job("tests.cuda_codegen.jobs.refused", TORCHINDUCTOR_COMPILE_THREADS="2")
     assert found["rounds"][:2] == [0, 0]
     assert found["asked"] == found["in the code"] > 15

@@ -34,7 +34,7 @@ EXPECTED = {
     "tuned": "workspaces",
     "CUDA graphs": "partitions",
 }
-"""What the code of a case is to have, that it shows what it is there for."""
+"""By case, the feature that its code must have, or else the case tests nothing."""
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""What `auto` stands for, on a made-up device and on a real one."""
+"""The bytes that `auto` stands for, on a made-up device and on a real one."""
 
 import dataclasses
 import logging
@@ -74,7 +74,7 @@ def test_rounded_down_to_a_64th_of_the_capacity() -> None:
 def test_cublas_takes_a_workspace_in_the_forwards_thread_and_in_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert blas_bytes(load_device("h100-sxm").blas_workspace_bytes) == 2 * (32 << 20)
-    assert blas_bytes(load_device("a100-80gb").blas_workspace_bytes) == 2 * 8_519_680  # what memory_snapshot() shows
+    assert blas_bytes(load_device("a100-80gb").blas_workspace_bytes) == 2 * 8_519_680  # as memory_snapshot() shows
     assert blas_bytes(load_device("cpu").blas_workspace_bytes) == 0
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8:16:8")
     assert blas_bytes(8_519_680) == 2 * (8 * 4096 + 8 * 16) * 1024
@@ -165,7 +165,7 @@ def test_what_is_no_capacity(raw: object) -> None:
 
 
 class Deep(torch.nn.Module):
-    """Its default peak is some 5 MiB."""
+    """A model whose default peak is about 5 MiB."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -206,7 +206,7 @@ def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
     model, x = Deep(), torch.randn(1024, 64)
     call = under_auto(model, optimizer_state)
     losses = []
-    for free_bytes in (then, 1 << 20, 1 << 20, 1 << 20):  # what is free behind each step
+    for free_bytes in (then, 1 << 20, 1 << 20, 1 << 20):  # free bytes after each step
         loss = call(x)
         loss.backward()
         losses.append(loss.item())
@@ -224,7 +224,7 @@ def test_when_the_optimizer_has_its_state_the_level_is_read_once_more(
 def test_a_second_micro_batch_has_room_beside_the_gradients_of_the_first(
     monkeypatch: pytest.MonkeyPatch, optimizer_state: str, copies: int
 ) -> None:
-    """They are allocated, and the state of an optimizer that has not stepped yet is still to come."""
+    """The gradients are allocated, and the state of an optimizer that has not stepped yet is still to come."""
     model, x = Deep(), torch.randn(1024, 64)
     gradient_bytes = sum(parameter.nbytes for parameter in model.parameters())
     fastest = compile_remat.explain(model, x, memory_budget="max", compiler="eager").predicted_peak_bytes

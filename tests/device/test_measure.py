@@ -54,7 +54,7 @@ def test_replay_reuses_addresses() -> None:
 
 
 def test_what_another_thread_frees_counts_until_its_address_is_allocated_again() -> None:
-    """No event tells of such a free."""
+    """The profiler records no event for such a free."""
     assert replay([AllocationEvent(*each) for each in [(0, 10, 1), (1, 5, 2), (2, 8, 1)]]) == Peak(15, 13, 3, 15)
 
 

@@ -52,7 +52,7 @@ def test_a_cpu_without_a_budget_takes_no_longer_than_plain_torch_compile() -> No
     assert plan.extra_time_ns > 0 >= plan.extra_share  # some plan of another size is faster than both
     assert plan.recomputed
     text = dict(plan.figures().facts)["recomputed"]
-    assert f"({PLAIN}: " in text and text in plan.figures().summary  # why what is recomputed is no extra time
+    assert f"({PLAIN}: " in text and text in plan.figures().summary  # the text says why recompute is no extra time
 
 
 def test_the_largest_batch_and_other_devices_have_the_same_base() -> None:

@@ -1,4 +1,4 @@
-"""What training on a device that is not here comes to."""
+"""Forecasts of training on a device that is not here."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_blocks_of_levels_can_be_checkpointed_too() -> None:
     problem, graph = step_on(traced, H100).problem, traced.joint.module.graph
     masks = hand_written(problem, graph)
     levels, blocks = masks[EACH], masks[INNER]
-    assert (blocks & ~levels).any()  # what one block of a level gives the next one
+    assert (blocks & ~levels).any()  # values from one block of a level to the next
     assert not (blocks & ~masks[NOTHING]).any()
     kinds = {node.name: op_kind(node) for node in graph.nodes}
     outer, inner = (set(filter(None, of(problem, kinds))) for of in (layers_of, inner_blocks_of))
@@ -326,7 +326,7 @@ TEMPORARIES = 16
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["llama", "llama_with_dropout", "attention_of_odd_heads", "convolution"])
 def test_a_forecast_has_the_bytes_of_a_trace_on_a_gpu(name: str) -> None:
-    """But for the blocks of the GPU's allocator, which a forecast does not count: they are no part of what grows with the batch."""
+    """A forecast leaves out the rounding to blocks by the GPU's allocator: those bytes do not grow with the batch."""
     builder = Builder(f"{OURS}:{name}", dtype="bf16")
     planned = forecast(builder, replace(H100, budget=MemoryBudget("max")), with_max_batch=False).plan
     torch.set_default_dtype(torch.bfloat16)

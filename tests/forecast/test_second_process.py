@@ -16,7 +16,7 @@ from compile_remat.forecast.second_process import Receive, Surroundings, started
 
 
 def told(receive: Receive, text: str) -> tuple[str, int, bool, bool]:
-    """What it was given and sent, where it runs, whether Ctrl-C reaches it, and whether the module is imported."""
+    """Returns the text with the received text, the process id, True if SIGINT is blocked, and True if `wave` is imported."""
     os.kill(os.getpid(), signal.SIGINT)
     is_held = signal.SIGINT in signal.sigpending()
     return text + receive(), os.getpid(), is_held, "wave" in sys.modules
@@ -31,13 +31,13 @@ def end(receive: Receive) -> None:
 
 
 def look_around(receive: Receive) -> tuple[list[str], str, str | None, str | None]:
-    """Where modules are looked for, the working folder, and two variables."""
+    """Returns `sys.path`, the working folder, and two environment variables."""
     return sys.path, os.getcwd(), os.environ.get("REMAT_ADDED"), os.environ.get("REMAT_GONE")
 
 
 def refuse_in_a_way_of_its_own(receive: Receive) -> None:
     class Refused(Exception):
-        """Nobody else can read it."""
+        """An error that no other process can unpickle."""
 
     raise Refused("no such layer")
 
@@ -95,7 +95,7 @@ def test_it_ends_with_the_context() -> None:
 
 
 def test_an_interrupt_while_it_starts_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was ignored meanwhile, and lost."""
+    """The interrupt was ignored meanwhile, and lost."""
     start, seen = SpawnProcess.start, list[SpawnProcess]()
 
     def start_interrupted(process: SpawnProcess) -> None:

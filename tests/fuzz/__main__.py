@@ -111,7 +111,7 @@ def summary(total: Result) -> str:
 
 
 def promises(total: Result) -> list[str]:
-    """What programs that Inductor compiled were promised, and how near the predicted peaks were."""
+    """Lines on the budgets of the programs that Inductor compiled, and on the errors of the predicted peaks."""
     if not total.outcomes:
         return []
     lines = [f"{len(total.outcomes)} budgets: {_counts(Counter(outcome.budget for outcome, _ in total.outcomes))}"]

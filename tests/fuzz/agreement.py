@@ -1,4 +1,4 @@
-"""When two runs agree, and whether our reports keep what was asked."""
+"""Assertions that two runs agree, and that our reports keep their budgets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_same(actual: Observed, expected: Observed, tolerance: float, where: s
 
 
 def assert_promise_holds(budget: float | str | int) -> None:
-    """Each graph has a report, and no predicted peak exceeds what was asked, or the lowest where a fraction asks for less."""
+    """Each graph has a report, and no predicted peak exceeds the budget, or the lowest peak if a fraction asks for less."""
     reports = compile_remat.reports()
     assert reports, "no graph was planned"
     for report in reports:

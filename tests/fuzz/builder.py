@@ -1,4 +1,4 @@
-"""A program while it is drawn: each instruction is run on real tensors at once.
+"""A program while it is drawn: each instruction runs on real tensors immediately.
 
 Running while drawing keeps every program valid whatever the shapes do, and sees the values: what grows too large is
 tamed at once.  Draws count back from the newest register, so that a program with an instruction taken out is still a
@@ -25,10 +25,10 @@ TOO_LARGE = 20.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large tensors are drawn.
+    """Sizes of the tensors that are drawn.
 
     Attributes:
-        shapes: Those of the first input.
+        shapes: Possible shapes of the first input.
         largest: Elements of a tensor that may still grow.
         widths: Output features of linear layers, beside the input's.
         rows: Batch sizes of integer inputs.
@@ -52,19 +52,19 @@ LARGE = Sizes(
     image=(8, 4, 20, 20),
     signal=(12, 16, 40),
 )
-"""Large enough that a step's peak is what its activations are, not what torch itself allocates while it compiles."""
+"""Sizes at which activations make up a step's peak, not torch's own allocations while it compiles."""
 
 OVERLAPPING = frozenset({"unfold", "as_strided", "expand"})
 
 
 @dataclass
 class Register:
-    """What the drawing knows of a value, beside the tensor itself.
+    """Facts about a drawn value, beside the tensor itself.
 
     Attributes:
-        level: How many regions deep it was made.
-        frozen: Whether torch refuses to change its memory (a leaf with gradient, one of several views, an expansion).
-        overlaps: Whether several of its elements share memory.
+        level: Number of regions around the instruction that made the value.
+        frozen: True if torch refuses to change its memory (a leaf with gradient, one of several views, an expansion).
+        overlaps: True if several of its elements share memory.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Builder:
         return name
 
     def is_given(self, name: str) -> bool:
-        """Whether it is memory of a leaf."""
+        """True if the named value shares memory with a leaf."""
         return pointer(self[name]) in {pointer(self[leaf.name]) for leaf in self.leaves}
 
     def changeable(self) -> str | None:
@@ -179,7 +179,7 @@ class Builder:
 
 
 def pointer(tensor: torch.Tensor) -> int:
-    """Where its memory is: views share it."""
+    """The address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()
 
 

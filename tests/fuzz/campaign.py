@@ -21,7 +21,7 @@ from tests.fuzz.models import trials
 from tests.fuzz.trial import Trial
 
 SHRINK_TRIALS = 80
-"""After so many tries to make a failure shorter, the shortest so far is it."""
+"""Number of tries to shorten a failure; then the shortest failure so far is kept."""
 
 CHEAP_KERNELS = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
 """Options of Inductor: kernels without optimisation or vectors take half the compiler's time and compute the same."""
@@ -29,13 +29,13 @@ CHEAP_KERNELS = {"aot_inductor.debug_compile": True, "cpp.simdlen": 1}
 
 @dataclass
 class Result:
-    """What some trials saw.
+    """Counts and failures of some trials.
 
     Attributes:
         ran: Trials by entry and compiler.
         kinds: Instructions by kind.
         plans: Plans by budget; forced ones under `forced`.
-        outcomes: What each program that Inductor compiled was promised and took, with its literal.
+        outcomes: Promised and measured peaks of each program that Inductor compiled, with the program's trial as a literal.
         failures: The shortest failing trial as a literal, by the first line of its error.
     """
 
@@ -75,7 +75,7 @@ def run(entry: str, compiler: str, examples: int, seed: int, is_lowered: bool = 
 
     After a failure it is shrunk, and the rest is left out; Inductor's failures stay as they are, and the rest runs.
     """
-    gc.freeze()  # what was imported; torch collects garbage with every compilation
+    gc.freeze()  # imported objects; torch collects garbage with every compilation
     result, attempts, known = Result(), itertools.count(), dict[str, Exception]()
 
     @hypothesis.seed(seed)

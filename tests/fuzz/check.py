@@ -1,4 +1,4 @@
-"""Whether a program trains right under us, by two ways in.
+"""Checks that a program trains right under our planner, by two entries.
 
 `dynamo` goes through ``torch.compile``, as users do, against eager mode, or where numbers are drawn, against
 torch.compile that recomputes nothing.  `graph` traces once, without Dynamo, and runs many plans of the one joint graph
@@ -35,7 +35,7 @@ from tests.fuzz.trial import Trial
 
 
 def check(trial: Trial) -> list[Outcome]:
-    """AssertionError where anything differs; what was promised and measured, where Inductor compiled it."""
+    """Raises an AssertionError if anything differs; returns the promised and measured peaks if Inductor compiled the program."""
     if trial.entry == "graph":
         check_graph(trial)
         return []
@@ -50,7 +50,7 @@ def check(trial: Trial) -> list[Outcome]:
 
 
 def _torch_refuses(trial: Trial) -> bool:
-    """Whether the graphs fail without us: a graph's backward reads all that it saved, eager mode's what the loss needs."""
+    """True if plain graphs fail, too: a graph's backward reads all saved tensors, eager mode's only those the loss needs."""
     case = Case("fuzz", lambda wrap: train(trial.in_the_plain_way, wrap).seen, reference="compiled")
     try:
         observe(case, functools.partial(_compiled, trial.compiler, Unplanned()))
@@ -62,9 +62,9 @@ def _torch_refuses(trial: Trial) -> bool:
 def check_dynamo(trial: Trial) -> list[Outcome]:
     """Two training steps under each budget, then under forced plans.
 
-    Where numbers differ that Inductor may choose, both sides run again without that choice, and must agree then.  In coarse types
-    they also keep their weights: a gradient that is rounded otherwise makes another weight, and a comparison in the next step
-    turns the last bit of it into another number.
+    If numbers differ by a free choice of Inductor's, both sides run again without that choice, and must agree then.  In coarse
+    dtypes both sides also keep their weights: a gradient that is rounded differently changes a weight, and a comparison in the
+    next step turns the weight's last bit into another number.
     """
     try:
         return _check_dynamo(trial)

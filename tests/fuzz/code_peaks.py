@@ -28,7 +28,7 @@ from tests.fuzz.program import Op, Program
 from tests.fuzz.trial import Trial
 
 LIMIT = 0.03
-"""Of the error of a prediction."""
+"""Largest tolerated error of a prediction, as a part of the code's peak."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Measure = Callable[[Program], Peaks | None]
 
 
 def peaks_of(program: Program) -> Peaks | None:
-    """Of a program of one graph; None where nothing is planned or nothing is known of its code."""
+    """The peaks of a program of one graph; None if no graph is planned, or if the code's peak is unknown."""
     torch.compiler.reset()
     clear_process_state()
     module, inputs = program.module()
@@ -118,7 +118,7 @@ def peaks_of_any(program: Program) -> Peaks | None:
     """The same of what is left of a program, which may be wrong; None, too, where it is so small that a few numbers count."""
     try:
         peaks = peaks_of(program)
-    except Exception:  # what is left is no program: sizes that do not fit, nothing to train
+    except Exception:  # the rest is no program: sizes that do not fit, nothing to train
         return None
     return peaks if peaks is not None and peaks.emitted >= LEAST_BYTES // 4 else None
 

@@ -33,17 +33,17 @@ LEAST_BYTES = 64 << 10
 """Peaks below this say little: a copy of the random state is a large part of them."""
 
 RANDOM_STATE_BYTES = 24 << 10
-"""What torch itself holds at most: while it compiles, four copies of the random state of 5,056 bytes."""
+"""The most that torch itself holds: while it compiles, four copies of the random state of 5,056 bytes."""
 
 NOT_SLICED = (
     "cannot be sliced",
     "rows of dynamic sizes are not computed in slices",
     "rows are not computed in slices: the graph shares its budget",
 )
-"""What is said where rows were to be in slices and are not: the plan is that of the whole graph."""
+"""Warnings if rows were to be in slices and are not: the plan is that of the whole graph."""
 
 KEPT = ("as Inductor's code for the budget needed more", "set aside: PREFER_RECOMPUTE")
-"""What is said of a budget that is kept by a plan for less, or by one that saves what a checkpoint would not."""
+"""Warnings if a budget is kept by a plan for fewer bytes, or by a plan that saves values that a checkpoint would recompute."""
 
 Compare = Callable[[Observed, str], None]
 """Raises an AssertionError, which begins with the text, where the numbers are not the expected ones."""
@@ -51,21 +51,21 @@ Compare = Callable[[Observed, str], None]
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 AT_THE_END = "gradients = early: some leave the backward at its end"
-"""What is said where autograd does more than accumulate into a leaf: the plan's peak may not hold then."""
+"""The warning if autograd does more than accumulate into a leaf: the plan's peak may not hold then."""
 
 MISSED = (" allows ", "Inductor's code needs ")
-"""What is said under a fraction that no plan keeps."""
+"""Warnings under a fraction that no plan keeps."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was promised and what was measured, in bytes.
+    """Promised and measured peaks, in bytes.
 
     Attributes:
         budget: `kept`, `missed` (a fraction below the lowest peak, which a warning says), `refused` (bytes below what the emitted
             code needs, which an error says), `late` (gradients left at the end of the backward, which a warning says) or `none`.
         predicted_bytes: The plan's peak, where a single graph was compiled and its step measured.
-        emitted_bytes: That of the emitted code, by its dry run.
+        emitted_bytes: The peak of the emitted code, by a dry run.
         first_bytes, later_bytes: The measured peaks of the first step and the second.
     """
 
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def error(self) -> float | None:
-        """How far the prediction is above the later step's peak, as a part of it; None where nothing can be compared."""
+        """Prediction over the later step's peak, minus 1; None if a peak is missing or below `LEAST_BYTES`."""
         if not self.predicted_bytes or not self.later_bytes or self.later_bytes < LEAST_BYTES:
             return None
         return self.predicted_bytes / self.later_bytes - 1
@@ -145,24 +145,24 @@ def _run(trial: Trial, setting: float | str, where: str, *, is_measured: bool) -
 
 
 def _is_of_interest(text: str) -> bool:
-    """Whether a warning says more than that a plan is not sliced; out of the cache all messages of a graph are one."""
+    """False if a warning has only texts of `KEPT` or `NOT_SLICED`; from the cache, all messages of a graph are one warning."""
     return any(part in text for part in MISSED) or not any(part in text for part in (*KEPT, *NOT_SLICED))
 
 
 def _frees_gradients(trial: Trial) -> bool:
-    """Whether a step's peak is what the plan counts on: one backward, in which early gradients are freed by hooks."""
+    """True if the plan's peak applies to a step: it has one backward, and hooks free early gradients if there are any."""
     return trial.losses == 1 and (trial.gradients == "end" or trial.steps_in_hooks)
 
 
 def _outcome(budget: str, trained: Trained) -> Outcome:
     report, *others = compile_remat.reports()
-    if others or not trained.peak_bytes:  # what a graph that is not planned hands on is in no dry run
+    if others or not trained.peak_bytes:  # no dry run has the tensors of an unplanned graph
         return Outcome(budget)
     return Outcome(budget, report.predicted_peak_bytes, report.scheduled_peak_bytes, *trained.peak_bytes)
 
 
 def _limit_bytes(setting: float | str) -> int | None:
-    """What a step may take; None under `min` and `max`."""
+    """Bytes that a step may take; None under `min` and `max`."""
     budget = MemoryBudget.parse(setting)
     share = {"bytes": 1, "fraction": largest_plain_bytes("cpu")}.get(budget.kind)
     return None if share is None or budget.value is None else int(budget.value * share)

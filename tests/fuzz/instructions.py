@@ -1,6 +1,6 @@
-"""How instructions are drawn: arithmetic, views, indices, casts, writes, random numbers.
+"""Draws instructions: arithmetic, views, indices, casts, writes, random numbers.
 
-Each function appends one instruction, or `unary` where nothing that it needs is there.
+Each function appends one instruction, or `unary` if no value fits.
 """
 
 from __future__ import annotations

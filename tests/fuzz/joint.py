@@ -28,7 +28,7 @@ from tests.fuzz.trial import Trial
 
 @dataclass
 class Traced:
-    """What AOTAutograd made of a function, and what its graphs were called with."""
+    """The joint graph that AOTAutograd made of a function, and the arguments of its graphs."""
 
     budget: str
     joint: fx.GraphModule | None = None
@@ -42,7 +42,7 @@ class Traced:
         return partition(joint, joint_inputs, memory_budget=self.budget, **keywords)
 
     def forward(self, graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        """Keep the inputs as they were before the graph could change them."""
+        """Run the forward, and keep copies of the inputs made before the graph could change them."""
 
         def run(*inputs: Any) -> Any:
             self.primals = _copies(inputs)
@@ -130,7 +130,7 @@ def assert_follows(modules: tuple[fx.GraphModule, fx.GraphModule], planner: Plan
     forward.graph.lint()
     backward.graph.lint()
     if not any(node.users for node in backward.graph.nodes if node.name.startswith("tangents")):
-        # Where all gradients are constants, torch 2.13 leaves random nodes without a reader in the backward; so does
+        # If all gradients are constants, torch 2.13 leaves random nodes without a reader in the backward; so does
         # its own partition.
         backward.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         backward.recompile()

@@ -1,4 +1,4 @@
-"""What an instruction's kind means: a Python expression over its arguments ({0}, {1}..., {args}) and attributes ({a}...).
+"""Meaning of an instruction's kind: a Python expression over its arguments ({0}, {1}..., {args}) and attributes ({a}...).
 
 Expressions that could blow up are tamed (a divisor is 1 + x*x), so that a wrong gradient stands out from rounding.
 """
@@ -46,7 +46,7 @@ NAMESPACE: dict[str, Any] = {
     "Cubed": Cubed,
     "StraightThrough": StraightThrough,
 }
-"""What a program's source sees."""
+"""Names that a program's source can use."""
 
 UNARY = {
     "sin": "torch.sin({0})",
@@ -158,7 +158,7 @@ RANDOM_KINDS = {
     "noise": "{0} + 0.1 * torch.randn_like({0})",
     "rand_scale": "{0} * torch.rand_like({0})",
     "bernoulli": "{0} * torch.bernoulli(torch.sigmoid({0}).detach())",
-    # Of two on the same tensor, torch 2.13 makes one, eager mode aside; so no two get the same.
+    # Except in eager mode, torch 2.13 merges two of these on one tensor; so no two get the same tensor.
     "rrelu": "F.rrelu({0} + 0.1 * torch.randn_like({0}), training=True)",
     "gumbel": "torch.softmax({0} - torch.log(-torch.log(torch.rand_like({0}) * 0.9 + 0.05)), -1)",
     "randint_rows": "{0}[torch.randint(0, {0}.shape[0], ({0}.shape[0] + 1,))]",

@@ -1,4 +1,4 @@
-"""How layers are drawn: an instruction with weights of its own, or shared with another."""
+"""Draws layers: an instruction with weights of its own, or shared with another."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ REFUSED = (
     "is a view and is being modified inplace",
     "leaf variable has been moved into the graph interior",
 )
-"""What eager mode says of a program that changes what its backward reads or a view that a function of the user's made, and of a
-reentrant checkpoint whose body reads another value with a gradient, or has none, or writes into a view of a leaf."""
+"""Eager mode's errors for a program that changes a tensor that its backward reads or a view that a user's function made, and for
+a reentrant checkpoint whose body reads another value with a gradient, or has none, or writes into a view of a leaf."""
 
 BUDGETS = ("min", "max", 0.5, 0.8, 0.3, 1.0)
 
 INDUCTOR_BUDGETS = ("min", 0.5, "min", 0.5, BYTES, BYTES, "max", 0.8, 0.3)
-"""Few programs are compiled, so most of them under what changes the most."""
+"""Budgets of compiled programs: few programs are compiled, so budgets that change the most come up most often."""
 
 LOWERED: tuple[tuple[str, int | str], ...] = (
     ("early", "off"),
@@ -79,7 +79,7 @@ def programs(
 
 
 def _can_train(program: Program) -> bool:
-    """Whether torch runs its backward, also without checkpoints: not when something that it reads was changed in place."""
+    """True if torch runs the backward, with and without checkpoints; False if a tensor it reads was changed in place."""
     for tried in (program, program.without_checkpoints()):
         try:
             weighted_sum(tried.function()(*tried.tensors())).backward()
@@ -133,7 +133,7 @@ def trials(
 
 
 def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
-    """One that Inductor compiles: mostly large, under one budget, a few under a forced plan too."""
+    """A trial that Inductor compiles: mostly large, under one budget, a few also under a forced plan."""
     program = draw(programs(sizes=LARGE if draw(st.integers(0, 3)) else SMALL))
     budget = draw(st.sampled_from(INDUCTOR_BUDGETS))
     masks = (draw(st.integers(0, 999)),) if draw(st.integers(0, 3)) == 3 else ()
@@ -142,7 +142,7 @@ def _compiled_trial(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Trial:
 
 
 def _lowered_trial(draw: Callable[[st.SearchStrategy[Any]], Any], compiler: str) -> Trial:
-    """One that enters through Dynamo under settings which lower the peak further than recomputation does."""
+    """A trial that enters through Dynamo under settings which lower the peak further than recomputation does."""
     is_compiled = compiler == "inductor"
     gradients, slices = draw(st.sampled_from(LOWERED))
     sizes = LARGE if is_compiled and draw(st.integers(0, 3)) else SMALL
@@ -161,7 +161,7 @@ def _lowered_trial(draw: Callable[[st.SearchStrategy[Any]], Any], compiler: str)
 
 
 def _returns_leaves(program: Program) -> bool:
-    """Whether an output is memory of a leaf, which a step in a hook changes before the output is looked at."""
+    """True if an output shares memory with a leaf, which a step in a hook changes before the output is looked at."""
     leaves = program.tensors()
     given = {pointer(leaf) for leaf in leaves}
     return any(pointer(output) in given for output in program.function()(*leaves))

@@ -18,7 +18,7 @@ from compile_remat.passes import Plan, Planner, build_problem, extract
 
 
 def random_plan(planner: Planner, seed: int) -> Plan:
-    """A legal plan: what must be saved, and any part of what may be."""
+    """A legal plan: all values that must be saved, and a random part of those that may be."""
     source = random.Random(seed)
     share = source.choice((0.0, 0.1, 0.5, 0.9, 1.0))
     values = planner.problem.values

@@ -104,12 +104,12 @@ class Op(_Short):
 
 HEADS = {"no_grad": "with torch.no_grad():", "autocast": "with torch.autocast('cpu', torch.bfloat16):"}
 REGIONS = ("checkpoint", "loop", *HEADS)
-"""Their `args` are the register that the body knows the carried value by, and the one that it comes from."""
+"""Kinds with a body; their `args` are the carried value's register inside the body, and the register it comes from."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A model: what it is given, what it does, what it returns."""
+    """A model: its leaves, its instructions, its outputs."""
 
     leaves: tuple[Leaf, ...]
     body: tuple[Op, ...]
@@ -122,12 +122,12 @@ class Program:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it has numbers of the type bfloat16, which a fused kernel rounds less often than eager mode does."""
+        """True if the program has bfloat16 values, which a fused kernel rounds less often than eager mode."""
         return "bfloat16" in repr(self) or "autocast" in self.kinds
 
     @property
     def is_random(self) -> bool:
-        """Whether it draws numbers."""
+        """True if the program draws random numbers."""
         return not RANDOM.isdisjoint(self.kinds)
 
     def without_checkpoints(self) -> Program:

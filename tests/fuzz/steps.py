@@ -23,12 +23,12 @@ STEPS = 2
 
 @dataclass
 class Trained:
-    """What steps of SGD gave.
+    """Results of steps of SGD.
 
     Attributes:
         seen: Outputs and gradients of each step, and the state at the end, by name.
-        peak_bytes: The most that each step held at once beyond what there was before; empty where nobody asked.
-        copied_bytes: Gradients of outputs that torch copies or adds outside of compiled code: those of views with gaps, of
+        peak_bytes: Peak of each step beyond the bytes held before it; empty if not measured.
+        copied_bytes: Gradients of outputs that torch copies or adds outside of compiled code: gradients of views with gaps, of
             outputs that share memory, and of outputs that are leaves (torch adds what the graph gives, and copies the sum).
     """
 
@@ -91,7 +91,7 @@ class _BehindTheStep:
             parameter.grad = None
 
     def gradient_of(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        """What the leaf got in this step."""
+        """The leaf's gradient of this step."""
         return leaf.grad
 
     def step(self) -> None:
@@ -137,7 +137,7 @@ class _InHooks:
         self.calls.clear()
 
     def gradient_of(self, leaf: torch.Tensor) -> torch.Tensor | None:
-        """What the leaf's hook got in this step."""
+        """The gradient that the leaf's hook got in this step; None if the hook did not run."""
         return self.copies[leaf] if self.calls[leaf] else None
 
     def step(self) -> None:

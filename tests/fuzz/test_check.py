@@ -1,4 +1,4 @@
-"""The checks see a wrong plan, and the drawing gives what it promises."""
+"""The checks see a wrong plan, and drawn programs have the promised properties."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ class Trial:
         entry: `graph` or `dynamo`.
         budgets: Values of `memory_budget`, and `BYTES`.
         masks: Seeds of the plans that are forced.
-        dynamic: Whether sizes are symbols.
+        dynamic: True if sizes are symbols.
         compiler: `eager`, or with `dynamo` also `inductor`.
         losses: 2 where the first output and the others have a backward each.
         gradients: `end` or `early`, as the setting.
         slices: `off`, `auto` or a number, as the setting.
-        learning_rate: Of the steps that are taken.
-        steps_in_hooks: Whether hooks of the leaves step each parameter and free its gradient, as early gradients are meant for.
+        learning_rate: Learning rate of the steps.
+        steps_in_hooks: True if hooks of the leaves step each parameter and free its gradient, as early gradients are meant for.
     """
 
     program: Program
@@ -50,12 +50,12 @@ class Trial:
 
     @property
     def in_the_plain_way(self) -> Trial:
-        """The same with gradients that an optimizer takes after the step: what the numbers are compared with."""
+        """The reference trial: the same program with gradients that an optimizer takes after the step."""
         return replace(self, gradients="end", slices="off", steps_in_hooks=False)
 
     @property
     def tolerance(self) -> float:
-        """That of the least exact type in the program."""
+        """The tolerance of the least exact dtype in the program."""
         dtypes = {leaf.dtype for leaf in self.program.leaves}
         dtypes |= {str(a) for top in self.program.body for op in top.walk() if op.kind == "to" for a in op.attrs}
         dtypes |= {"bfloat16"} if self.program.is_rounded else set()
@@ -63,5 +63,5 @@ class Trial:
 
     @property
     def follows_eager_mode(self) -> bool:
-        """Whether eager mode gives the expected numbers: none are drawn, and nothing is rounded coarsely on the way."""
+        """True if eager mode gives the expected numbers: no number is drawn, and no value is rounded coarsely on the way."""
         return not self.program.is_random and not self.program.is_rounded

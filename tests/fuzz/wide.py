@@ -10,7 +10,7 @@ from tests.fuzz.builder import Builder, void
 from tests.fuzz.instructions import unary
 
 WIDER = (2, 3, 5, 8)
-"""How much wider a product makes its rows."""
+"""Factors by which a product widens its rows."""
 
 
 def wide(b: Builder) -> None:

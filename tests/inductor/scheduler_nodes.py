@@ -43,7 +43,7 @@ class Buffer:
 
 
 class Accesses:
-    """What a node reads and writes."""
+    """The buffers that a node reads and writes."""
 
     def __init__(self, reads: Iterable[str], writes: Iterable[str]) -> None:
         self.reads, self.writes = {Dep(name) for name in reads}, {Dep(name) for name in writes}

@@ -109,7 +109,7 @@ class Block(nn.Module):
 
 
 def peak_bytes(budget: str, *, is_marked: bool) -> list[tuple[int | None, int]]:
-    """Of each graph that was planned: the codegen peak and the calls inlined."""
+    """For each planned graph: the codegen peak, and the number of inlined calls."""
     torch.manual_seed(0)
     blocks = nn.ModuleList([Block() for _ in range(4)])
 
@@ -146,7 +146,7 @@ def test_without_a_limit_they_stay_calls(recwarn: pytest.WarningsRecorder) -> No
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_a_budget_holds_where_inductor_cuts_a_loss_into_chunks() -> None:
-    """It does so before the graph is planned: bodies count, and the dry run sees them.  20 MiB were once 28.9, without a word."""
+    """Inductor does so before the graph is planned: bodies count, and the dry run sees them.  20 MiB were once 28.9, silently."""
 
     def loss(x: Tensor, w: Tensor, head: Tensor, target: Tensor) -> Tensor:
         return nn.functional.cross_entropy((x @ w).relu() @ head, target)

@@ -24,7 +24,7 @@ from compile_remat.inductor.observe import Emitted
 
 
 class TorchsOwn(CustomPartitionerFn):
-    """What torch itself would save."""
+    """Saves the values that torch's own partitioner saves."""
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
         return min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
@@ -128,7 +128,7 @@ def test_nothing_of_torch_is_replaced_meanwhile() -> None:
 
 
 def test_what_is_called_is_as_we_know_it() -> None:
-    """On every version of torch: the names that stand in for what AOTAutograd has and we do not."""
+    """On every version of torch: the names that stand in for values that only AOTAutograd has."""
     parameters = list(inspect.signature(inductor.compile_fx_backward).parameters)
     assert parameters == ["gm", "example_inputs", "compiler_config_extra", "inner_compile"]
     fields = {field.name for field in dataclasses.fields(inductor.CompilerConfigExtra)}

@@ -1,4 +1,4 @@
-"""Which kernels may become one: made-up graphs, sizes in bytes."""
+"""The kernels that may be fused: made-up graphs, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ReadWrites:
 
 
 class Node:
-    """A node of the scheduler; several are one kernel where `parts` says so.
+    """A node of the scheduler; several nodes are one kernel if `parts` lists them.
 
     Args:
-        scatters_into: A buffer that what it writes is, with other elements.
-        sliced: What it reads a part of.
+        scatters_into: The buffer that the node changes in place: its output is that buffer with other elements.
+        sliced: The buffer of which the node reads a part.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Node:
 
 
 class Joined:
-    """What two nodes became."""
+    """The fused node of two nodes."""
 
     def __init__(self, *nodes: Node) -> None:
         self.parts = [part for node in nodes for part in node.get_nodes()]
@@ -104,7 +104,7 @@ def test_siblings_with_a_matmul_between_stay_apart() -> None:
         Node(0, "primals_1", "a"), Node(1, "a", "m", is_extern=True), Node(2, "primals_1", "b"), Node(3, "b", "n", is_extern=True),
     ]  # fmt: skip
     assert not keeps(order(*nodes, m=1, n=1, returned="m n"), 0, 2)
-    assert keeps(order(*nodes, b=1000 // SMALL_SHARE, m=1, n=1, returned="m n"), 0, 2)  # what it writes is little
+    assert keeps(order(*nodes, b=1000 // SMALL_SHARE, m=1, n=1, returned="m n"), 0, 2)  # its outputs are small
 
 
 def test_siblings_may_meet_where_nothing_is_freed_between() -> None:
@@ -143,7 +143,7 @@ def test_what_one_kernel_makes_and_reads_itself_takes_nothing() -> None:
 def test_a_wide_value_is_not_written_over_what_inductor_keeps(second: dict[str, str]) -> None:
     """A gradient is computed in float32 from something as large, which dies there, and then rounded: one kernel takes half of two.
 
-    What dies is the result of a scatter, or twice as many bfloat16 numbers, of which half are read: Inductor writes over neither.
+    The dying buffer is the result of a scatter, or has twice as many bfloat16 numbers, half of them read: Inductor reuses neither.
     """
     is_scatter = "scatters_into" in second
     nodes = [

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 class Guarded(RematPartitioner):
-    """Under the guard whatever the budget is."""
+    """A partitioner that is guarded under any budget."""
 
     def __init__(self, *args: Any, guarded: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs, guarded=True)

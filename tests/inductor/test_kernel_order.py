@@ -141,7 +141,7 @@ def test_no_move_raises_the_peak() -> None:
     ("kernels", "expected"),
     [
         ((("", "z8"), ("x8 y8", "s4"), ("z8 s4", "W1")), "s4 z8 W1"),
-        ((("x9", "z8"), ("p1", "s4"), ("z8 s4", "W1")), "z8 s4 W1"),  # what the start is computed from would live on
+        ((("x9", "z8"), ("p1", "s4"), ("z8 s4", "W1")), "z8 s4 W1"),  # the start's operands would live on
         ((("", "z8"), ("z8 x8", "s4"), ("z8 s4", "W1")), "z8 s4 W1"),  # the elements are computed from the start
     ],
 )
@@ -248,7 +248,7 @@ class UsersPass(CustomSchedulerPass):
 def test_a_segment_that_is_recomputed_does_not_stand_beside_what_a_gradient_still_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Of a convolution's backward that stays one operator: two that read a gradient have it written where it stands.
+    # A convolution's backward stays one operator here: a gradient with two readers is written to memory at its place.
     monkeypatch.setattr(joint_planning, "rewritten", lambda joint, **_: rewritten(joint, splits_convolutions=False))
     ours, users = scheduled_bytes(), UsersPass()
     with config.patch(_pre_fusion_custom_pass=users):

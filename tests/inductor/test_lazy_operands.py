@@ -1,4 +1,4 @@
-"""What an operator takes beside its outputs where its operands are lazy, or lie otherwise in memory than their elements follow."""
+"""Memory that an operator takes beside its outputs if its operands are lazily conjugated or negated, or not contiguous."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 SIZE = 64
 EYE = torch.eye(SIZE)
-"""Keeps what is factorised well away from singular."""
+"""Keeps matrices that are factorised far from singular."""
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as it is": lambda x: x,
@@ -179,7 +179,7 @@ class Kernel(nn.Module):
 
 
 class OfConjugates(nn.Module):
-    """What comes in is conjugated outside, and negated by its imaginary part."""
+    """The input is conjugated outside, and negated through its imaginary part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Zeros(nn.Module):
 @pytest.mark.usefixtures("own_caches", "empty_kernels")
 @pytest.mark.parametrize("budget", ["max", pytest.param(0.9, marks=pytest.mark.full)])
 def test_zeros_without_memory_are_not_saved(budget: str | float) -> None:
-    """Inductor cannot compile a backward that gets one."""
+    """Inductor cannot compile a backward that gets a tensor without memory."""
     step = torch.compile(Zeros(), backend=remat, options={"memory_budget": budget})
     step(torch.randn(64, 64)).backward()
     (report,) = compile_remat.reports()

@@ -1,4 +1,4 @@
-"""What is scoped to the compilation of one graph, beside fusions and the order of kernels."""
+"""Settings scoped to the compilation of one graph, beside fusions and the order of kernels."""
 
 from typing import Any
 

@@ -59,7 +59,7 @@ def test_what_two_nodes_of_a_kernel_read_is_written_over_by_neither() -> None:
 
 
 def bytecodes(run: Callable[[Scheduler], int], count: int) -> tuple[int, int]:
-    """How many bytecodes of Python a pass over `count` nodes takes, and what it changed."""
+    """The number of Python bytecodes that a pass over `count` nodes executes, and the pass's result."""
     scheduler, executed = Scheduler(count), 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:

@@ -118,7 +118,7 @@ runs: list[str] = []
 
 @torch.library.custom_op("workspace_tests::counted", mutates_args=())
 def counted(x: torch.Tensor) -> torch.Tensor:
-    """An operator that Python code was written for: what it does beside its result, nobody knows."""
+    """An operator with a Python kernel: its memory beside the result is unknown."""
     runs.append("counted")
     return x.clone()
 
@@ -276,7 +276,7 @@ class Filter(nn.Module):
 
 
 class Above(nn.Module):
-    """What lies above each row's quantile, which takes a copy of all rows and of their indices."""
+    """Each row minus its quantile; `kthvalue` takes a copy of all rows and of their indices."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -308,11 +308,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 SHARE_OF_SKIP_ON_2_11 = 7
-"""There the backward of a convolution gets a copy in eager mode's layout of a concatenation that is computed again."""
+"""On 2.11 the backward of a convolution gets a copy of a recomputed concatenation, in eager mode's layout."""
 
 
 class Scalar(nn.Module):
-    """The output is a scalar: what the user holds is no part of the peak."""
+    """A model with a scalar output, so that no output of the user is part of the peak."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ class Scalar(nn.Module):
     ],
 )
 def test_the_prediction_is_what_the_allocator_sees(name: str, share: int) -> None:
-    """Of the code that Inductor emits to one part in `share`, and of the allocator's peak to 2 % or that part."""
+    """The prediction is the emitted code's peak to one part in `share`, and the allocator's peak to 2 % or that part."""
     torch.manual_seed(0)
     make, shape = MODELS[name]
     model, x = Scalar(make()), torch.randn(shape)

@@ -142,7 +142,7 @@ class _Milp:
             self.add({**here, self.x(w, b): -1.0}, low=0)
 
     def add_moment(self, b: int, k: int, budget_bytes: int) -> None:
-        """What is available and still to be read is alive; all that is alive fits."""
+        """Adds the constraints of one moment: a value that is available and still to be read is alive; live values fit."""
         live: dict[int, float] = {}
         for v in range(self.n):
             made = [c for c in range(self.m) if (c, v) <= (b, k)]

@@ -27,7 +27,7 @@ from compile_remat.passes.problem.problem import (
 
 @dataclass(frozen=True)
 class Shape:
-    """What kind of problems to draw."""
+    """Limits and features of the problems to draw."""
 
     max_values: int = 9
     max_late: int = 3

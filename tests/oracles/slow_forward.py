@@ -95,11 +95,11 @@ class _Forward:
         return [v for v in dying if (self.values[v].nbytes, self.values[v].is_channels_last) == shape][:1]
 
     def _is_of_itself(self, v: int) -> bool:
-        """Whether a buffer is no part of another, nor another a part of it that is read as long."""
+        """True if a buffer is no part of another, and no part of it is read as long as the buffer itself."""
         return self._whole_of(v) < 0 and all(self.last_place(u) < self.last_place(v) for u in self._inside(v))
 
     def _sources_behind(self, w: int) -> set[int]:
-        """What is read from memory for a value that is no part of the forward."""
+        """Buffers that are read from memory to compute a value that is no part of the forward."""
         found: set[int] = set()
         for read in self.values[w].reads:
             v = self._place_of(read, w)
@@ -118,7 +118,7 @@ class _Forward:
         return by_kernel or any(self.values[x].kernel == EXTERN for x in self.readers[v])
 
     def _place_of(self, v: int, w: int) -> int:
-        """Where `w` reads `v`: in the first concatenation before it that was made of it, if it has no buffer of its own."""
+        """The value in whose buffer `w` reads `v`: the first concatenation of `v` before `w`, if `v` has no buffer; else `v`."""
         if self.values[v].in_forward and not (self._is_written(v) and self.values[v].nbytes):
             for c in range(w):
                 node = self.values[c]
@@ -131,24 +131,24 @@ class _Forward:
         return [w for w in behind if v in self._sources_behind(w)]
 
     def _read_behind(self, v: int, kept: set[int]) -> int:
-        """Up to where saved values that are no part of the forward keep the buffer; -1 where none does."""
+        """The last place up to which saved values that are no part of the forward keep the buffer; -1 if none does."""
         if not self._waits(v, kept):
             return -1
         return self.size if self._taken_by(v, kept) in kept else self._readers_behind(v)[-1]
 
     def _waits(self, v: int, kept: set[int]) -> bool:
-        """Whether a buffer stays for what is computed behind the forward; not for what is computed of it alone, if small."""
+        """True if a buffer stays for values computed behind the forward; not for values computed of it alone that are small."""
         readers = set(self._readers_behind(v)) & kept
         with_it = {w for w in readers if self._is_of_one(w, v)}
         is_large = sum(self.values[w].nbytes for w in with_it) > self.values[v].nbytes
         return v not in kept and (readers > with_it or (bool(with_it) and is_large))
 
     def _is_of_one(self, w: int, v: int) -> bool:
-        """Whether a value behind the forward is computed of one pointwise buffer alone."""
+        """True if a value behind the forward is computed of one pointwise buffer alone."""
         return self.values[v].kernel == POINTWISE and self._sources_behind(w) == {v}
 
     def _written_at(self, w: int, kept: set[int]) -> int:
-        """Where a saved value is written: with the buffer that it is computed of, if that waits for nothing else."""
+        """The place at which a saved value is written: with the one buffer it is computed of, unless the buffer is kept longer."""
         if self.values[w].is_snapshot:
             return self.size
         draws = [v for v in range(w) if not self.values[w].in_forward and self._is_of_one(w, v)]
@@ -170,7 +170,7 @@ class _Forward:
         return b.kernel == POINTWISE and (a.nbytes, a.is_channels_last) == (b.nbytes, b.is_channels_last)
 
     def _takes_over(self, w: int, kept: set[int]) -> bool:
-        """Whether a value is written over a buffer that is held for it, so that it has none of its own."""
+        """True if a value is written over a buffer that is held for it, so that it has no buffer of its own."""
         if self.values[w].in_forward:
             return False
         sources = (self._sources_behind(w) & self.buffers) - kept
@@ -188,7 +188,7 @@ class _Forward:
         return whole if set(self.readers[v]) - {whole} else -1
 
     def _begins_at(self, w: int) -> int:
-        """Where a buffer begins: a concatenation with its first part, whose kernel writes it there, also where it is saved."""
+        """The place at which a buffer begins: a concatenation's with its first part, whose kernel writes into it, even if saved."""
         parts = [v for v in self.values[w].parts if self._joined_to(v) == w]
         return min([self._first_place(w), *map(self._first_place, parts)])
 
@@ -196,18 +196,18 @@ class _Forward:
         return [v for v in self.values[w].parts if self._whole_of(v) == w]
 
     def _is_alive(self, v: int, place: int, kept: set[int]) -> bool:
-        """Whether a buffer that is not saved is read at or behind a place, itself or a part that lies in it."""
+        """True if a buffer that is not saved, or a part inside it, is read at or behind a place."""
         is_over = self.overwritten.get(v) == place
         is_read = (place <= self.last_place(v) and not is_over) or place <= self._read_behind(v, kept)
         return is_read or any(self._is_alive(part, place, kept) for part in self._inside(v))
 
     def _is_copied(self, w: int) -> bool:
-        """Whether a concatenation is copied for a reader, which happens after what it is made of is freed."""
+        """True if a concatenation is copied for a reader, which happens after its parts are freed."""
         has_copy = self.values[w].transient_bytes >= self.values[w].nbytes and any(w in v.copies for v in self.values)
         return has_copy or bool(self.values[w].ordered_by)
 
     def _ends_at(self, v: int, place: int, kept: set[int]) -> bool:
-        """Whether a buffer of its own is freed behind a place."""
+        """True if a buffer that is no part of another is freed behind a place."""
         if v in kept or self._whole_of(v) >= 0 or self._begins_at(v) > place:
             return False
         is_taken = self.overwritten.get(v) == place + 1
@@ -230,6 +230,6 @@ class _Forward:
             by_plan = v in kept and place >= self._written_at(v, kept) and not self._takes_over(v, kept)
             by_itself = v in self.buffers and self._begins_at(v) <= place
             by_itself = by_itself and (v in kept or self._is_alive(v, place, kept))
-            written = runs and self._first_place(v) == place != v  # whether anything reads it or not
+            written = runs and self._first_place(v) == place != v  # even if nothing reads it
             live += self.values[v].nbytes if by_plan or by_itself or written else 0
         return live

@@ -19,7 +19,7 @@ from tests.oracles.slow_forward import slow_forward_peak
 
 @dataclass(frozen=True)
 class SlowRun:
-    """What one plan does, by the slow walk."""
+    """Kernels, live bytes, values and time of one plan, by the slow walk."""
 
     kernels: tuple[str, ...]
     live_bytes: tuple[int, ...]
@@ -130,7 +130,7 @@ class _Walk:
         return found + ([_Event(True, g) for g in node.gradients] if isinstance(node, Step) else [])
 
     def _is_stored(self, event: _Event) -> bool:
-        """Whether what the event makes gets a buffer of its own."""
+        """True if the value that the event computes gets a buffer of its own."""
         node = self._node(event)
         if not node.nbytes:
             return False
@@ -166,7 +166,7 @@ class _Walk:
         return max([s for reader in self.readers[event] for s in self._runs_at(reader)] + own)
 
     def _written_into(self, event: _Event) -> _Event | None:
-        """The concatenation that what stands behind it reads an event from, which has no buffer of its own."""
+        """The concatenation from which later readers read an event that has no buffer of its own."""
         if event.is_step or event not in self.slot or not self._in_registers(event):
             return None
         found = [e for e in self.events if not e.is_step and event.index in self.problem.values[e.index].parts]
@@ -179,7 +179,7 @@ class _Walk:
         return max((s for reader in readers for s in self._runs_at(reader)), default=-1)
 
     def _buffers_read(self, event: _Event) -> set[_Event]:
-        """What the kernel of a stored event reads from memory."""
+        """Events whose buffers the kernel of a stored event reads from memory."""
         found: set[_Event] = set()
         for source in self._sources(event):
             if source in self.slot and self._in_registers(source):
@@ -237,11 +237,11 @@ class _Walk:
         return all(reader.is_step for reader in self._copying(event))
 
     def _copying(self, event: _Event) -> list[_Event]:
-        """Those that get a copy of a concatenation, in the order in which they run."""
+        """The events that get a copy of a concatenation, in the order in which they run."""
         return [] if event.is_step else [e for e in self.events if event.index in self._node(e).copies]
 
     def _copies_beside(self, slot: int) -> int:
-        """Copies of concatenations that are still there, for another copy or for what is made in them."""
+        """Bytes of copies of concatenations that are still alive, for another copy or for a part that is made in them."""
         total, reader = 0, self.events[slot]
         for event in self.events:
             copying = self._copying(event)
@@ -303,5 +303,5 @@ class _Walk:
 
 
 def _is_realised(node: Value | Step) -> bool:
-    """Whether a node of the backward has a buffer although it is pointwise."""
+    """True if a node of the backward has a buffer although it is pointwise."""
     return node.is_realised_again if isinstance(node, Value) else node.realised

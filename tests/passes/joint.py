@@ -29,8 +29,8 @@ class Traced:
     Attributes:
         module: The joint graph as AOTAutograd hands it to a partitioner: placeholders are primals, then tangents.
         inputs: A tensor for each placeholder; tangents are ones.
-        num_fwd_outputs: How many of its outputs are the forward's; the others are gradients.
-        expected: What eager mode gives for the outputs, in order; None for an input that needs no gradient.
+        num_fwd_outputs: Number of outputs that are the forward's; the other outputs are gradients.
+        expected: Eager mode's outputs and gradients, in order; None for an input that needs no gradient.
     """
 
     module: fx.GraphModule

@@ -318,7 +318,7 @@ def test_offers_survive(late: FakeClock, tmp_path: Path) -> None:
 
 
 def test_a_graph_that_runs_twice_in_a_step(late: FakeClock) -> None:
-    """It is compiled anew for the second step, by fake inputs, under the plan that was chosen for it."""
+    """The graph is compiled again for the second step, with fake inputs, under the plan that was chosen for the graph."""
     model = mlp()
     x = torch.randn(512, 8)
 

@@ -178,7 +178,7 @@ def test_through_inductor() -> None:
 
 
 def traced(function: Callable[..., Any], *inputs: Tensor) -> fx.GraphModule:
-    """What a compiler for inference gets from AOTAutograd."""
+    """The graph that AOTAutograd hands to a compiler for inference."""
     found: list[fx.GraphModule] = []
 
     def keep(module: fx.GraphModule, inputs: object) -> Callable[..., Any]:

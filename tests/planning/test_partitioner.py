@@ -1,4 +1,4 @@
-"""What the cache key of a plan is made of."""
+"""The parts of a plan's cache key."""
 
 from __future__ import annotations
 

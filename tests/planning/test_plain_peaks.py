@@ -1,4 +1,4 @@
-"""What a fraction is a fraction of."""
+"""The base of a fractional budget."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_it_rises_by_device_and_never_falls() -> None:
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_a_process_that_only_hits_caches_has_the_same_bytes() -> None:
-    """Batches of 2, 512 and 40: the last one has the bytes of the second one."""
+    """Batches of 2, 512 and 40: the last batch gets the budget bytes of the second."""
     budgets = []
     for _ in range(2):
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""What the user pinned, and torch's own ratios: which plan a graph gets, and what is said where that cannot be done."""
+"""Pins of the user, and torch's own ratios: the plan that a graph gets, and the message if no plan can follow them."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def mlp() -> nn.Module:
 
 @pytest.mark.parametrize("sizes", [(512, 40), (40, 512)])
 def test_a_batch_of_another_size_does_not_stop_training(sizes: tuple[int, int]) -> None:
-    """As the last one of an epoch, whose gradients do not shrink with it."""
+    """For example the last batch of an epoch: its gradients do not shrink with the batch."""
     model = mlp()
     call = torch.compile(model, backend=remat, options={"memory_budget": 0.5, "compiler": "eager"}, dynamic=False)
     with warnings.catch_warnings():
@@ -410,7 +410,7 @@ class Stale(nn.Module):
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 @pytest.mark.parametrize("budget", ["max", "min"])
 def test_a_region_that_reads_a_mutated_buffer_gets_the_old_one(budget: str, compiler: str) -> None:
-    """Eager mode recomputes from the new one, so that the truth is the model without its checkpoint."""
+    """Eager mode recomputes from the new buffer, so the reference is the model without its checkpoint."""
     results = []
     for is_checkpointed in (False, True):
         torch.manual_seed(0)

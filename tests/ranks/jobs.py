@@ -1,4 +1,4 @@
-"""What the ranks of `tests.ranks.test_training` do, each function in a process group of its own."""
+"""Jobs of the ranks of `tests.ranks.test_training`, each function in a process group of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.ranks.models import ROWS, WIDTH, Seen, Stack, trained, wrapped
 
 MIB = 1 << 20
 CAPACITY_BYTES = 64 * MIB
-"""So that `auto` is rounded down to whole MiB."""
+"""Capacity of the device; at this size `auto` is rounded down to whole MiB."""
 
 
 def trained_within(rank: int, wrapper: str, options: dict[str, Any], free_bytes: list[int]) -> tuple[Seen, list[Held]]:
@@ -73,7 +73,7 @@ def error_of(rank: int, options: list[dict[str, Any]], rows: list[int]) -> tuple
 
 
 def sizes_of_its_own(rank: int, rows: list[list[int]]) -> list[int]:
-    """How many graphs are compiled after each step, with sizes of each rank's own: rank 1 may compile where the others do not."""
+    """The number of graphs compiled by each step's end, with sizes of each rank's own: rank 1 may compile when others do not."""
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(Stack())
     options = {"memory_budget": "auto", "capacity": "8GiB", "compiler": "eager"}
@@ -86,7 +86,7 @@ def sizes_of_its_own(rank: int, rows: list[list[int]]) -> list[int]:
 
 
 def trained_from_cache(rank: int, folder: str, cached: list[bool]) -> tuple[list[bool], list[tuple[str, ...]]]:
-    """Whether each report came from torch's cache, and the plans, where some ranks have the cache and others do not."""
+    """For each report, True if it came from torch's cache; and the saved values, if only some ranks have the cache."""
     cache = Path(folder) / ("full" if cached[rank] else f"empty{rank}")
     with mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=str(cache)):
         trained(rank, "ddp", {"memory_budget": "min"}, ROWS)
@@ -95,7 +95,7 @@ def trained_from_cache(rank: int, folder: str, cached: list[bool]) -> tuple[list
 
 
 def trained_beside_a_late_rank(rank: int, options: dict[str, Any]) -> list[str]:
-    """What rank 0 is warned of, which compiles a graph that rank 1 has not."""
+    """The warnings of rank 0, which compiles a graph that rank 1 has not."""
     import warnings
 
     with warnings.catch_warnings(record=True) as caught:
@@ -133,7 +133,7 @@ def _num_collectives(gm: fx.GraphModule) -> int:
 
 
 def out_of_memory(rank: int, wrapper: str, place: str) -> tuple[str, list[str], int]:
-    """What a rank sees that runs out of memory on its own in its second step: the error, its notes, and the number of plans.
+    """Rank 1 alone runs out of memory in the second step: returns a rank's error, its notes, and the number of reports.
 
     Args:
         place: `forward` or `backward`.
@@ -174,7 +174,7 @@ class Shared(Stack):
 
 
 def told_by(rank: int, wrapper: str) -> list[bool]:
-    """Whether the graphs of a wrapped model are found to communicate."""
+    """For each graph of a wrapped model, True if it is found to communicate."""
     found: list[bool] = []
 
     def backend(gm: fx.GraphModule, example_inputs: list[Any]) -> Any:
@@ -196,12 +196,12 @@ def hang(rank: int) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a wrapper holds, predicted and measured, in bytes.
+    """Bytes that a wrapper holds, predicted and measured.
 
     Attributes:
         predicted: By the formula, without what graphs hold but their gradients.
         least: The least of the measured peaks of some steps: under DDP, threads of gloo let go of a bucket when they come to it.
-        coming: What the formula says is still to be allocated in the first forward.
+        coming: Bytes still to be allocated in each forward, by the formula; -1 if unknown.
     """
 
     predicted: Held

@@ -82,12 +82,12 @@ def wrapped(wrapper: str, options: dict[str, Any] | None, *, is_checkpointed: bo
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw.
+    """Results of one rank.
 
     Attributes:
-        losses: Of each step.
-        peak_bytes: The most that the last step allocated, beside what was there before.
-        plans: What each compiled graph saves, in order, with the predicted peak in bytes and the budget.
+        losses: Loss of each step.
+        peak_bytes: Peak of the last step above the bytes allocated before it.
+        plans: The values that each compiled graph saves, in order, with the predicted peak in bytes and the budget.
     """
 
     losses: list[float]

@@ -20,14 +20,14 @@ TIMEOUT_S = 120.0
 
 
 class JobError(Exception):
-    """What a rank raised that was not meant to be; the text is its traceback."""
+    """A rank raised an unexpected error; the text is its traceback."""
 
 
 class Ranks:
     """Processes that run a job at the same time, each job in a process group of its own.
 
     Args:
-        size: How many there are.
+        size: Number of processes.
     """
 
     def __init__(self, size: int) -> None:
@@ -47,10 +47,10 @@ class Ranks:
         self._jobs = 0
 
     def __call__(self, job: Callable[..., Any], *args: Any, timeout_s: float = TIMEOUT_S) -> list[Any]:
-        """What ``job(rank, *args)`` returns on each rank, which must be a function of a module.
+        """Returns ``job(rank, *args)`` of each rank; `job` must be a function of a module.
 
         Raises:
-            JobError: It raised on a rank, or did not end in time.
+            JobError: The job raised on a rank, or did not end in time.
         """
         self._jobs += 1
         store = Path(self._folder.name) / f"store{self._jobs}"

@@ -136,7 +136,7 @@ def test_another_graph_or_one_without_a_plan_may_have_what_plan_it_likes(caplog:
 
 
 def test_the_rank_that_comes_last_is_no_error_where_the_others_went_on() -> None:
-    """They may be in a collective by then, where an error of this one would leave them waiting."""
+    """The other ranks may be in a collective by then, where an error of the last rank would leave them waiting."""
     here, there = boards(2)
     with pytest.warns(PlannerWarning, match=r"rank 1 did not say how f #1\.0 is planned"):
         conclude(here, SAVED, timeout_s=SHORT_S)

@@ -1,4 +1,4 @@
-"""What ranks tell each other: posts reach all of them, waits end, failures are heard of once, and a lost store is no end."""
+"""Messages between ranks: posts reach all ranks, waits end, failures are reported once, and a lost store is no end."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from compile_remat.ranks.fsdp_step import At, FsdpMoment, fsdp_moments
 
 
 def group(nbytes: int, *, stays: bool = False, is_outer: bool = False) -> FsdpGroup:
-    """Of two ranks, everything in one type, on a GPU."""
+    """A group of two ranks, everything in one dtype, on a GPU."""
     return FsdpGroup(nbytes, nbytes, nbytes, nbytes // 2, nbytes // 2, stays=stays, is_outer=is_outer)
 
 

@@ -31,7 +31,7 @@ _EAGER: dict[tuple[int, int, bool], list[Seen]] = {}
 
 
 def eager(ranks: Ranks, wrapper: str) -> list[Seen]:
-    """What the same ranks see in eager mode: all wrappers but tensor parallelism give them the same data, and the same losses."""
+    """Results of the same ranks in eager mode: all wrappers but tensor parallelism have the same data and losses."""
     key = ranks.size, width_of(wrapper), wrapper == "tp"
     if key not in _EAGER:
         _EAGER[key] = ranks(trained, wrapper, None)
@@ -60,9 +60,9 @@ def test_so_have_four_ranks(four: Ranks, wrapper: str) -> None:
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp whole, reshard", "fsdp blocks, keep", "fsdp blocks, reshard", "tp"])
 def test_auto_is_the_least_that_is_free_on_any_rank_and_the_whole_step_keeps_it(two: Ranks, wrapper: str) -> None:
-    """What the wrapper holds is in the sum: parameters that are gathered, buckets, and gradients on their way.
+    """The budget counts the memory of the wrapper: gathered parameters, buckets, and gradients on their way.
 
-    A loss outside of the compiled blocks is not: `auto` knows of no code that torch runs by itself.
+    The budget leaves out a loss outside of the compiled blocks: `auto` knows of no code that torch runs by itself.
     """
     free = [4 * MIB, 5 * MIB // 2 if wrapper == "tp" else 13 * MIB // 4]
     options = {"capacity": jobs.CAPACITY_BYTES, "reserve": "0", "optimizer_state": "none", "rank_timeout": 30}

@@ -1,4 +1,4 @@
-"""What DDP and FSDP2 hold beside graphs: by formula, and measured on gloo processes."""
+"""Memory that DDP and FSDP2 hold beside graphs: by formula, and measured on gloo processes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def boards(size: int) -> list[Board]:
 
 
 def on_all(found: list[Board], job: Callable[[Board], Any]) -> list[Any]:
-    """What each rank's job returns, or the error that it raises; all of them run at the same time."""
+    """Returns each rank's result, or the error that its job raises; all jobs run at the same time."""
 
     def attempt(board: Board) -> Any:
         try:

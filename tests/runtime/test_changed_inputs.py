@@ -48,7 +48,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def product() -> Callable[..., tuple[Tensor]]:
-    """What AOTAutograd makes of ``x * scale + shift``, under a plan that reads `shift` again."""
+    """AOTAutograd's function for ``x * scale + shift``, under a plan that reads `shift` again."""
 
     class Product(torch.autograd.Function):
         compiled_fw = None  # the mark of AOTAutograd's classes
@@ -68,7 +68,7 @@ def product() -> Callable[..., tuple[Tensor]]:
 
 
 def region(setting: str = "constant", compiled: Callable[..., Any] | None = None, **options: Any) -> CompiledRegion:
-    """Of plain torch.compile's backward, `scale` alone is read."""
+    """A region of which plain torch.compile's backward reads `scale` alone."""
     plan = Plan("key", Status.FEASIBLE, None, (), ("sum",), 1, 1, 1, 1, 1, 1, 1)
     report = Report("key", "min", None, plan, inputs_beyond_plain=(2,), inputs_as_plain=(1,))
     hook = ChangedInputs(("x", "scale", "0.shift"), setting, **options)
@@ -152,7 +152,7 @@ def test_a_second_backward_of_one_graph() -> None:
 
 
 def test_what_changes_within_the_backward_has_not_changed_before_it() -> None:
-    """As a parameter does whose hook steps an optimizer."""
+    """For example a parameter whose hook steps an optimizer."""
     x, scale, shift = arguments()
 
     class Steps(torch.autograd.Function):

@@ -703,7 +703,7 @@ def test_tokens_of_effects_turn_the_setting_off() -> None:
 def test_auto_leaves_room_for_the_optimizers_workspace_in_later_steps_too(
     leave: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is free is read again when the second step begins; an optimizer in a hook still takes its two copies then."""
+    """Free memory is read again when the second step begins; an optimizer in a hook still takes its two copies then."""
     state_bytes = 2 * (1024 * 1024 + 1024 + 4 * 1024 + 4) * 4
     resident = [
         24 << 20,
@@ -752,7 +752,7 @@ def test_the_setting_is_part_of_the_cache_key() -> None:
 
 
 def test_the_report_counts_the_gradients_that_leave_early() -> None:
-    """That of another leaf, too; that of a frozen parameter never."""
+    """The report counts the gradient of a leaf that is no parameter, too; a frozen parameter's never."""
     model, x = made(), batch().requires_grad_()
     model.layers[1].weight.requires_grad_(False)  # type: ignore[union-attr]
     leaves = [p for p in (*model.parameters(), x) if p.requires_grad]
@@ -814,7 +814,7 @@ class Gated(nn.Module):
 
 @pytest.mark.usefixtures("empty_kernels")
 def test_kernels_write_over_the_results_of_kernels_that_read_a_parameter() -> None:
-    """A delivery waits for these, but does not read them: a Llama's code at `min` needed 17 % more than its plan."""
+    """A delivery waits for these kernels, but does not read them: a Llama's code at `min` needed 17 % more than its plan."""
     model = made(Gated)
     Seen(model, frees=True)
     compiled(model, INDUCTOR)(batch(256, 32)).backward()

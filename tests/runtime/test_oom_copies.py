@@ -13,7 +13,7 @@ from compile_remat.runtime.process_state import clear_process_state
 
 CHANNELS = 64
 COPIED_BYTES = 4 * (2 * 4 * CHANNELS + 8)
-"""Of the running statistics of four norms, and the numbers of batches."""
+"""Bytes of the running statistics of four norms, and of their counters of batches."""
 
 
 def _model() -> nn.Module:
@@ -23,7 +23,7 @@ def _model() -> nn.Module:
 
 
 def _peaks(budget: int | str) -> tuple[int, int]:
-    """Of a second step: measured, without the four bytes of the loss's gradient, and of the code by a dry run."""
+    """Peaks of a second step: measured, without the four bytes of the loss's gradient, and of the code by a dry run."""
     torch.compiler.reset()
     clear_process_state()
     compile_remat.reset_reports()

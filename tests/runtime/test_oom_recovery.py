@@ -255,7 +255,7 @@ def test_nothing_is_kept_where_no_plan_is_lower() -> None:
             model.zero_grad(set_to_none=True)
             peaks[budget, oom_retry] = peak_bytes(train, "cpu").peak_bytes
     assert peaks["min", 1] == peaks["min", 0] == peaks["max", 0]  # which is gradients; nor do shared budgets keep it
-    assert peaks["max", 1] == peaks["max", 0] + x.nbytes  # what a second try needs
+    assert peaks["max", 1] == peaks["max", 0] + x.nbytes  # copies for a second try
 
 
 @pytest.mark.usefixtures("empty_kernels")
@@ -402,7 +402,7 @@ def test_tensors_of_the_failed_run_are_gone_when_the_next_plan_is_made(monkeypat
 @pytest.mark.usefixtures("empty_kernels")
 @pytest.mark.parametrize("budget", ["max", "min"])
 def test_nothing_is_kept_for_it(budget: str) -> None:
-    """The step allocates what it would without."""
+    """The step allocates the same bytes as without `oom_retry`."""
 
     def measured(oom_retry: int) -> int:
         run = Run(budget, model=Net(norm=False), oom_retry=oom_retry)

@@ -51,7 +51,7 @@ def step(model: nn.Module, call: Any) -> None:
 
 
 class Allocator:
-    """One that tells a level and a highest level from a list, in order."""
+    """An allocator that reports a level and a highest level from a list, in order."""
 
     def __init__(self, readings: Sequence[tuple[int, int]]) -> None:
         self.left = [Reading(*reading) for reading in readings]

@@ -1,4 +1,4 @@
-"""What the process remembers is listed, and can be forgotten."""
+"""All state that the process remembers is listed, and can be cleared."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.usefixtures("own_caches")
 def test_inputs_that_share_memory_are_not_traced_again() -> None:
-    """Then the error says whose figures it has."""
+    """The error then names the sizes that its figures belong to."""
     net = model()
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -151,7 +151,7 @@ def test_inputs_that_share_memory_are_not_traced_again() -> None:
 
 @pytest.mark.usefixtures("own_caches")
 def test_graphs_of_one_step_have_the_error_of_its_size() -> None:
-    """What one of two graphs needs alone is an error at once, and no warning followed by the next step's error."""
+    """If one of two graphs alone exceeds the budget, the error comes at once, and not a warning and the next step's error."""
     first, second = model(), model()
 
     def broken(x: torch.Tensor) -> torch.Tensor:

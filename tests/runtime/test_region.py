@@ -35,7 +35,7 @@ MENU = (
 
 
 def graph(fail_forward: list[Exception] | None = None, fail_backward: list[Exception] | None = None) -> Any:
-    """What AOTAutograd makes of ``2 * x``; each list holds errors still to be raised."""
+    """AOTAutograd's function for ``2 * x``; each list holds errors still to be raised."""
 
     class Doubled(torch.autograd.Function):
         compiled_fw = None  # the mark of AOTAutograd's classes
@@ -482,7 +482,7 @@ def test_calls_of_two_threads_that_overlap_are_not_one_step() -> None:
 
 
 def test_a_forward_inside_a_backward_of_another_thread_belongs_to_its_step() -> None:
-    """What `torch.utils.checkpoint` does on a device, whose backwards run in a thread of their own."""
+    """`torch.utils.checkpoint` does this on a device, whose backwards run in a thread of their own."""
     budget = shared()
     region, seen = region_of(budget), list[int]()
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("own_caches")
 WIDTH, ROWS = 64, 1024
 X = torch.linspace(-1, 1, ROWS * WIDTH).reshape(ROWS, WIDTH)
 EAGER_BYTES = 64
-"""What a step allocates beside its compiled graphs: the loss and its gradient."""
+"""Bytes that a step allocates beside its compiled graphs: the loss and its gradient."""
 
 
 class Block(nn.Module):

@@ -157,7 +157,7 @@ def test_plans_for_larger_sizes_out_of_a_cache_raise_what_a_fraction_is_of() -> 
             step(call, batch_of(length, is_first=not k))
         bases.append(largest_plain_bytes("cpu"))
     assert [report.from_cache for report in compile_remat.reports()[-2:]] == [True, True]
-    assert bases[0] == bases[1] > 2 * 400 * WIDTH * 4  # that of the long batch: no less than its input and output
+    assert bases[0] == bases[1] > 2 * 400 * WIDTH * 4  # the long batch's bytes: no less than its input and output
 
 
 @pytest.mark.usefixtures("empty_kernels")

@@ -1,4 +1,4 @@
-"""What must hold of every stack: measured peaks within the budget, and the losses of plain torch.compile."""
+"""Assertions for every stack: measured peaks within the budget, and the losses of plain torch.compile."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_accumulation_evaluation_a_smaller_last_batch_and_a_checkpoint(tmp_path:
 
 
 def test_bf16_and_gradient_checkpointing() -> None:
-    """Half of what the checkpoints of the model leave may lie below the lowest peak: `min` is what can be had."""
+    """Half of the peak under the model's checkpoints may lie below the lowest peak, so the budget is `min`."""
     arguments: dict[str, Any] = {"bf16": True, "gradient_checkpointing": True, "max_steps": 2}
     expected = losses(None, **arguments)
     assert_same(losses("min", **arguments), expected, rel=2e-3)

@@ -1,4 +1,4 @@
-"""What the callbacks print, of a step that runs operator by operator."""
+"""The output of the callbacks, for a step that runs operator by operator."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_step_without_a_plan_says_only_what_was_measured() -> None:
 
 
 def test_torch_compiles_nothing_where_a_module_of_its_own_is_compiled_in_place() -> None:
-    """Plain torch as well: the manual says so.  Where this fails, the manual can drop it."""
+    """Plain torch does the same, as the manual says.  If this test fails, the manual can drop the sentence."""
     x = torch.randn(4, 64)
     options = {"compiler": "eager", "memory_budget": "min"}
     body = Net().body

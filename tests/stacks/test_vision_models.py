@@ -9,7 +9,7 @@ from tests.stacks.promise import assert_same, assert_within_budget, planned
 
 LIBRARIES = {"resnet": "timm", "convnext": "timm", "swin": "timm", "unet": "diffusers"}
 BUDGETS = {"convnext": 0.8, "resnet": 0.85}
-"""Where another than 0.7: the lowest reachable peaks are 0.74 of plain's, and 0.79 on a processor with AVX2 alone."""
+"""Budgets other than 0.7: the lowest reachable peaks are 0.74 of plain's, and 0.79 on a processor with AVX2 alone."""
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -175,7 +175,7 @@ def swap_saved(forward: fx.Graph, backward: fx.Graph) -> None:
 
 
 def late_read(forward: fx.Graph, backward: fx.Graph) -> None:
-    """What the backward gets of the buffer's reader is computed after the buffer has changed."""
+    """Computes the saved result of the buffer's reader after the buffer has changed."""
     buffer = calls(forward, aten.copy_.default)[0].args[0]
     output, results = result_of(forward)
     reader = next(n for n in calls(forward, aten.sin.default) if buffer in n.args)
@@ -580,7 +580,7 @@ def test_a_tensor_of_another_kind_is_a_warning() -> None:
 
 @torch.library.custom_op("remat_check::moody", mutates_args=())
 def moody(x: torch.Tensor) -> torch.Tensor:
-    """Its backward fails when it runs."""
+    """A function whose backward fails when it runs."""
     return x.sin()
 
 
@@ -595,7 +595,7 @@ moody.register_autograd(lambda ctx, gradient: moody_backward(gradient))
 
 
 def test_a_backward_that_always_fails_fails_in_the_backward() -> None:
-    """Not in the forward, which this training loop may never follow by a backward."""
+    """The error does not come in the forward, which this training loop may never follow by a backward."""
     call, x, outputs = step(lambda x: moody(x.exp()) * x.cos().exp()), torch.randn(8, requires_grad=True), []
     skipped(lambda: outputs.append(call(x)), "no backward on this device")
     with pytest.raises(NotImplementedError, match="no backward on this device"):

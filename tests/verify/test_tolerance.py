@@ -1,4 +1,4 @@
-"""Which differences rounding explains."""
+"""The differences that rounding explains."""
 
 import math
 

@@ -47,7 +47,7 @@ def test_entry_is_sane(name: str) -> None:
 
 
 def test_rates_are_dense() -> None:
-    """Two that are often quoted with sparsity."""
+    """Checks two rates that are often quoted with sparsity."""
     assert load_device("h100-sxm").rate("bfloat16") == pytest.approx(989e12, rel=0.01)
     assert load_device("a100-80gb").rate("bfloat16") == 312e12
 

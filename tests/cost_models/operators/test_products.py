@@ -94,7 +94,7 @@ def test_nothing_else_has_one() -> None:
     ("is_causal", "length", "part"), [(False, 2048, 1.0), (True, 256, 1.0), (True, 1024, 0.75), (True, 2048, 0.625)]
 )
 def test_causal_attention_works_on_the_blocks_that_are_seen(is_causal: bool, length: int, part: float) -> None:
-    """On CPU blocks of 512 keys: of 2048 the queries see one to four of four."""
+    """On CPU, keys come in blocks of 512: queries of 2048 keys see one to four of the four blocks."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Any:
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]

@@ -31,7 +31,7 @@ def device_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_file_is_a_device_with_measured_figures(device_file: Path) -> None:
-    """Which figures is all that can be said: kernels of this size are over before they tell anything."""
+    """Only the names of the measured figures are checked: kernels of this size are too short for their values."""
     device, table = load_device(str(device_file)), load_device("cpu")
     assert device.name == "cpu", "by this name the planner knows what kernels of CPUs take beside their outputs"
     assert any("compile-remat calibrate" in source for source in device.sources)

@@ -86,7 +86,7 @@ def test_bandwidth_and_launch_are_told_apart() -> None:
 
 
 def test_a_figure_of_exactly_one_moves() -> None:
-    """Its logarithm is 0, where steps in proportion to it would be none."""
+    """The logarithm of 1 is 0, so steps in proportion to the logarithm would be zero."""
     op = Op("exp", "aten.exp.default", OpKind.POINTWISE, "float32", 10**6, 0, 0, False, False)
     measured = model_of(PLANTED).arithmetic_time_ns(op) / 1
     start = START | {"flops_per_s": PLANTED["flops_per_s"]}

@@ -1,6 +1,6 @@
-"""What the fake device answers where a wrong answer would be silent: python -m tests.cuda_codegen.jobs.canaries [BROKEN]
+"""Answers of the fake device where a wrong one would be silent: python -m tests.cuda_codegen.jobs.canaries [BROKEN]
 
-Prints one line of JSON: what `canaries.problem` says as installed, and once the named answer is that of a machine without it.
+Prints one line of JSON: the result of `canaries.problem` as installed, and with the answer BROKEN as without the fake device.
 """
 
 from __future__ import annotations

@@ -108,14 +108,14 @@ def draw_four_at_once(seed: Any, out: Any, count: tl.constexpr) -> None:
 
 
 DRAWS = (draw, draw_four_at_once) if hasattr(triton_helpers, "rand4x") else (draw,)
-"""How Inductor's kernels draw: reductions one number at a time, pointwise kernels four from 2.13 on."""
+"""Kernels that draw as Inductor's do: reductions draw one number at a time, pointwise kernels four from 2.13 on."""
 
 
 class Dropout:
     """Drops what Inductor's Triton code drops: the k-th call draws from the k-th seed, by each element's place.
 
     Args:
-        draws: How each call draws.
+        draws: For each call, the kernel that draws its numbers, one of `DRAWS`.
     """
 
     def __init__(self, seeds: Tensor, draws: Sequence[Any]) -> None:

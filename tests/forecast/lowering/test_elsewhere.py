@@ -1,4 +1,4 @@
-"""Where a step is lowered, and what is said where it is not."""
+"""The process in which a step is lowered, and the message if it is not lowered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real ranks hold and measure, each function in a gloo process group: what a forecast is compared with."""
+"""Memory that real ranks hold and measure, each function in a gloo process group; forecasts are compared with it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.ranks.gloo import waiting_for_threads
 STEPS = 6
 
 Dtypes = tuple[torch.dtype | None, torch.dtype | None]
-"""What FSDP2 gathers parameters in, and what it reduces gradients in."""
+"""The dtype in which FSDP2 gathers parameters, and the dtype in which it reduces gradients."""
 
 
 @dataclass(frozen=True)
 class RealRank:
-    """What one rank holds and measures.
+    """Bytes that one rank holds and measures.
 
     Attributes:
         gathered_bytes: The most that a forward on one row without gradients allocates: parameters that FSDP2 gathers; 0 without it.
@@ -56,7 +56,7 @@ def real_rank(rank: int, dp: int, tp: int, shard: str) -> RealRank:
 def region_peak(rank: int, dp: int, tp: int, shard: str, budget: str) -> int:
     """The measured region peak of the whole model's graph, or under FSDP2 by blocks of one block's.
 
-    What FSDP2 gathers is there before, so that only the graph allocates.
+    FSDP2 has gathered the parameters before, so that only the graph allocates.
     """
     model, x, mesh = _on_mesh(dp, tp, "ddp")
     module: Any = model.blocks[1] if shard == "fsdp2" else model
@@ -80,7 +80,7 @@ def region_peak(rank: int, dp: int, tp: int, shard: str, budget: str) -> int:
 def whole_step(
     rank: int, sizes: tuple[int, int], shard: str, reshard: bool | None, dtypes: Dtypes, budget: str
 ) -> list[int]:
-    """What a rank has allocated at most in some steps of AdamW, with all that is there before: compiled inside a budget."""
+    """Peak bytes of a rank in some steps of AdamW, compiled inside a budget, with all that was allocated before the steps."""
     torch.manual_seed(0)
     with recorded("cpu") as there:
         model, inputs = sections(*sizes)

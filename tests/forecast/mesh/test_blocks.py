@@ -1,4 +1,4 @@
-"""Which modules are blocks."""
+"""Modules that are blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank of a mesh holds, without the other ranks."""
+"""The memory that one rank of a mesh holds, without the other ranks."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Built:
         building.forget_functions()
 
     def forget(self, *, keep_notes: bool = False) -> None:
-        """As in a new process, and with `keep_notes` with the files of this one."""
+        """Forget all kernels, as in a new process; with `keep_notes`, keep the files that say where kernels lie."""
         building.forget_functions()
         if not keep_notes:
             self.notes.clear()

@@ -35,7 +35,7 @@ def called(function: Callable[..., None], value: float) -> float:
 
 @pytest.fixture
 def built(own_caches: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
-    """What is built from here on; kernels of other tests are not found."""
+    """Records the kernels built from here on; kernels of other tests are not found."""
     return Built(monkeypatch)
 
 

@@ -36,26 +36,26 @@ class TorchsOwn(CustomPartitionerFn):
 
 
 class Refused(Exception):
-    """What the tests refuse a graph with."""
+    """The error with which the tests refuse a graph."""
 
 
 @dataclass
 class Step:
-    """What was seen of one training step, graphs in the order in which they came.
+    """Code of one training step, graphs in the order in which they were compiled.
 
     Attributes:
-        light: What was read before code was made.
-        real: The code.
+        light: The graphs as read before Inductor made code.
+        real: The code that Inductor made.
     """
 
     light: list[Emitted] = field(default_factory=list)
     real: list[Emitted] = field(default_factory=list)
 
     def check(self, *, is_understood: bool = True) -> None:
-        """Assert that what was read allocates what the code does: the same statements, and the same peak.
+        """Assert that `light` allocates the same as `real`: the same statements, and the same peak.
 
         Args:
-            is_understood: Whether a dry run can follow the code.
+            is_understood: True if a dry run can follow the code.
         """
         assert len(self.light) == len(self.real) == 2
         for read, made in zip(in_order(self.light), in_order(self.real), strict=True):
@@ -89,9 +89,9 @@ def compiled(
     """Compile one step.
 
     Args:
-        ratio: How much is saved, from 0 to 1, by torch's own partitioner.
-        is_read: Whether graphs are read at all.
-        refused: ``forward`` or ``backward``: which graph is refused when it has been read.
+        ratio: Part that torch's own partitioner saves, from 0 to 1.
+        is_read: True if graphs are read before code is made.
+        refused: ``forward`` or ``backward``: the graph that is refused when it has been read.
     """
     step = Step()
 

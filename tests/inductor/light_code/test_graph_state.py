@@ -1,4 +1,4 @@
-"""What is put back of a graph: attributes, what their containers hold, counters, figures."""
+"""The state of a graph that is restored: attributes, contents of their containers, counters, figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compile_remat.inductor.light_code.graph_state import untouched
 
 
 def test_a_graph_is_put_back_with_the_containers_that_it_had() -> None:
-    """Others hold the same containers: they are filled again, not replaced."""
+    """Other objects hold the same containers, so the containers are filled again, not replaced."""
     removed, users, numbers = OrderedSet(["buf0"]), ["a"], itertools.count()
     next(numbers)
     operation = SimpleNamespace(users=users, layout="flexible")

@@ -191,7 +191,7 @@ PATCHABLE = (
 
 
 def state() -> dict[str, Any]:
-    """What reading could leave behind in this process."""
+    """State of this process that reading could change."""
     figures = {
         k: sorted(map(str, v)) if isinstance(v, list) else str(v) for k, v in vars(metrics).items() if _is_figure(k, v)
     }
@@ -272,7 +272,7 @@ def test_a_refused_graph_has_no_code_and_the_next_one_is_plain_torchs(refused: s
 
 
 def test_the_users_own_passes_run_once_and_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a graph is read, and its code is made behind that."""
+    """This holds also if a graph is read, and its code is made afterwards."""
     ran: list[str] = []
 
     def before_fusions(nodes: list[Any]) -> list[Any]:

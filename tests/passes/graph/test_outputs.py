@@ -1,4 +1,4 @@
-"""Which outputs a plan must not save, since code behind a graph break may change them in place."""
+"""Outputs that a plan must not save, since code behind a graph break may change them in place."""
 
 from __future__ import annotations
 

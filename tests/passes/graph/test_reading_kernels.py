@@ -1,4 +1,4 @@
-"""Which kernels read a node of a graph that is not planned yet."""
+"""The kernels that read a node of a graph that is not planned yet."""
 
 from __future__ import annotations
 

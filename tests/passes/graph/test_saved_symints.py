@@ -1,4 +1,4 @@
-"""Which symbolic sizes the forward hands to the backward, on a graph that is printed here."""
+"""The symbolic sizes that the forward hands to the backward, on a graph that is printed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the values that a kernel reads it may write over."""
+"""The values read by a kernel whose buffers it may reuse for its output."""
 
 from compile_remat.passes.memory.buffers import register_gradients, register_path, register_reads
 from compile_remat.passes.problem.problem import EXTERN, POINTWISE, Step, Value

@@ -91,7 +91,7 @@ def test_what_is_made_of_random_numbers_alone_is_written_where_they_are_drawn() 
     ]
     assert peak_of(values, [5], []) == 16
     assert peak_of(values, [5], [5]) == 2 + 16
-    assert peak_of(values, [5, 6], [5, 6]) == 4 + 4 + 16  # what reads more waits with all of it
+    assert peak_of(values, [5, 6], [5, 6]) == 4 + 4 + 16  # a value with more sources waits with all of them
     larger = replace(values[5], nbytes=5)
     assert peak_of([*values[:5], larger], [5], [5]) == 4 + 16
 
@@ -106,7 +106,7 @@ def test_what_is_computed_of_one_pointwise_buffer_is_written_with_it() -> None:
         value("mask", 1, [1], POINTWISE, in_forward=False),
     ]
     assert peak_of(values, [4], [4]) == 8 + 8 + 1
-    assert peak_of([*values[:4], replace(values[4], nbytes=5)], [4], [4]) == 4 + 8 + 8  # it takes more: it waits
+    assert peak_of([*values[:4], replace(values[4], nbytes=5)], [4], [4]) == 4 + 8 + 8  # the larger value waits
 
 
 JOINED = [
@@ -125,7 +125,7 @@ def test_a_concatenation_begins_with_a_part_that_something_else_reads_before() -
 
 def test_a_part_that_nothing_else_reads_is_computed_where_the_concatenation_stands() -> None:
     values = [*JOINED[:2], replace(JOINED[2], reads=(0,)), *JOINED[3:]]
-    assert peak_of(values, [1], []) == 4 + 8 + 12  # what it is computed from lives until then
+    assert peak_of(values, [1], []) == 4 + 8 + 12  # its operands live until then
 
 
 def test_a_concatenation_in_its_readers_order_is_not_copied() -> None:

@@ -1,4 +1,4 @@
-"""What values behind the forward keep alive, on problems that can be followed by hand."""
+"""Buffers that values behind the forward keep alive, on problems that can be followed by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_last_reader_of_its_size_is_written_over_it() -> None:
 
 
 def test_a_value_may_be_written_over_any_buffer_of_its_size() -> None:
-    """Over which one depends on what is saved."""
+    """The saved values decide which buffer is reused."""
     assert sources(product("a"), product("b"), behind("slope", 0, 1)) == [Source(0, (2,), True), Source(1, (2,), True)]
 
 
@@ -44,7 +44,7 @@ def test_nothing_waits_for_what_is_never_saved_or_for_an_output() -> None:
 
 
 def test_a_poolings_offsets_are_written_with_what_it_gives() -> None:
-    """The forward reads the first of its outputs, the backward the second."""
+    """The forward reads the first output of the pooling, the backward the second."""
     pooling, pooled = Value("pooling", 0, POINTWISE, (0,), 1), Value("pooled", 2, ITEM, (1,), 1)
     offsets = Value("offsets", 1, ITEM, (1,), 1, in_forward=False)
     assert sources(product("a"), pooling, pooled, offsets) == []

@@ -1,4 +1,4 @@
-"""What is assumed after a plan was observed: never less than what was seen, and never less than before."""
+"""Assumptions after a plan was observed: never less than was observed, and never less than before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def any_graph(rng: random.Random, names: list[str], most_bytes: int) -> GraphFac
 
 
 def any_facts(rng: random.Random, found: Candidate, *, may_be_large: bool = True) -> RegionFacts:
-    """Facts that no code generator may give of this plan: what is assumed has to hold for any."""
+    """Facts that no code generator may give for this plan: assumptions have to hold for any facts."""
     values, steps = found.simulator.problem.values, found.simulator.problem.steps
     most_bytes = rng.choice([1, 2, 3]) * found.peak_bytes + 5 if may_be_large else 5
     forward = any_graph(rng, [v.name for v in values if v.in_forward], most_bytes)
@@ -168,7 +168,7 @@ def test_buffers_of_the_forward_and_of_the_backward_are_assumed_each_for_itself(
 
 
 def test_a_buffer_is_taken_away_by_the_first_plan_alone() -> None:
-    """What one plan's graphs write, another plan's may write as well, though this one's do not."""
+    """A buffer that an earlier plan's graphs wrote may be written by another plan's again, though this plan's do not."""
     facts = simulated()
     seen = RegionFacts(replaced(facts.forward, cos=False), facts.backward, facts.peak_bytes)
     before = Assumptions(backward_bytes=(("mul", 1),))
@@ -176,7 +176,7 @@ def test_a_buffer_is_taken_away_by_the_first_plan_alone() -> None:
 
 
 def test_nodes_that_are_computed_by_no_kernel_say_nothing() -> None:
-    """A node that a pass of Inductor has replaced is in no kernel: whether it is written is not known."""
+    """A node that a pass of Inductor has replaced is in no kernel, so it is unknown whether the node is written."""
     facts = simulated()
     kernels = tuple(KernelFacts(("other",), k.live_bytes) for k in facts.forward.kernels)
     seen = RegionFacts(GraphFacts(kernels, {"other": 1000}), facts.backward, facts.peak_bytes)
@@ -244,7 +244,7 @@ def test_a_kernel_of_unknown_nodes_belongs_to_the_higher_of_its_neighbours() -> 
 
 @pytest.mark.parametrize("order", ["x a b c", "a x b c", "a b x c"])
 def test_a_kernel_that_runs_elsewhere_tells_nothing_of_its_nodes(order: str) -> None:
-    """It is simulated last.  The bytes in use at its place are those of its neighbours, but for what is above them."""
+    """The kernel's node is simulated last.  The bytes in use at the kernel's place are its neighbours', but for the excess."""
     levels = {"a": 100, "b": 900, "c": 300, "x": 50}
     kernels = [KernelFacts((name,), 900 if name == "x" else levels[name]) for name in order.split()]
     assert excess_at_nodes(kernels, levels, 0).get("x") is None
@@ -292,7 +292,7 @@ def test_a_value_that_is_computed_three_times_is_observed_under_its_own_name() -
 
 
 def test_the_largest_buffers_at_the_observed_peak_have_their_roles() -> None:
-    """Those of the graph that has the peak: in the backward, the user's outputs lie beside it."""
+    """The buffers of the graph that has the peak: in the backward, the user's outputs lie beside them."""
     origin = Origin((10, 25), "float32", "layer", "model.py:3")
     problem = replace(LAYERS, values=(replace(LAYERS.values[0], origin=origin), *LAYERS.values[1:]))
     backward = GraphFacts(

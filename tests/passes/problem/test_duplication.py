@@ -16,7 +16,7 @@ OF_STEPS = ("gradients", "gradient_readers")
 
 
 def names(problem: Problem, node: Value | Step, field: str) -> list[str]:
-    """What the indices in a field stand for."""
+    """The names of the nodes whose indices are in a field."""
     nodes: tuple[Value | Step, ...] = problem.steps if field in OF_STEPS else problem.values
     return [nodes[i].name for i in getattr(node, field)]
 

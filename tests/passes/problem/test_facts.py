@@ -1,4 +1,4 @@
-"""What is assumed of a graph's nodes: as text, in a problem, and the key that it must not change."""
+"""Assumptions about a graph's nodes: as text, in a problem, and the key that they must not change."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_only_the_named_nodes_change_and_only_in_what_is_assumed(problem: Proble
         assert after.observed_bytes == dict(assumed.backward_bytes).get(before.name, 0)
         if inner and before.name in stored:
             assert after.realised == stored[before.name]
-        if inner:  # of the backward, what is assumed of the forward says nothing
+        if inner:  # assumptions about the forward say nothing of the backward
             assert after.is_realised_again == again.get(before.name, before.is_realised_again)
     for step, after_step in zip(problem.steps, found.steps, strict=True):
         inner = step.kernel == POINTWISE
@@ -182,7 +182,7 @@ def test_the_forwards_buffers_say_nothing_of_the_backwards() -> None:
 def test_the_key_is_that_of_the_graph_whatever_was_observed(
     problem: Problem, assumed: Assumptions, more: Assumptions
 ) -> None:
-    """It names pinned plans: with facts in it, none would be found again."""
+    """The key names pinned plans: with facts in the key, no pinned plan would be found again."""
     key = problem.key()
     once = problem.with_facts(assumed)
     twice = once.with_facts(more)

@@ -118,7 +118,7 @@ def test_no_schema_is_refused() -> None:
 
 
 def test_key_golden() -> None:
-    """Plan files are named by it: where this changes, stored plans are lost, which `SCHEMA` or the notes must say."""
+    """The key names plan files: if the key changes, stored plans are lost, which `SCHEMA` or the notes must say."""
     assert TINY.key() == "8708be0f5fcb9151"
 
 

@@ -1,4 +1,4 @@
-"""Which of the user's tags still pin a value, level by level."""
+"""The user's tags that still pin a value, level by level."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_tags_lapse_in_order() -> None:
 
 
 def test_fewer_tags_never_cost_more() -> None:
-    """Whatever a problem allows, the same problem with fewer pins allows as well."""
+    """A plan that a problem allows is allowed with fewer pins, too."""
     problem = tagged(*[PREFER_RECOMPUTE] * 10, *[PREFER_SAVE] * 4, length=16)
     planners = [Planner(relaxed) for relaxed, _ in relaxations(problem)]
     times = [planner.fastest().extra_time_ns + planner.fastest_time_ns for planner in planners]

@@ -77,7 +77,7 @@ def test_plans_are_counted_by_their_size_and_kept_ones_too() -> None:
 
 
 def plans_of(problem: Problem, work_seconds: float | None, shares: tuple[float, ...]) -> list[Plan]:
-    """Of one planner, at these parts of the fastest plan's peak; the lowest one last."""
+    """Plans of one planner, at these parts of the fastest plan's peak; the lowest plan last."""
     planner = Planner(problem, work_seconds)
     top = planner.fastest().peak_bytes
     return [*(planner.within(int(share * top)) for share in shares), planner.lowest()]

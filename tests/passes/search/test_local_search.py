@@ -121,7 +121,7 @@ def test_moves_are_flips_and_near_swaps() -> None:
 
 
 def test_a_plan_without_swaps_has_flips_beyond_the_most_moves() -> None:
-    """Where nothing is saved there is nothing to swap: this divided by zero in graphs of more free values than moves."""
+    """If no value is saved there is no swap: the code divided by zero in graphs with more free values than moves."""
     searcher = search_of(chain(20), SearchOptions(max_moves=10))
     nothing = np.zeros(20, dtype=bool)
     moves = searcher._moves(nothing, searcher.simulator.run(nothing[:, None]), 0)

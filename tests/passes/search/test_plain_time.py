@@ -37,7 +37,7 @@ def test_it_is_the_time_of_the_option(seed: int) -> None:
 
 
 def test_a_plan_that_does_what_torch_does_takes_no_extra_time() -> None:
-    """Whether or not another one is faster."""
+    """This holds even if another plan is faster."""
     problem = replace(PROBLEM, reference=(1,))
     planner = Planner(problem)
     for saved, extra_ns, share in ((("p",), 4, 0), (("a",), 0, -4 / 207)):

@@ -129,7 +129,7 @@ def test_a_deep_chain_goes_below_what_one_recomputation_reaches() -> None:
 
 
 def test_the_lowest_that_was_seen_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it was found on the way to a target that it misses."""
+    """This holds also for a plan found on the way to a target that the plan misses."""
     problem = chain(12)
     planner, seen = Planner(problem), []
 

@@ -1,4 +1,4 @@
-"""Which starts a search looks at, by how much its bound leaves open."""
+"""The starts that a search looks at, by the gap that its bound leaves open."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def plan_of(memory_budget: Any, slices: Any, **settings: Any) -> Plan:
-    """Of the planner's rules, unless a compiler is given: nothing is lowered."""
+    """The plan by the planner's rules, with nothing lowered, unless a compiler is given."""
     settings = {"compiler": "eager", **settings}
     plan = explain(Head(), *inputs(), memory_budget=memory_budget, slices=slices, **settings).plan
     assert plan is not None
@@ -182,7 +182,7 @@ def test_pinned_slices_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
 
 
 def test_gradients_that_leave_early_are_another_graph_to_plan_for(tmp_path: Path) -> None:
-    """Its plan has a file of its own, and does not pass for that of the other."""
+    """The plan of that graph has a file of its own, and is not taken for the other graph's plan."""
     found = {}
     for gradients in ("end", "early", "early"):
         found[gradients] = plan_of("min", 4, plan_dir=str(tmp_path), gradients=gradients)
@@ -197,7 +197,7 @@ def test_gradients_that_leave_early_are_another_graph_to_plan_for(tmp_path: Path
 
 @pytest.mark.parametrize("returns_logits", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_second_process_says_the_same(returns_logits: bool, own_caches: Path) -> None:
-    """What is in slices is no warning; that nothing is, is one, also where the code comes from the cache."""
+    """Slices raise no warning; a plan without slices raises one, also if the code comes from the cache."""
     for _ in range(2):
         torch.compiler.reset()
         clear_process_state()

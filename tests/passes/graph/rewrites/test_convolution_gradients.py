@@ -287,7 +287,7 @@ def test_the_lowest_peak_is_lower_than_with_both_gradients_at_once() -> None:
         traced = joint_of(loss, x, *(p.detach().requires_grad_() for p in net.parameters()), decompositions={})
         joint = joint_graph.prepare(traced.module, num_fwd_outputs=1)
         if split_first:
-            assert split_convolution_gradients(joint) == 3  # what the first one reads needs no gradient
+            assert split_convolution_gradients(joint) == 3  # the first one's input needs no gradient
         peaks.append(Planner(build_problem(joint, cost=UnitCost())).lowest().peak_bytes)
     assert peaks[1] < 0.8 * peaks[0]
 

@@ -104,7 +104,7 @@ def test_a_mark_stands_behind_the_kernel_in_which_the_parameter_is_read() -> Non
 
 
 def test_a_mark_does_not_wait_for_a_product_that_reads_what_was_made_of_the_parameter() -> None:
-    """What a product reads is written to memory by its own kernel."""
+    """An operand of a product is written to memory by a kernel of its own."""
 
     def scaled_product(x: Tensor, a: Tensor, w: Tensor) -> Tensor:
         return (x @ a).tanh() * w
@@ -226,7 +226,7 @@ def test_what_cannot_be_marked_says_why() -> None:
 
 
 def test_an_argument_that_an_output_shows_has_no_mark() -> None:
-    """What the caller computes of that output contributes to its gradient, too."""
+    """Values that the caller computes of that output contribute to the argument's gradient, too."""
 
     def shown(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return two_layers(x, a, b), a.t(), (b * 2).t()

@@ -21,7 +21,7 @@ def grad(*shape: int) -> Tensor:
 
 
 def rewritten(function: Callable[..., Any], *inputs: Tensor, start: str = "") -> Rewritten:
-    """What the pass makes of a function's joint graph; `check_rewrite` compares the numbers."""
+    """Returns the pass's rewrite of a function's joint graph; `check_rewrite` compares the numbers."""
 
     def rewrite(module: fx.GraphModule) -> int:
         joint = joint_graph.prepare(module, num_fwd_outputs=1)
@@ -94,7 +94,7 @@ def of_a_tangent(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def larger(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """What moved would be larger than the gradient that dies, which is a column."""
+    """The moved value would be larger than the gradient that dies, which is a column."""
     return (torch.tanh(x @ gate).sum(1, keepdim=True) * (x @ up).sum(1, keepdim=True)).expand(64, 16) @ down
 
 

@@ -61,7 +61,7 @@ def inputs_of(rows: int, width: int, hidden: int) -> tuple[Tensor, ...]:
 
 def test_golden_order() -> None:
     joint, moved = look(two_layers, *inputs_of(64, 4, 32))
-    assert moved == 1  # what the other one reads is an input, which nothing frees
+    assert moved == 1  # the other product reads an input, which nothing frees
     assert_expected_inline(
         backward_of(joint),
         """\

@@ -1,4 +1,4 @@
-"""Where rows are: of operators that keep them apart, and of those that do not."""
+"""The dimensions of rows: of operators that keep rows apart, and of operators that do not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ KEPT = [
 
 @pytest.mark.parametrize(("make", "rows", "expected"), KEPT, ids=[f"{k}" for k in range(len(KEPT))])
 def test_rows_of_operands(make: Callable[[], fx.Node], rows: Rows, expected: list[Rows | None]) -> None:
-    """What a row of the result reads; and from an operand with those rows, they are found again in the result."""
+    """A row of the result reads these rows of each operand; from an operand's rows, the result's rows follow."""
     node = make()
     found = needs(node, rows)
     assert [found[operand] for operand in node.all_input_nodes] == expected

@@ -1,4 +1,4 @@
-"""What a moment counts, beside what the simulated plan has at that step."""
+"""The bytes that a moment counts, beside those of the simulated plan at that step."""
 
 from __future__ import annotations
 
