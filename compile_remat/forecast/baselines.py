@@ -123,7 +123,7 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
 
 
 def chosen_by_torch(joint: joint_graph.Joint, budgets: Sequence[float] = TORCH_BUDGETS) -> dict[str, list[fx.Node]]:
-    """Returns the nodes that torch's chooser saves at each budget, by name.  It runs operators: tensors must be on a CPU."""
+    """Returns the nodes that torch's chooser saves at each budget, by name.  Tensors must be on a CPU, since operators run."""
     names = [DEFAULT if b == 1 else f"torch's chooser, budget {b:g}" for b in budgets]
     return dict(zip(names, joint_graph.torch_choices(joint, budgets), strict=True))
 

@@ -213,7 +213,7 @@ def refuse(graphs: int, name: str) -> NoReturn:
 
 
 def model_bytes(model: nn.Module, inputs: Sequence[Any]) -> tuple[int, int, int]:
-    """Returns the bytes of parameters and buffers, of trainable parameters, and of inputs; shared parameters and buffers count once."""
+    """Returns the bytes of parameters and buffers, of trainable parameters, and of inputs; shared parameters count once."""
     parameters = list(model.parameters())
     kept = sum(t.nbytes for t in (*parameters, *model.buffers()))
     given = [v for value in inputs for v in tree_leaves(value) if isinstance(v, torch.Tensor)]
