@@ -68,7 +68,7 @@ USER_TAGS = (
     P.CheckpointPolicy.MUST_RECOMPUTE,
     P.CheckpointPolicy.PREFER_RECOMPUTE,
 )
-"""The policies that the planner obeys.  It ignores offloading to the host, as torch's partitioner does."""
+"""The policies that the planner obeys.  The planner ignores offloading to the host, as torch's partitioner does."""
 
 
 @dataclass(frozen=True)
