@@ -2,9 +2,10 @@
 
 On CPUs it is True with oneDNN and Inductor's layout optimization, on GPUs in graphs whose convolutions gain by it (`with_layout`).
 
-Imports nothing of compile_remat but its siblings.  The inputs and outputs of a convolution then have channels-last strides.
-Kernels write values of the graph in this order.  Inputs of the graph, such as weights, are copied at the start of the forward, and
-the backward reads the copies.
+If True, the inputs and outputs of convolutions have channels-last strides.  Kernels write values of the graph in this order.
+Inputs of the graph, such as weights, are copied at the start of the forward, and the backward reads the copies.
+
+Imports nothing of compile_remat but its siblings.
 """
 
 from __future__ import annotations

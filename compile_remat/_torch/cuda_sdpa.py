@@ -62,7 +62,7 @@ def attention_without_flash(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The same without flash attention: for devices before Ampere, and for arguments that flash attention does not take."""
+    """``scaled_dot_product_attention`` without flash attention: on devices before Ampere, or for arguments that flash rejects."""
     if _suits_efficient(query, key, value):
         bias = None if attn_mask is None else _padded_bias(attn_mask, query, key)
         found: tuple[Tensor, ...] = aten._scaled_dot_product_efficient_attention(

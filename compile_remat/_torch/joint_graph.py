@@ -9,7 +9,7 @@ compared line by line, the tests were run on all three, and where they differ th
   the backward needs.
 
 The pipeline around the choice of saved values (`prepare`, `extract_modules`) is made of torch's own helpers in the
-order of ``min_cut_rematerialization_partition``; only the choice itself is ours.
+order of ``min_cut_rematerialization_partition``; only the choice itself is not torch's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HAS_CSE_KEY = _takes("fx_graph_cse", "extra_node_key")
 
 
 def is_saveable_symbol(node: fx.Node) -> bool:
-    """SymInts can be handed from forward to backward; SymFloats and SymBools cannot (partitioners.py, classify)."""
+    """Returns whether a node is a SymInt, which can be saved; SymFloats and SymBools cannot (partitioners.py, classify)."""
     return is_sym_node(node) and isinstance(node.meta.get("val"), torch.SymInt)
 
 
@@ -461,7 +461,7 @@ def policy_of(node: fx.Node) -> str | None:
 
 
 def must_save(joint: Joint, node: fx.Node) -> bool:
-    """Returns whether torch's own rules forbid to recompute the node: it must be in the forward, or `prepare` tagged it."""
+    """Returns whether torch's own rules forbid recomputing the node: the node must be in the forward, or `prepare` tagged it."""
     if must_be_in_forward(node):
         return True
     return policy_of(node) == "save" and node not in joint.user_tags and node not in joint.handed_on

@@ -36,7 +36,7 @@ def is_complex(node: fx.Node) -> bool:
     """Returns whether a node reads or writes complex tensors; Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
     if _holds_complex(node.meta.get("val")):
         return True
-    for read in node.all_input_nodes:  # a loop: this is asked for every pointwise node, many times
+    for read in node.all_input_nodes:  # a loop, as this function runs many times for every pointwise node
         if _holds_complex(read.meta.get("val")):
             return True
     return False

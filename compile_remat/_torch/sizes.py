@@ -167,9 +167,9 @@ def hint_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def storage_nbytes(value: object) -> int:
-    """Bytes of the storage that a dense (fake) tensor of this shape and stride occupies; 0 for anything else.
+    """Bytes of the storage that a (fake) tensor of this shape and these strides occupies; 0 for a value that is no tensor.
 
-    ``torch._efficientzerotensor``, which forward mode makes, has no memory.
+    For sparse tensors and wrapper subclasses: the bytes of all elements.  ``torch._efficientzerotensor`` has no memory.
     """
     if not isinstance(value, torch.Tensor) or value._is_zerotensor():
         return 0

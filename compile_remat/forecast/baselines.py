@@ -35,7 +35,7 @@ NOTHING, EACH, INNER = "nothing recomputed", "every layer checkpointed", "every 
 SOME, PRODUCTS = f"every {EVERY}th layer checkpointed", "selective checkpoint, products saved"
 DEFAULT = "torch's chooser, default"
 OF_LAYERS = (EACH, SOME, PRODUCTS)
-"""Baselines that a model without layers cannot have."""
+"""Baselines that need a model with layers."""
 
 HEAVY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
 LEAST_HEAVY = 2

@@ -159,7 +159,7 @@ class Board:
         self.post(f"failure/{number}", {"rank": self.rank, "error": type(error).__name__, "text": str(error)})
 
     def raise_failure(self) -> None:
-        """Raise for the next failure that another rank has posted, once for each.
+        """Raise for the next failure that another rank has posted; each failure raises once.
 
         Raises:
             RankError: Another rank has posted a failure.

@@ -37,7 +37,7 @@ class Places:
 
     def __init__(self) -> None:
         self._rounds: dict[str, int] = {}
-        self._variants: dict[str, tuple[int, int]] = {}  # the first one since the last reset, and the last one
+        self._variants: dict[str, tuple[int, int]] = {}  # first variant since the last reset, and last variant
         self._graphs: dict[tuple[str, int], itertools.count[int]] = {}
 
     def next(self, frame: Frame) -> Place:

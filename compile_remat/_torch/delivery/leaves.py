@@ -76,7 +76,7 @@ def _will_run(node: Any) -> bool:
 
 
 def _has_hooks(node: Any) -> bool:
-    """Returns whether Python code has hooks on the node: a temporary hook of our own shows the number of hooks."""
+    """Returns whether Python code has hooks on the node: a temporary hook shows the number of hooks beside it."""
     handles = [node.register_prehook(_nothing), node.register_hook(_nothing)]
     found = any(len(handle.hooks_dict_ref() or ()) > 1 for handle in handles)
     for handle in handles:
@@ -103,7 +103,7 @@ def set_hooks_aside(node: Any, complain: Callable[[torch.Tensor], None]) -> None
             handle.remove()
 
     def before(gradients: tuple[Any, ...]) -> None:
-        if torch._C._current_graph_task_id() != task:  # that backward ended early
+        if torch._C._current_graph_task_id() != task:  # the backward of the delivery ended early
             done()
         elif gradients[0] is not None:
             done()

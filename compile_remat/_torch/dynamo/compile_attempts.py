@@ -79,7 +79,7 @@ class Attempts:
             attempt = None if self._seen is None else _attempt()
             if self._seen is not None and attempt is not None:
                 self._seen(attempt)
-        except Exception:  # Dynamo is at work
+        except Exception:  # no error of ours may reach Dynamo
             LOG.debug("what Dynamo has compiled cannot be told", exc_info=True)
 
 
@@ -120,7 +120,7 @@ def backend_of(value: object) -> object:
 
 
 def is_compiled_by(value: object, backend: object) -> bool:
-    """Returns whether a function, or a module or one inside of it, was made by `torch.compile` with this backend."""
+    """Returns whether a function, a module, or a submodule of it was compiled by `torch.compile` with this backend."""
     if not isinstance(value, nn.Module):
         return any(found is backend for found in _backends_of(value))
     for module in value.modules():
@@ -148,7 +148,7 @@ def _content(cell: Any) -> object:
 
 
 def trained_leaves(value: object) -> Iterator[torch.Tensor]:
-    """Yields the leaves that need gradients: parameters of a module, of objects that a function refers to, or a tensor itself."""
+    """Yields the leaves that need gradients: of a module, of a method's owner, of a function's closure, or a tensor itself."""
     if inspect.ismethod(value) or inspect.isfunction(value):
         value = getattr(value, "_torchdynamo_orig_callable", value)
     owners: list[object] = [getattr(value, "__self__", value)]

@@ -4,7 +4,7 @@
     install()
 
 Needs g++ and the package ``triton`` (with its ptxas), 2.13's wheel of torch for CPUs or any CUDA build from 2.11 on.  Real:
-Dynamo, AOTAutograd, our planner, Inductor with all its passes for CUDA, Triton's compiler down to cubins.  Missing: kernel
+Dynamo, AOTAutograd, the planner, Inductor with all its passes for CUDA, Triton's compiler down to cubins.  Missing: kernel
 times, the choices of autotuning, workspaces of cuDNN and cuBLAS, the allocator.
 
 A process that has called `install` can do nothing else: it replaces functions of ``torch.cuda`` and of Inductor permanently.

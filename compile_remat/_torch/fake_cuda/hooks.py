@@ -1,7 +1,7 @@
 """The C++ side of the fake device: built with g++ against torch's headers, and registered before torch is imported.
 
 Torch's C++ reads CUDA's state through ``CUDAHooksInterface``, and keeps the hooks that it finds first.  A build for CPUs
-registers none; the hooks of a CUDA build are registered when its library is loaded, with a lower priority than ours.
+registers none; the hooks of a CUDA build are registered when its library is loaded, with a lower priority than these.
 """
 
 from __future__ import annotations

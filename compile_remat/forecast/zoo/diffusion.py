@@ -102,7 +102,7 @@ class Level(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with group normalisation before each, the time's embedding between them, beside a shortcut."""
+    """Two convolutions, each after a group normalisation, with the time's embedding added between them; beside a shortcut."""
 
     def __init__(self, channels: int, outer: int, embedding: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Attended(nn.Module):
 
 
 class Attention(nn.Module):
-    """Heads of queries from one sequence, keys and values from another."""
+    """Multi-head attention: queries from one sequence, keys and values from another."""
 
     def __init__(self, width: int, read: int, heads: int) -> None:
         super().__init__()
