@@ -1,4 +1,4 @@
-"""Private names of torch outside Inductor, one concern a module, each saying which versions have it.
+"""Private names of torch outside Inductor: one module per concern, each of which names the torch versions that have them.
 
-Imports nothing of ours but `_torch`.  What plans, prices or compiles belongs elsewhere.
+Imports nothing of compile_remat but `_torch` and `_util`.  Code that plans, prices or compiles belongs elsewhere.
 """

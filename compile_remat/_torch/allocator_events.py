@@ -1,4 +1,4 @@
-"""What torch's allocator is asked for: single allocations and frees of the CPU's, and the most that a call holds.
+"""Requests to torch's allocator: single allocations and frees on the CPU, and the peak bytes of one call.
 
 Private names of torch, same in 2.11 to 2.15: ``torch._C._profiler._EventType`` and the `experimental_event_tree` of a profile;
 ``torch.autograd._enable_profiler_legacy`` and ``_disable_profiler_legacy``, which see the CPU allocations of this thread
@@ -54,11 +54,11 @@ def cpu_allocation_events(profiler: profile) -> list[AllocationEvent]:
 
 
 def most_allocated(run: Callable[[], Any], device: torch.device) -> tuple[int, Any]:
-    """The most bytes that `run` holds at once beyond what there was before, and its result.
+    """Returns the peak bytes that `run` allocates beyond those allocated before it, and its result.
 
-    On a CPU it runs in a thread of its own where this one is profiled already: torch has one profiler a thread.
-    On CUDA it runs twice: a library takes a workspace for the whole process when it is first called, which is no part of one
-    call.  Counted is what is asked for, before the allocator rounds it; the allocator's peak statistics begin anew.
+    On a CPU `run` gets a thread of its own if this thread is profiled already: torch has one profiler per thread.
+    On CUDA `run` is called twice, because a library's first call allocates a workspace for the whole process, which belongs to no
+    single call.  Requested bytes are counted, before the allocator rounds them.  The allocator's peak statistics are reset.
     """
     if device.type == "cuda":
         return _on_cuda(run, device)

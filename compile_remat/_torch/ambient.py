@@ -18,23 +18,23 @@ from compile_remat._torch.version import private_name
 disable_current_modes = private_name("torch.utils._python_dispatch", "_disable_current_modes")
 compile_lock = private_name("torch._dynamo.convert_frame", "compile_lock")
 _session = getattr(torch.compiler, "_compile_session_context", nullcontext)
-"""From 2.13 on: other threads, which call compiled functions meanwhile, are told that nobody traces these with FX."""
+"""From 2.13 on: lets other threads call compiled functions meanwhile without torch's error that FX is tracing them."""
 
 
 @dataclass(frozen=True)
 class Ambient:
-    """The state of torch that a graph is traced under, beside what is in the graph: autocast, by kind of device."""
+    """The state of torch under which a graph is traced and which the graph does not hold: autocast, by device type."""
 
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
 
     @classmethod
     def now(cls) -> Ambient:
-        """As it is in this thread."""
+        """Returns this thread's state."""
         kinds = ("cpu", "cuda")
         return cls(tuple((k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds))
 
     def enter(self, stack: ExitStack) -> None:
-        """Make it so until `stack` ends; gradients are on, and no compilation is under way."""
+        """Restore this state until `stack` ends, with gradients enabled and without a tracing context."""
         for kind, enabled, dtype in self.autocast:
             if enabled != torch.is_autocast_enabled(kind) or enabled:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
@@ -44,9 +44,9 @@ class Ambient:
 
 @contextmanager
 def compiling_as_dynamo_does() -> Iterator[None]:
-    """One compilation at a time in the process: FX and AOTAutograd keep what they trace in global variables.
+    """Allow one compilation at a time in the process: FX and AOTAutograd keep their tracing state in global variables.
 
-    Dynamo takes the same lock, which a thread may take twice.  Never take a lock inside that is held when this is entered.
+    The lock is Dynamo's, and reentrant.  Inside, never acquire a lock that another thread may hold while it enters this context.
     """
     with compile_lock, _session():
         yield
@@ -63,13 +63,13 @@ def plainly(device: torch.device) -> Iterator[None]:
 
 
 def read_random_state(devices: Sequence[torch.device]) -> dict[str, torch.Tensor]:
-    """The state of the CPU's generator and of each device's."""
+    """Returns the state of the CPU's random generator, and of the generator of each of `devices`, by device name."""
     states = {"cpu": torch.get_rng_state()}
     return states | {str(d): torch.get_device_module(d).get_rng_state(d) for d in devices}
 
 
 def write_random_state(states: dict[str, torch.Tensor]) -> None:
-    """Put back what `read_random_state` gave."""
+    """Restore the generator states that `read_random_state` returned."""
     for place, state in states.items():
         if place == "cpu":
             torch.set_rng_state(state)

@@ -1,7 +1,7 @@
-"""A compiled graph's node in autograd: found among what a call returned, and its backward intercepted.
+"""A compiled graph's autograd node: found from the outputs of a call, and its backward intercepted.
 
 Private names of torch, same in 2.11, 2.13 and 2.15.  AOTAutograd makes one `torch.autograd.Function` class for each graph
-that it compiles; what is set here is set on that class, so other graphs and other backends are not touched.
+that it compiles.  Attributes are set on that class alone, so other graphs and other backends are not touched.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 Backward = Callable[..., Any]
 
 SEARCH_LIMIT = 10_000
-"""Nodes looked at: between an output and its graph's node stand a few views."""
+"""Most nodes that a search visits: only a few views lie between an output and its graph's node."""
 
 
 def sequence_number() -> int:
-    """The number that the next node of this thread's autograd graph gets."""
+    """Returns the sequence number that this thread's next autograd node gets."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def compiled_node(outputs: Iterable[object], since: int) -> Any | None:
-    """The node of the compiled graph that made `outputs`; None where nothing of them can be differentiated.
+    """Returns the autograd node of the compiled graph that made `outputs`; None if no output leads to such a node.
 
     Args:
-        since: `sequence_number` before the call; older nodes belong to other graphs.
+        since: `sequence_number` before the call; nodes with a lower number belong to other graphs.
     """
     stack = [t.grad_fn for t in outputs if isinstance(t, torch.Tensor) and t.grad_fn is not None]
     seen = set[Any]()
@@ -42,15 +42,15 @@ def compiled_node(outputs: Iterable[object], since: int) -> Any | None:
 
 
 def can_be_differentiated(args: Sequence[Any]) -> bool:
-    """Whether this call saves anything for a backward."""
+    """Returns whether a call with these arguments saves tensors for a backward."""
     return torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
 
 
 def intercept_backward(node: Any, handle: Callable[[Any, Backward, tuple[Any, ...]], Any]) -> None:
-    """From now on the backward of this node is ``handle(node, original, arguments)``; the node keeps `handle` alive.
+    """Replace the backward of `node` by ``handle(node, original, arguments)``; the node keeps `handle` alive.
 
-    The class of the node calls the handle of each node.  A hook of the node would be simpler, but while a node has hooks autograd
-    keeps the gradients of the outputs until they have run, and the compiled backward drops those after their last use.
+    The class of the node calls each node's own handle.  A hook of the node would be simpler, but autograd keeps the gradients of
+    the outputs alive until the hooks of a node have run, whereas the compiled backward frees these gradients after their last use.
     """
     owner = type(node)._forward_cls
     if "remat_original" not in vars(owner):
@@ -70,24 +70,24 @@ def says_changed(error: RuntimeError) -> bool:
 
 
 def keeps_its_graph() -> bool:
-    """Within a backward: whether it was asked to ``retain_graph``."""
+    """Returns whether the backward that runs in this thread was called with ``retain_graph``."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def runs_in_backward() -> bool:
-    """Whether autograd is running a backward in this thread."""
+    """Returns whether autograd is running a backward in this thread."""
     return torch._C._current_graph_task_id() != -1
 
 
 def written_inputs(num_inputs: int) -> frozenset[int] | None:
-    """Positions of the inputs that the graph just compiled writes into; None where they cannot be told apart."""
+    """Positions of the inputs whose data or metadata the graph just compiled mutates; None if torch does not list each input."""
     from torch._guards import TracingContext
 
     return _written(getattr(TracingContext.try_get(), "fw_metadata", None), num_inputs)
 
 
 def written_by(node: Any, num_inputs: int) -> frozenset[int] | None:
-    """The same for the graph of a node."""
+    """Returns the same as `written_inputs` for the graph of an autograd node."""
     return _written(getattr(type(node)._forward_cls, "metadata", None), num_inputs)
 
 
@@ -99,7 +99,7 @@ def _written(metadata: Any, num_inputs: int) -> frozenset[int] | None:
 
 
 def keeping_version(tensor: torch.Tensor) -> Any:
-    """A context in which writing into a tensor does not count as a new version of it."""
+    """Returns a context in which writes into `tensor` do not increase its version counter."""
     from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
     return _unsafe_preserve_version_counter(tensor)

@@ -1,8 +1,8 @@
-"""What torch's caches see of a compilation, as text.  Private names of torch, same in 2.11, 2.13 and 2.15.
+"""The key of a compilation in torch's caches, as text.  Private names of torch, same in 2.11, 2.13 and 2.15.
 
-Imports nothing of ours.  On a hit of the AOTAutograd cache nothing of ours runs, and torch's own key is not handed out, so
-`compilation_text` says again all that a joint graph depends on.  It must be no finer than torch's key (or a hit would
-not find what belongs to it), and placeholder names are therefore left out: torch 2.13 leaves them out of its key too.
+Imports nothing of compile_remat.  On a hit of the AOTAutograd cache none of its code runs, and torch does not hand out its own
+key, so `compilation_text` repeats all that a joint graph depends on.  The text must be no finer than torch's key, or an entry
+stored under it would be missed on a hit.  Placeholder names are therefore left out: torch 2.13 leaves them out of its key too.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _DEVICE_NUMBER = re.compile(r"\b(cuda|xpu|hpu|mps|privateuseone)(:|', index=)\d+")
 _TAGS = ("recompute", "custom", "memory_budget")
-"""Node meta that a user's annotations leave, and that the partition obeys."""
+"""Keys of ``node.meta`` that a user's annotations set and that the partitioner obeys."""
 
 
 def inductor_cache_folder() -> str:
-    """Where Inductor and AOTAutograd keep what they compiled (``TORCHINDUCTOR_CACHE_DIR``)."""
+    """Returns the folder in which Inductor and AOTAutograd cache compiled code (``TORCHINDUCTOR_CACHE_DIR``)."""
     return str(cache_dir())
 
 
 def partitions_are_cached(options: Mapping[str, Any]) -> bool:
-    """Whether a compilation with these Inductor options may find its partition in AOTAutograd's cache."""
+    """Returns whether a compilation with these Inductor options may find its partition in AOTAutograd's cache."""
     disabled = options.get("force_disable_caches", inductor_config.force_disable_caches)
     return bool(functorch_config.enable_autograd_cache) and not disabled
 
 
 def partition_is_stored() -> bool:
-    """Whether torch stores the current partition in its local or remote cache.  Call it from the partitioner."""
+    """Returns whether torch stores the current partition in its local or remote cache.  Call it from the partitioner."""
     is_remote = bool(functorch_config.enable_remote_autograd_cache) and not inductor_config.force_disable_caches
     return partitions_are_cached({}) or is_remote
 
 
 def compilation_text(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
-    """A Dynamo graph, its inputs and torch's settings: equal in two processes where torch compiles the same."""
+    """Returns a Dynamo graph, its inputs and torch's settings as text, equal in processes where torch compiles the same."""
     lines = [torch.__version__, *graph_lines(gm), *(_input_text(node, x) for node, x in _inputs(gm, example_inputs))]
     return "\n".join([*lines, *_state_lines()])
 
 
 def graph_lines(gm: fx.GraphModule) -> Iterator[str]:
-    """A graph and the graphs inside it, node by node, without names of nodes and without addresses."""
+    """Yields the text of a graph and of the graphs inside it, one line per node, without node names and addresses."""
     for name, module in gm.named_modules():
         yield f"module {name} {type(module).__qualname__ if not isinstance(module, fx.GraphModule) else ''}"
         if isinstance(module, fx.GraphModule):
@@ -66,7 +66,7 @@ def _node_text(node: fx.Node, index: Mapping[fx.Node, str]) -> str:
 
 
 def _inputs(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Each example input with what Dynamo traced it as: the sizes of the latter are symbols."""
+    """Pairs of the value that Dynamo traced an input as, whose sizes may be symbols, and the example input."""
     traced = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
     return zip([*traced, *[None] * len(example_inputs)], example_inputs, strict=False)
 
@@ -82,7 +82,7 @@ def _input_text(traced: Any, given: Any) -> str:
 
 
 def _state_lines() -> Iterator[str]:
-    """Settings of torch, beside the graph, that change what AOTAutograd and Inductor's joint passes make of it."""
+    """Settings of torch, outside the graph, that AOTAutograd and Inductor's joint passes depend on, as lines of text."""
     for config in (inductor_config, functorch_config):
         yield from (f"{name}={_plain(value)}" for name, value in sorted(config.save_config_portable().items()))
     yield f"grad={torch.is_grad_enabled()} dtype={torch.get_default_dtype()}"
@@ -97,6 +97,6 @@ def _plain(value: object) -> str:
 
 
 def shared_lines(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Iterator[str]:
-    """A Dynamo graph and its inputs: equal on ranks that run the same program, each on a device of its own."""
+    """Yields a Dynamo graph and its inputs as text, equal on ranks that run the same program, each on its own device."""
     lines = itertools.chain(graph_lines(gm), (_input_text(node, x) for node, x in _inputs(gm, example_inputs)))
     return (_DEVICE_NUMBER.sub(r"\1", line) for line in lines)

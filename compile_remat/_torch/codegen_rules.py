@@ -1,14 +1,14 @@
-"""What the memory model copies from Inductor: thresholds and lists, read from the Inductor that is installed.
+"""Rules of Inductor that the memory model follows: thresholds and lists, read from the Inductor that is installed.
 
-Imports nothing of ours but `version`.  `inductor_rules` asks for the values at the moment of the call, so that what the user sets
-counts, as ``options={"realize_reads_threshold": 2}`` or in ``torch._inductor.config``: torch's cache keys hold these options, and a
+Imports nothing of compile_remat but `version`.  `inductor_rules` reads the values at each call, so a user's own settings count:
+``options={"realize_reads_threshold": 2}``, or values in ``torch._inductor.config``.  Torch's cache keys hold these options, and a
 partitioner runs while they are in force.  ``tests/_torch/test_codegen_rules.py`` has a test for each rule that fails when Inductor
 changes it.
 
-Versions: before 2.13 one threshold held for all devices (``realize_acc_reads_threshold = 8``) and the list of heavy operators was
+Versions: before 2.13 all devices had the same threshold (``realize_acc_reads_threshold = 8``), and the list of heavy operators was
 shorter (exp, sigmoid).
 
-It stands here and not in `compile_remat.inductor` because `passes` and `cost_models` need it as well.
+The module is here and not in `compile_remat.inductor` because `passes` and `cost_models` import it too.
 """
 
 from __future__ import annotations
@@ -26,59 +26,60 @@ UNARY_OPS = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2", "expm1",
     "lgamma", "log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
 )  # fmt: skip
-"""Operators of ``torch._inductor.virtualized.ops`` with one argument, which Inductor is asked about."""
+"""Operators of ``torch._inductor.virtualized.ops`` with one argument, each of which is tested for being heavy."""
 
 SCATTERS = ("_unsafe_index_put", "_unsafe_masked_index_put_accumulate", "index_put", "scatter_add", "scatter")
-"""`InductorRules.scatters`: a pooling's gradient, that of an embedding, of a gather, of an index, of a sort or of the largest."""
+"""`InductorRules.scatters`: gradients of pooling, of an embedding, of ``gather``, of indexing, of ``sort`` and of a maximum."""
 
 SCATTER_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
-"""The types that Inductor is asked about for `InductorRules.unfused_scatter_dtypes`."""
+"""Candidate dtypes for `InductorRules.unfused_scatter_dtypes`."""
 
 
 def write_where_it_stands(node: torch.fx.Node) -> None:
-    """Have Inductor write a value to memory where its node stands; else it does so where something first needs it in memory."""
+    """Have Inductor write a value to memory at its node, and not only when a later node first needs the value in memory."""
     node.meta["inductor_realize_to_strides"] = True  # read by GraphLowering.run_node in 2.11 to 2.15
 
 
 @dataclass(frozen=True)
 class InductorRules:
-    """When Inductor writes a value of a fused kernel to memory, and how it lays tensors out, on one type of device.
+    """Rules by which Inductor writes a value of a fused kernel to memory and lays tensors out, on one type of device.
 
     Attributes:
         max_reads: A value whose fused expression reads more buffers is materialised (``StorageBox.has_exceeded_max_reads`` in
             ``ir.py``; ``config.realize_acc_reads_threshold``).
-        max_reads_if_reused: The same for a value with several readers (``StorageBox.should_realize_on_reuse``;
+        max_reads_if_reused: The same limit for a value with several readers (``StorageBox.should_realize_on_reuse``;
             ``config.realize_reads_threshold``).
-        unrolled_below: A reduction over fewer elements is a pointwise kernel (``Reduction.create``;
+        unrolled_below: A reduction over fewer elements becomes a pointwise kernel (``Reduction.create``;
             ``config.unroll_reductions_threshold``).
-        unrolls_to_one: Whether one with a single result is, too.
-        heavy_ops: A value with several readers whose expression has one of these is materialised
-            (``StorageBox.should_realize_on_reuse``), ascending.
-        strided_readers: What these read is materialised: they speak of strides (``GraphLowering.run_node`` in ``graph.py``).
-        drawn_ops: Their results are materialised, whatever reads them (``inductor_random`` in ``lowering.py``).
-        always_concatenates: Whether every concatenation is a buffer that its parts are written into (``cat`` in
-            ``lowering.py``); else only one whose parts all are buffers, and others are computed by a fused kernel.
-        concatenates_shared: Whether one that an unfused kernel reads is such a buffer, too, if others read one of its parts
-            (``any_input_has_multi_consumers`` there).
+        unrolls_to_one: True if such a reduction with a single result becomes a pointwise kernel too.
+        heavy_ops: Names of operators, ascending.  A value with several readers whose expression has one of these operators is
+            materialised (``StorageBox.should_realize_on_reuse``).
+        strided_readers: Operators whose inputs are materialised, as they need strides (``GraphLowering.run_node`` in ``graph.py``).
+        drawn_ops: Operators whose results are materialised for any reader (``inductor_random`` in ``lowering.py``).
+        always_concatenates: True if every concatenation gets a buffer into which its inputs are written (``cat`` in
+            ``lowering.py``).  If False, only a concatenation of buffers does, and a fused kernel computes the others.
+        concatenates_shared: True if a concatenation that an unfused kernel reads gets such a buffer, too, when one of its inputs
+            has other readers (``any_input_has_multi_consumers`` there).
         scatters: Operators that write into a copy of their first argument inside of a fused kernel (``index_put_impl_`` and
             ``scatter_reduce_`` in ``lowering.py``).
-        unfused_scatter_dtypes: Types of which they call ATen's kernel (``needs_fallback_due_to_atomic_add_limitations``).
-        has_channels_last: Whether convolutions read and write four-dimensional tensors with their channels innermost
-            (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU that depends on the graph's
+        unfused_scatter_dtypes: Dtypes for which these operators call ATen's kernel
+            (``needs_fallback_due_to_atomic_add_limitations``).
+        has_channels_last: True if convolutions read and write four-dimensional tensors in channels-last order
+            (``GraphLowering.decide_layout_opt``; ``config.layout_optimization``).  On a GPU this depends on the graph's
             convolutions (``conv_layout.with_layout``).
-        gradients_read_eager_strides: Whether a convolution's gradient reads its operands in the strides that eager mode gives them
-            (``make_fallback(aten.convolution_backward, constrain_to_fx_strides)`` in ``lowering.py``, before 2.13): of a
-            concatenation in channels-last order it gets a copy, and of one in eager mode's order the library makes one.
-        padded_above: A dimension's stride that has more elements than this is rounded up (``Layout._pad_strides`` in ``ir.py``;
-            ``config.comprehensive_padding`` and ``config.padding_stride_threshold``); None where strides are not.
-        padding_bytes: What such strides are made multiples of (``config.padding_alignment_bytes``).
-        draws_by_kernel: Whether random numbers depend on the kernel that they are drawn in, not on their seed and place alone:
-            then they cannot be drawn again (``TritonOverrides.rand`` in ``codegen/triton.py``: from 2.13 on, a pointwise kernel
+        gradients_read_eager_strides: True if a convolution's gradient reads its operands in eager mode's strides
+            (``make_fallback(aten.convolution_backward, constrain_to_fx_strides)`` in ``lowering.py``, before 2.13).  Inductor
+            copies a concatenation in channels-last order for the gradient; the library copies one in eager mode's order.
+        padded_above: A stride of more elements than this is rounded up (``Layout._pad_strides`` in ``ir.py``;
+            ``config.comprehensive_padding`` and ``config.padding_stride_threshold``); None if no stride is.
+        padding_bytes: The multiple, in bytes, to which such strides are rounded up (``config.padding_alignment_bytes``).
+        draws_by_kernel: True if random numbers depend on the kernel that draws them, not on their seed and offset alone: then
+            they cannot be recomputed (``TritonOverrides.rand`` in ``codegen/triton.py``: from 2.13 on, a pointwise kernel
             for CUDA draws four numbers at once, a reduction one).
         max_pooling_window: A pooling whose elements lie in more windows calls ATen's kernel (``max_pool2d_with_indices_backward``
             and ``avg_pool2d_backward`` in ``lowering.py``).
-        mask_traffic_factor: How many times as long a byte of a saved bool takes as another one.  Inductor's C++ does not
-            vectorise loads and stores of bool: a ResNet whose plan saved twelve masks instead of comparing saved activations
+        mask_traffic_factor: Time of a byte of a saved bool tensor, as a multiple of that of any other byte.  Inductor's C++ does
+            not vectorise loads and stores of bool: a ResNet whose plan saved twelve masks instead of comparing saved activations
             again took 1.8 times as long as plain torch.compile (``python -m benchmarks.max_speed --model resnet``).
     """
 
@@ -103,14 +104,14 @@ class InductorRules:
 
 
 RulesOf = Callable[[str], InductorRules]
-"""Gives the rules for a type of device."""
+"""Returns the rules for a type of device."""
 
 
 def inductor_rules(device_type: str) -> InductorRules:
-    """The rules of the installed Inductor as they are now.
+    """Returns the rules of the installed Inductor under its current configuration.
 
     Args:
-        device_type: ``"cpu"``, for which Inductor emits C++; any other has the rules for Triton.  The device need not be here.
+        device_type: ``"cpu"``, for which Inductor emits C++; any other type gets the rules for Triton.  No device is needed.
     """
     from torch._inductor import config
 
@@ -137,7 +138,7 @@ def inductor_rules(device_type: str) -> InductorRules:
 
 
 def _scatters(is_cpu: bool) -> tuple[str, ...]:
-    """`SCATTERS`, without the one that Inductor calls ATen's operator for on several threads (``use_scatter_fallback``)."""
+    """Returns `SCATTERS`, without the operator for which Inductor calls ATen on several threads (``use_scatter_fallback``)."""
     from torch._inductor import config
     from torch._inductor.utils import parallel_num_threads
 
@@ -152,7 +153,7 @@ def _has_no_atomic_add(dtype: torch.dtype) -> bool:
 
 
 def _convolution_gradients_fall_back() -> bool:
-    """Whether Inductor has no lowering of its own for them."""
+    """Returns whether Inductor has no lowering of its own for gradients of convolutions."""
     from torch._inductor.kernel import conv
 
     return not hasattr(conv, "convolution_backward_lowering")
@@ -165,14 +166,14 @@ def _draws_four_at_once() -> bool:
 
 
 def _has_padding(is_cpu: bool) -> bool:
-    """As ``maybe_disable_comprehensive_padding`` in ``compile_fx.py``."""
+    """Returns whether Inductor pads strides, as ``maybe_disable_comprehensive_padding`` in ``compile_fx.py`` decides."""
     from torch._inductor import config
 
     return bool(config.comprehensive_padding) and not (is_cpu and config.disable_padding_cpu)
 
 
 def _max_reads(is_cpu: bool) -> int:
-    """``realize_acc_reads_threshold``, which is None from 2.13 on unless the user set it: then each device has a default."""
+    """Returns ``realize_acc_reads_threshold``, or the device's default where it is None, as from 2.13 on unless the user set it."""
     from torch._inductor import config
 
     given: int | None = config.realize_acc_reads_threshold
@@ -188,7 +189,7 @@ def _has_onednn() -> bool:
 
 @functools.cache
 def _heavy_ops(device_type: str) -> tuple[str, ...]:
-    """Those of `UNARY_OPS` that are materialised if two read them: the list is a local variable, so Inductor is asked."""
+    """Returns the `UNARY_OPS` that Inductor materialises for two readers.  Its list is a local variable, so each is tried."""
     return tuple(name for name in UNARY_OPS if _is_heavy(name, torch.device(device_type)))
 
 

@@ -1,10 +1,11 @@
-"""Inductor's layout of convolutions: channels_last where `InductorRules.has_channels_last` says so.
+"""Inductor's layout of convolutions: channels_last where `InductorRules.has_channels_last` is True.
 
-On CPUs it always does, on GPUs in graphs whose convolutions gain by it (`with_layout`).
+On CPUs it is True with oneDNN and Inductor's layout optimization, on GPUs in graphs whose convolutions gain by it (`with_layout`).
 
-Imports nothing of ours but its siblings.  What a convolution reads and writes then has its channels innermost.  Values of the
-graph are made that way; inputs of the graph, such as weights, are copied at the start of the forward, and where the backward
-reads them it gets the copies.
+If True, the inputs and outputs of convolutions have channels-last strides.  Kernels write values of the graph in this order.
+Inputs of the graph, such as weights, are copied at the start of the forward, and the backward reads the copies.
+
+Imports nothing of compile_remat but its siblings.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from compile_remat._torch.version import private_module, private_name
 
 
 def with_layout(rules: RulesOf, joint: fx.GraphModule, backward: Collection[fx.Node]) -> RulesOf:
-    """The rules for one joint graph: on other devices than CPUs Inductor asks the forward's convolutions.
+    """Returns the rules for one joint graph: on devices other than CPUs, the layout depends on the forward's convolutions.
 
     Args:
         backward: The joint graph's nodes that depend on a tangent.
@@ -45,23 +46,24 @@ def _decide(forward: object) -> bool:
 
 
 def is_copied(value: object, rules: RulesOf = inductor_rules) -> bool:
-    """Whether Inductor copies this (fake) input of a convolution into another order of its dimensions."""
+    """Returns whether Inductor copies this (fake) input of a convolution into another order of dimensions."""
     if not isinstance(value, torch.Tensor) or not is_channels_last(value, rules):
         return False
     return _order(value, sizes.hint_strides(value)) != _order(value, convolution_strides(value, rules))
 
 
 def is_channels_last(value: object, rules: RulesOf = inductor_rules) -> bool:
-    """Whether Inductor gives this tensor, which a convolution reads or writes, channels that are innermost."""
+    """Returns whether Inductor gives channels-last strides to this tensor, which a convolution reads or writes."""
     if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
     return rules(value.device.type).has_channels_last
 
 
 def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) -> tuple[int, ...]:
-    """Strides, in elements, under which a convolution gets or makes this tensor.
+    """Returns the strides, in elements, in which a convolution reads or writes this tensor.
 
-    A slice of channels keeps their distance, and one of pixels whose channels are innermost already that of its pictures.
+    A slice of a contiguous tensor's channels gets the channels-last strides of the whole tensor.  A slice of a channels-last
+    tensor's rows keeps the batch stride of the whole tensor.
     """
     strides = sizes.hint_strides(value)
     if not is_channels_last(value, rules):
@@ -76,9 +78,9 @@ def convolution_strides(value: torch.Tensor, rules: RulesOf = inductor_rules) ->
 
 
 def add_channels_last(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A node, at the graph's place of insertion, that gives the tensor of another one with its channels innermost.
+    """Insert a node, at the graph's insertion point, that returns the tensor of `node` in channels-last strides.
 
-    Inductor makes it no kernel where the tensor lies like that, or is computed for this node alone.
+    Inductor emits no kernel for the new node if the tensor has these strides already, or has no other reader.
     """
     private_module("torch._inductor.inductor_prims")  # registers the operator
     value = node.meta["val"]
@@ -91,6 +93,6 @@ def add_channels_last(graph: fx.Graph, node: fx.Node) -> fx.Node:
 
 
 def _order(value: torch.Tensor, strides: tuple[int, ...]) -> list[int]:
-    """The dimensions from the outermost to the innermost; those of size 1 lie nowhere."""
+    """Returns the dimensions of size above 1, from the outermost to the innermost."""
     shape = sizes.hint_shape(value)
     return sorted((d for d in range(len(shape)) if shape[d] > 1), key=lambda d: -strides[d])

@@ -1,9 +1,9 @@
 """The operators of ``scaled_dot_product_attention`` on a CUDA device, for graphs that are traced on a CPU.
 
-Imports nothing of ours.  On a CPU torch traces attention to an operator of the CPU's own, or where there is dropout to an
+Imports nothing of compile_remat.  On a CPU torch traces attention to an operator of the CPU's own, or with dropout to an
 explicit softmax; a GPU runs neither.  The operators below are those that ``sdp_utils.cpp`` and ``attention.cpp`` of 2.11 to 2.15
-choose for CUDA, cuDNN's apart (what it saves has the same sizes as what flash attention saves).  Their kernels for fake tensors
-do not ask where the tensors are, so that outputs, log-sum-exps, seeds, offsets and gradients have the sizes, types and strides
+choose for CUDA, except for cuDNN's, which saves tensors of the same sizes as flash attention.  Their kernels for fake tensors
+ignore the device of the tensors, so outputs, log-sum-exps, seeds, offsets and gradients have the sizes, types and strides
 that they have on a GPU.
 """
 
@@ -24,10 +24,10 @@ FLASH_MAX_HEAD = 256
 """``sdp_utils.cpp``, ``check_head_dim_size_flash``."""
 
 HEAD_MULTIPLE = 8
-"""Flash attention gets heads padded to it (``attention.cpp``, `pad_last_dim<8>`)."""
+"""Head sizes are padded to a multiple of this for flash attention (``attention.cpp``, `pad_last_dim<8>`)."""
 
 BIAS_MULTIPLE = 16
-"""Rows of a mask lie in memory at distances that it divides (``attention.cpp``, `pad_bias<16>`)."""
+"""The stride of a mask's rows is padded to a multiple of this (``attention.cpp``, `pad_bias<16>`)."""
 
 Attention = Callable[..., Tensor]
 
@@ -62,7 +62,7 @@ def attention_without_flash(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The same where there is no flash attention: devices before Ampere, and what flash attention does not take."""
+    """``scaled_dot_product_attention`` without flash attention: on devices before Ampere, or for arguments that flash rejects."""
     if _suits_efficient(query, key, value):
         bias = None if attn_mask is None else _padded_bias(attn_mask, query, key)
         found: tuple[Tensor, ...] = aten._scaled_dot_product_efficient_attention(
@@ -77,7 +77,7 @@ def attention_without_flash(
 
 
 def use_cuda_attention(module: fx.GraphModule, *, has_flash: bool) -> int:
-    """Make the calls of ``scaled_dot_product_attention`` in a Dynamo graph call what CUDA runs; returns how many there were."""
+    """Replace ``scaled_dot_product_attention`` in a Dynamo graph by the operators of CUDA; returns the number of calls replaced."""
     attention = attention_with_flash if has_flash else attention_without_flash
     nodes = module.graph.find_nodes(op="call_function", target=F.scaled_dot_product_attention)
     for node in nodes:
@@ -91,7 +91,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, s
     head = q.size(-1)
     missing = -head % HEAD_MULTIPLE
     if missing:
-        scale = head**-0.5 if scale is None else scale  # of the head as it was
+        scale = head**-0.5 if scale is None else scale  # of the head before padding
         q, k, v = (F.pad(t, (0, missing)) for t in (q, k, v))
     found: tuple[Any, ...] = aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, scale=scale)
     output: Tensor = found[0]
@@ -118,7 +118,7 @@ def _suits_efficient(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def _padded_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as memory-efficient attention gets it: added numbers, rows apart by a multiple, one for each head without a copy."""
+    """Returns a mask as memory-efficient attention gets it: additive, its rows padded, and expanded over heads without a copy."""
     if mask.dtype is torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     last = mask.size(-1)
@@ -128,16 +128,16 @@ def _padded_bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
 
 
-# -- what Inductor's own patterns bring in ------------------------------------------------------------------------------
+# -- attention that Inductor's own patterns insert ----------------------------------------------------------------------
 
 CPU_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def replace_cpu_attention(module: fx.GraphModule, *, has_flash: bool) -> int:
-    """Replace the CPU's attention operators in a joint graph by those that CUDA runs; returns how many pairs there were.
+    """Replace the CPU's attention operators in a joint graph by CUDA's; returns the number of forward operators replaced.
 
-    Inductor finds explicit softmaxes in the joint graph and makes attention of them, that of the device that it runs on.
+    Inductor's patterns replace explicit softmaxes in the joint graph by attention operators of the device that it runs on.
     """
     forwards = module.graph.find_nodes(op="call_function", target=CPU_FORWARD)
     backward_of = {_output_of(n.args[4]): n for n in module.graph.find_nodes(op="call_function", target=CPU_BACKWARD)}
@@ -149,12 +149,12 @@ def replace_cpu_attention(module: fx.GraphModule, *, has_flash: bool) -> int:
 
 
 def _output_of(node: Any) -> Any:
-    """The node that `node` is an item of."""
+    """Returns the node of which `node`, a getitem, takes an item."""
     return node.args[0]
 
 
 def _replace_pair(graph: fx.Graph, forward: fx.Node, backward: fx.Node | None, has_flash: bool) -> None:
-    """Both of one attention, under the names and with the origin of those that they replace."""
+    """Replace the forward and backward operator of one attention; the new nodes keep the metadata of the old ones."""
     bound = _arguments(forward)
     q, k, v, mask = (bound[name] for name in ("query", "key", "value", "attn_mask"))
     causal, scale = bound["is_causal"], {"scale": bound["scale"]}
@@ -188,11 +188,11 @@ def _replace_pair(graph: fx.Graph, forward: fx.Node, backward: fx.Node | None, h
             new = _call(graph, op, (gradient, q, k, v, mask, out, lse, *extra, 0.0, wanted, causal), scale, backward)
     _take_over_items(backward, new)
     graph.erase_node(backward)
-    graph.erase_node(forward)  # by hand: as an operator that may draw numbers it is no dead code
+    graph.erase_node(forward)  # by hand: FX keeps an unused operator that may draw random numbers
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operator's node by their names, defaults included."""
+    """Returns all arguments of an operator's node by name, defaults included."""
     schema = node.target._schema.arguments  # type: ignore[union-attr]
     given = dict(zip((a.name for a in schema), node.args, strict=False))
     return {a.name: node.kwargs.get(a.name, given.get(a.name, a.default_value)) for a in schema}
@@ -215,7 +215,7 @@ def _item(graph: fx.Graph, source: fx.Node, index: int, like: fx.Node) -> fx.Nod
 
 
 def _take_over_items(old: fx.Node, new: fx.Node) -> None:
-    """What took items of `old` takes those of `new`."""
+    """Have the nodes that take items of `old` take the same items of `new`."""
     for user in list(old.users):
         user.replace_input_with(old, new)
         user.meta["val"] = new.meta["val"][user.args[1]]

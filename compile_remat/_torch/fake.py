@@ -1,6 +1,6 @@
 """Tracing without data: fake tensors, and the device that they claim to be on.
 
-Imports nothing of ours.  Same in 2.11 to 2.15: ``FakeTensorMode``, ``FakeTensor.fake_device``, ``TorchDispatchMode``.
+Imports nothing of compile_remat.  Same in 2.11 to 2.15: ``FakeTensorMode``, ``FakeTensor.fake_device``, ``TorchDispatchMode``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def fake_tensors(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Tensors made inside have sizes, types and strides, and no memory; `dtype` is the default floating-point type."""
+    """Make tensors fake inside this context: sizes, dtypes and strides without memory.  `dtype` is the default float dtype."""
     before = torch.get_default_dtype()
     with FakeTensorMode(allow_non_fake_inputs=True):
         if dtype is not None:
@@ -29,16 +29,16 @@ def fake_tensors(dtype: torch.dtype | None = None) -> Iterator[None]:
 
 
 class NumbersAreZero(TorchDispatchMode):
-    """Reading a number from a fake tensor gives zero.
+    """Returns zero (or False) for ``item()`` of a fake tensor.
 
-    Needed while a model is built: ``torch.nn.init.trunc_normal_``, for example, asks whether it has to draw again.
+    Needed while a model is built: ``torch.nn.init.trunc_normal_``, for example, reads a value to see if it has to draw again.
     """
 
-    def __init__(self) -> None:  # torch's own has no annotations
+    def __init__(self) -> None:  # torch's own __init__ has no annotations
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; catch what a fake tensor cannot answer."""
+        """Run the operator; return zero where a number was to be read from a fake tensor."""
         try:
             return func(*args, **(kwargs or {}))
         except DataDependentOutputException:
@@ -49,9 +49,9 @@ class NumbersAreZero(TorchDispatchMode):
 
 
 def say_device(module: fx.GraphModule, device: torch.device) -> None:
-    """Let every fake tensor that a graph's nodes stand for claim to be on `device`.
+    """Let every fake tensor in the ``meta["val"]`` of a graph's nodes claim to be on `device`.
 
-    Only for reading: an operator that runs on a fake CUDA tensor ends a process whose torch has no CUDA.
+    Only for reading: an operator on a fake CUDA tensor ends the process if torch was built without CUDA.
     """
     for node in module.graph.nodes:
         for value in _flat(node.meta.get("val")):

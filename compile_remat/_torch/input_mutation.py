@@ -1,7 +1,7 @@
 """Inputs that a joint graph's forward overwrites, and copies of the old values that its backward reads.
 
-Imports nothing of ours.  Same in torch 2.11, 2.13 and 2.15: functionalised joint graphs mutate by ``aten.copy_`` at the
-very end, or leave it to the runtime and say so in the outputs' descriptors.
+Imports nothing of compile_remat but `operators`.  Same in torch 2.11, 2.13 and 2.15: functionalised joint graphs mutate inputs by
+``aten.copy_`` at the very end, or leave the copy to the runtime and mark it in the outputs' descriptors.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PARTIAL_WRITES = frozenset(
     f"aten.{name}"
     for name in ("as_strided_scatter diagonal_scatter index_put _unsafe_index_put select_scatter slice_scatter".split())
 )
-"""Operators that write into a part of a copy of their first input.  Where that input is overwritten at the end of the
-program, Inductor writes into the input itself and makes no copy (``fx_passes/reinplace.py``, 2.13), even if the value is
-saved and another one overwrites it in turn: so the value is as short-lived as the input."""
+"""Operators that write into a part of a copy of their first input.  If the program overwrites that input at its end,
+Inductor writes into the input itself and makes no copy (``fx_passes/reinplace.py``, 2.13), even if the output is saved
+and another value overwrites it later.  So the output is valid no longer than the input."""
 
 
 def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
-    """Whether the value of a node that reads one of `overwritten` may come to lie in its memory."""
+    """Returns whether the output of a node that reads one of `overwritten` may share the memory of that input."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return True
     packet = str(getattr(node.target, "overloadpacket", ""))
@@ -36,7 +36,7 @@ def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
 
 
 def mutated_inputs(module: fx.GraphModule) -> set[fx.Node]:
-    """Inputs that the program mutates: by the outputs' descriptors, and as destination of an ``aten.copy_``."""
+    """Inputs that the program mutates, according to the outputs' descriptors or as the destination of an ``aten.copy_``."""
     placeholders = module.graph.find_nodes(op="placeholder")
     output = next(iter(reversed(module.graph.nodes)))
     mutated = [getattr(desc, "mutated_input", None) for desc in output.meta.get("desc") or ()]
@@ -47,7 +47,7 @@ def mutated_inputs(module: fx.GraphModule) -> set[fx.Node]:
 
 
 def writes_in_place(module: fx.GraphModule) -> list[fx.Node]:
-    """Nodes that write into memory which other nodes read: none in a functional graph, which copies into its inputs at most."""
+    """Nodes that mutate an argument, except for copies into inputs of the graph; a functional graph has none."""
     mutable = (n for n in module.graph.nodes if n.op == "call_function" and is_mutable(n.target))
     return [n for n in mutable if n.target not in _INTO_INPUTS or n.all_input_nodes[0].op != "placeholder"]
 
@@ -56,11 +56,11 @@ _INTO_INPUTS = (torch.ops.aten.copy_.default, torch.ops.aten.set_.source_Tensor)
 
 
 def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Node]) -> bool:
-    """Give the backward a copy of each overwritten value that it reads directly; True where there was one.
+    """Give the backward a copy of each overwritten value that it reads directly; returns True if it reads one.
 
-    Autograd refuses to save such a value, so the program made a copy of its own.  Inductor's joint passes remove that as
-    an operation without effect (``remove_noop_ops``), and the backward would read what its memory holds by then.  Such a
-    value is a mutated input, or what a partial write made of it.
+    Autograd refuses to save an overwritten value, so the program copies it.  Inductor's joint passes remove this copy as
+    an operation without effect (``remove_noop_ops``), and the backward would read the overwritten memory.  Overwritten
+    values are mutated inputs, aliases of these, and results of partial writes into these.
     """
     overwritten, copies = _overwritten_by_forward(module), dict[fx.Node, fx.Node]()
     if not overwritten:
@@ -75,7 +75,7 @@ def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Nod
         elif not is_mutable(node.target):
             for source in sources:
                 if not isinstance(source.meta.get("val"), torch.Tensor):
-                    continue  # several outputs: the nodes that take them out are copied
+                    continue  # several outputs: their getitem nodes are copied instead
                 if source not in copies:
                     copies[source] = _copy_of(source, module.graph)
                 node.replace_input_with(source, copies[source])
@@ -85,7 +85,7 @@ def keep_overwritten(module: fx.GraphModule, tangents_closure: Collection[fx.Nod
 
 
 def _overwritten_by_forward(module: fx.GraphModule) -> set[fx.Node]:
-    """Mutated inputs, but not those that only the backward overwrites: it reads their new values."""
+    """Mutated inputs, except for inputs that the backward overwrites: the backward reads their new values."""
     in_backward = {
         node.args[0]
         for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
@@ -95,7 +95,7 @@ def _overwritten_by_forward(module: fx.GraphModule) -> set[fx.Node]:
 
 
 def _is_alias(node: fx.Node, source: fx.Node) -> bool:
-    """By the operator first (passes do not refresh a view's fake tensor), else by storage: some operators alias only at times."""
+    """Returns whether `node` aliases `source`: by operator, since passes do not refresh a view's fake tensor, else by storage."""
     if node.target is operator.getitem or getattr(node.target, "is_view", False):
         return True
     own, other = _storage(node), _storage(source)
@@ -110,7 +110,7 @@ def _storage(node: fx.Node) -> StorageWeakRef | None:
 
 
 def _copy_of(source: fx.Node, graph: fx.Graph) -> fx.Node:
-    """A copy that Inductor's passes keep: a clone of an input, a `where` of any other value (clones of those are removed)."""
+    """Insert a copy that Inductor's passes keep: a clone of an input, or a `where` of another value, whose clone they remove."""
     value = source.meta["val"]
     if source.op == "placeholder":
         with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):

@@ -1,8 +1,8 @@
-"""Trace one call with Dynamo and leave what it keeps for the user as it was.  Private names, same in 2.11, 2.13 and 2.15.
+"""Trace one call with Dynamo and leave Dynamo's caches as they were.  Private names, same in 2.11, 2.13 and 2.15.
 
 Dynamo keeps compiled graphs with the code object that it traced, counts them against ``recompile_limit``, and remembers the sizes
 that it saw there (``torch._dynamo.pgo``).  So the outermost frame is traced on a copy of its code object, whose graphs are dropped
-afterwards, and the sizes are put back.  Frames below it are traced on their own only after a graph break: from torch 2.13 on these
+afterwards, and the sizes are restored.  Frames below it are traced on their own only after a graph break: from torch 2.13 on these
 count apart (``isolate_recompiles``); in 2.11 and 2.12 they count as compilations of the functions that break.
 """
 
@@ -27,7 +27,7 @@ wrap_inline = private_name("torch._dynamo.external_utils", "wrap_inline")
 
 
 def trace_isolated(function: Callable[..., Any], backend: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-    """What ``torch.compile(function, backend=backend)(*inputs)`` returns, as if nothing had been compiled before or after it."""
+    """Returns ``torch.compile(function, backend=backend)(*inputs)``, as if this were the only compilation of the process."""
     keywords: dict[str, Any] = {}
     if "isolate_recompiles" in inspect.signature(torch.compile).parameters:
         keywords["isolate_recompiles"] = True
@@ -36,12 +36,12 @@ def trace_isolated(function: Callable[..., Any], backend: Callable[..., Any], in
         with _own_sizes(), _uncollected():
             return torch.compile(twin, backend=backend, **keywords)(*inputs)
     finally:
-        if code is not None:  # with its graphs it is a cycle that no garbage collection sees
+        if code is not None:  # the code and its graphs are a reference cycle that Python's collector does not see
             reset_code(code)
 
 
 def _uncollected() -> AbstractContextManager[object]:
-    """Inside, Dynamo does not run Python's collector after a compilation: there is next to nothing to collect."""
+    """Returns a context in which Dynamo does not run Python's collector after a compilation: there is little to collect."""
     if not hasattr(dynamo_config, "run_gc_after_compile"):
         return nullcontext()
     patched: AbstractContextManager[object] = dynamo_config.patch(run_gc_after_compile=False)
@@ -50,7 +50,7 @@ def _uncollected() -> AbstractContextManager[object]:
 
 @contextmanager
 def _own_sizes() -> Iterator[None]:
-    """No sizes are known inside, and none seen inside are known afterwards: they make Dynamo take a size as dynamic."""
+    """Hide the sizes that Dynamo has seen, and drop the sizes seen inside: a second size would make a dimension dynamic."""
     state = get_code_state()
     saved = dict(state)
     state.clear()
@@ -62,9 +62,9 @@ def _own_sizes() -> Iterator[None]:
 
 
 def _twin(function: Callable[..., Any]) -> tuple[Callable[..., Any], CodeType | None]:
-    """The same function, or module with the same tensors, whose outermost code object no one else has; and that code object.
+    """Returns a copy of the function, or of the module with the same tensors, with a code object of its own; and that code object.
 
-    The code object is None where `function` has none in Python: it is returned as it is.
+    The code object is None if `function` has no Python code object: then `function` itself is returned.
     """
     if isinstance(function, nn.Module):
         return _twin_of_module(function)
@@ -78,15 +78,15 @@ def _twin(function: Callable[..., Any]) -> tuple[Callable[..., Any], CodeType | 
 
 
 def _twin_of_module(module: nn.Module) -> tuple[Callable[..., Any], CodeType | None]:
-    """Hooks run outside of the traced frame, which is that of `forward`, as under ``torch.compile(module)``.
+    """Returns the twin of a module, whose hooks run outside of the traced frame of `forward`, as under ``torch.compile(module)``.
 
-    Dynamo traces no frame of torch's own modules: there, as in ``torch.compile``, a function that calls the module is traced.
+    Dynamo traces no frame of torch's own modules.  For these, as in ``torch.compile``, a function that calls the module is traced.
     """
     forward = module.forward
     if not isinstance(forward, MethodType) or not isinstance(forward.__func__, FunctionType):
         return module, None
     if trace_rules_check(forward):
-        return _twin(wrap_inline(module))  # torch's own function: no line of ours is in the stack of a node
+        return _twin(wrap_inline(module))  # torch's own function: no line of compile_remat is in a node's stack trace
     twin, fresh = object.__new__(type(module)), _fresh(forward.__func__)
     twin.__dict__.update(module.__dict__)  # parameters, buffers, submodules and hooks are the module's own
     twin.__dict__["forward"] = MethodType(fresh, twin)

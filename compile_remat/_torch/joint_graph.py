@@ -1,15 +1,15 @@
 """AOTAutograd's joint graph before and after the choice of saved values, by the helpers of torch's own partitioner.
 
-Imports nothing of ours but its siblings and `_util`.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were compared
-line by line, the tests were run on all three, and where they differ the code asks for the feature:
+Imports nothing of compile_remat but its siblings and `_util`.  Written against torch 2.13.0; the sources of 2.11.0 and 2.15.0 were
+compared line by line, the tests were run on all three, and where they differ the code checks for the feature:
 
 * ``_extract_fwd_bwd_modules`` takes ``saved_opaque_nodes`` from 2.12;
-* from 2.13, a SymBool that only assertions read is never handed over;
+* from 2.13, a SymBool that only assertions read is never saved for the backward;
 * 2.14 gives ``fx_graph_cse`` an ``extra_node_key`` so that forward-only values are not merged with values that
   the backward needs.
 
 The pipeline around the choice of saved values (`prepare`, `extract_modules`) is made of torch's own helpers in the
-order of ``min_cut_rematerialization_partition``; only the choice itself is ours.
+order of ``min_cut_rematerialization_partition``; only the choice itself is not torch's.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ py_sym_types = private_name("torch.fx.experimental.proxy_tensor", "py_sym_types"
 make_graph_module = private_name("torch.fx._lazy_graph_module", "_make_graph_module")
 
 WRITE = private_name("torch._inductor.inductor_prims", "force_stride_order")
-"""The operator by which Inductor itself has a value written in an order of its dimensions."""
+"""The operator by which Inductor itself writes a value to memory in given strides."""
 
 RATIO_KEY = getattr(torch.fx.traceback, "MEMORY_BUDGET_ANNOTATION_KEY", "_region_activation_memory_budget")
-"""Where a node's ``meta["custom"]`` holds the ratio of its region; nothing writes it before 2.13."""
+"""Key of ``meta["custom"]`` under which a node holds the ratio of its region; torch writes it from 2.13 on."""
 
 
 def _takes(function: str, parameter: str) -> bool:
@@ -55,7 +55,7 @@ _HAS_CSE_KEY = _takes("fx_graph_cse", "extra_node_key")
 
 
 def is_saveable_symbol(node: fx.Node) -> bool:
-    """SymInts can be handed from forward to backward; SymFloats and SymBools cannot (partitioners.py, classify)."""
+    """Returns whether a node is a SymInt, which can be saved; SymFloats and SymBools cannot (partitioners.py, classify)."""
     return is_sym_node(node) and isinstance(node.meta.get("val"), torch.SymInt)
 
 
@@ -68,7 +68,7 @@ USER_TAGS = (
     P.CheckpointPolicy.MUST_RECOMPUTE,
     P.CheckpointPolicy.PREFER_RECOMPUTE,
 )
-"""The policies that we obey.  Offloading to the host is none of them: torch's partitioner ignores it as well."""
+"""The policies that the planner obeys.  The planner ignores offloading to the host, as torch's partitioner does."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class ReadableInputs:
     """Names of the inputs that a backward may read.
 
     Attributes:
-        by_all: Those that any node may read.
-        by_tagged: Those that only nodes of the user's checkpointed regions may read, as in plain torch.compile.
+        by_all: Inputs that any node may read.
+        by_tagged: Inputs that only nodes of the user's checkpointed regions may read, as in plain torch.compile.
     """
 
     by_all: frozenset[str]
@@ -85,18 +85,18 @@ class ReadableInputs:
 
     @property
     def names(self) -> frozenset[str]:
-        """All of them."""
+        """All inputs that the backward may read."""
         return self.by_all | self.by_tagged
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of an input, or of a view of it, that the backward may read in its place.
+    """A copy of an input, or of a view of an input, that the backward may read instead.
 
     Attributes:
-        node: The copy; nothing in the joint graph reads it.
+        node: The copy; no node of the joint graph reads it.
         source: The input or the view.
-        reads: The nodes that read it, each with the views from `source` to what the node reads, both included.
+        reads: The nodes that read `source`, each with the chain of views from `source` to the operand of the node, both included.
     """
 
     node: fx.Node
@@ -109,14 +109,14 @@ class Joint:
     """A joint graph after torch's own preparation, with its classification.
 
     Attributes:
-        user_tags: What a policy of selective checkpointing, or ``checkpoint`` itself, asks of a node: `must_save`,
+        user_tags: Policy of each tagged node, from selective checkpointing or from ``checkpoint`` itself: `must_save`,
             `prefer_save`, `must_recompute` or `prefer_recompute`.
-        handed_on: Nodes that one checkpointed region computes and the next one reads: torch keeps them, as eager mode
-            does, whatever their own tag says.
-        left_alone: Outputs that no plan saves, since the caller may change them in place before the backward runs.
-        readable: The inputs that the backward of plain torch.compile reads; None where the graph has its backward inside.
-        snapshots: Copies of the others.
-        described: What was counted of each node (`cost_models.describe`), with the arguments that it had then.
+        handed_on: Nodes that one checkpointed region computes and the next one reads.  Torch saves them regardless of their
+            own tag, as eager mode does.
+        left_alone: Outputs that no plan saves, since the caller may mutate them in place before the backward runs.
+        readable: The inputs that the backward of plain torch.compile reads; None if the graph has its backward inside.
+        snapshots: Copies of inputs that are not readable.
+        described: Cache of `cost_models.describe`: the counts of each node, with the arguments that the node had then.
     """
 
     module: fx.GraphModule
@@ -134,7 +134,7 @@ class Joint:
     described: dict[fx.Node, tuple[object, object, Any]] = field(default_factory=dict)
 
     def snapshots_for(self, node: fx.Node) -> tuple[fx.Node, ...]:
-        """The copies of inputs that a node reads where the backward runs it."""
+        """Returns the copies of inputs that a node reads if the backward runs the node."""
         return self._snapshots_by_reader.get(node, ())
 
     @functools.cached_property
@@ -147,14 +147,14 @@ class Joint:
 
     @property
     def has_backward(self) -> bool:
-        """False where nothing depends on a tangent: torch's default partition handles such graphs."""
+        """False if no node depends on a tangent: torch's default partition handles such graphs."""
         return len(self.info.required_bw_nodes) > 0
 
 
 def prepare(
     module: fx.GraphModule, *, num_fwd_outputs: int, static_lifetime_input_indices: Sequence[int] | None = None
 ) -> Joint:
-    """Dead code, names, CSE, tags and classification: torch's steps up to the choice.  Rewrites `module` in place."""
+    """Run torch's steps before the choice of saved values: dead code, names, CSE, tags, classification.  Rewrites `module`."""
     module.graph.eliminate_dead_code()
     if sizes.symbols_of(module.graph):
         number_nodes(module.graph)
@@ -164,7 +164,7 @@ def prepare(
     asked = {n: n.meta["recompute"] for n in module.graph.nodes if n.meta.get("recompute") is not None}
     if recomputable:
         module = P.cleanup_recompute_tags(module, is_default_partition=False)
-    # A node with a backward hook is saved for FSDP's sake (see `cleanup_recompute_tags`): that is no mere convenience.
+    # `cleanup_recompute_tags` saves a node with a backward hook because FSDP needs it: such a node is not in `handed_on`.
     handed_on = frozenset(
         n for n, tag in asked.items() if n.meta["recompute"] != tag and not n.meta.get("has_backward_hook", False)
     )
@@ -191,9 +191,9 @@ def prepare(
 
 
 def copied_graph(module: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own with the same nodes, fake values and attributes: planning rewrites graphs.
+    """Returns a copy of the graph with the same nodes, fake values and attributes, for planning to rewrite.
 
-    Not by ``copy.deepcopy``: it copies the trees of the arguments, too, each leaf of which then warns that its class is deprecated.
+    ``copy.deepcopy`` would also copy the pytree specs of the arguments, each leaf of which then warns that its class is deprecated.
     """
     graph = fx.Graph(tracer_cls=module.graph._tracer_cls)
     old = module.graph.output_node()
@@ -204,10 +204,10 @@ def copied_graph(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def number_nodes(graph: fx.Graph) -> None:
-    """Number nodes of one operator anew, in the order of the graph; its inputs keep their names.
+    """Renumber the nodes of each operator, in the order of the graph; inputs, attributes and the output keep their names.
 
-    Tracing names comparisons of sizes, too, which nothing reads.  How many there are depends on what the shape environment has
-    seen, so that the same graph, traced again in one process, had other names than its plan.
+    Tracing also names comparisons of sizes that no node reads.  Their number depends on the history of the shape environment, so
+    the same graph, traced again in one process, would have other names than its plan.
     """
     names = private_name("torch.fx.graph", "_Namespace")()
     graph._graph_namespace = names
@@ -238,22 +238,22 @@ def _cse(module: fx.GraphModule, num_fwd_outputs: int) -> fx.Graph:
 
 
 def torch_choice(joint: Joint, budget: float = 1.0) -> list[fx.Node]:
-    """The saved values that torch's own chooser takes at `budget` (1.0 is its default), inputs and symbols included."""
+    """Returns the nodes that torch's own partitioner saves at `budget` (1.0 is its default), inputs and symbols included."""
     mark_distances(joint)
     return list(P.choose_saved_values_set(joint.module.graph, joint.info, memory_budget=budget))
 
 
 def plain_choice(joint: Joint) -> list[fx.Node]:
-    """The nodes of `torch_choice`, found faster: networkx's max-flow in Python takes most of its time."""
+    """Returns the nodes of `torch_choice`, faster: `torch_choice` spends most of its time in networkx's max-flow in Python."""
     (found,) = torch_choices(joint, (1.0,))
     return found
 
 
 def torch_choices(joint: Joint, budgets: Sequence[float]) -> list[list[fx.Node]]:
-    """The nodes of `torch_choice` at each budget, found faster.
+    """Returns the nodes of `torch_choice` at each budget, faster.
 
-    A copy of torch's own functions runs, in which ``import networkx`` finds `max_flow`, and which cuts and prices nodes once for
-    all budgets; torch itself is left alone.  Torch 2.15 has a cut of its own, which reads networkx's graph.
+    Runs copies of torch's own functions, in which ``import networkx`` finds `max_flow`, and which solve min-cuts and price nodes
+    once for all budgets; torch itself is unchanged.  Torch 2.15 has its own min-cut on networkx's graph: there `torch_choice` runs.
     """
     if hasattr(P, "minimum_cut"):
         return [torch_choice(joint, budget) for budget in budgets]
@@ -262,7 +262,7 @@ def torch_choices(joint: Joint, budgets: Sequence[float]) -> list[list[fx.Node]]
         choose = _chooser()
         return [list(choose(joint.module.graph, joint.info, memory_budget=budget)) for budget in budgets]
     except (AttributeError, KeyError, TypeError, ValueError, max_flow.NetworkXUnbounded):
-        # another torch builds its network otherwise, or says what is wrong with it
+        # another version of torch builds its network differently, or handles these errors itself
         return [torch_choice(joint, budget) for budget in budgets]
 
 
@@ -271,7 +271,7 @@ def _import(name: str, *others: Any) -> Any:
 
 
 def _chooser() -> Any:
-    """A copy of torch's ``choose_saved_values_set``, for one graph, among copied names of its module."""
+    """Returns a copy of torch's ``choose_saved_values_set``, for one graph, with a copy of its module's globals."""
     names = {**vars(P), "__builtins__": {**vars(builtins), "__import__": _import}}
     solve, known = _copied(P.solve_min_cut, names), dict[Any, Any]()
 
@@ -287,14 +287,14 @@ def _chooser() -> Any:
 
 
 def _copied(function: Any, names: dict[str, Any]) -> Any:
-    """A copy of one of torch's functions that finds these global names."""
+    """Returns a copy of a function of torch with `names` as its globals."""
     copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     copy.__kwdefaults__ = function.__kwdefaults__
     return copy
 
 
 class _LazyTorch:
-    """Stands for the module ``torch``, whose new graph modules generate their Python code only if somebody runs them."""
+    """Stands for the module ``torch``, with graph modules that generate their Python code only when called."""
 
     fx = types.SimpleNamespace(**{**vars(fx), "GraphModule": make_graph_module})
 
@@ -304,16 +304,16 @@ class _LazyTorch:
 
 @functools.cache
 def _reordering() -> Any:
-    """A copy of torch's ``reordering_to_mimic_autograd_engine`` that generates no code of the backward.
+    """Returns a copy of torch's ``reordering_to_mimic_autograd_engine`` that generates no Python code for the backward.
 
-    Inductor reads graphs, not code, and `raise_getitems` has the code generated anew.  Where the caller asks for no lazy modules,
-    it is generated as in torch.
+    Inductor reads graphs, not code, and `raise_getitems` generates the code anew.  If lazy graph modules are off, the code is
+    generated as in torch.
     """
     return _copied(P.reordering_to_mimic_autograd_engine, {**vars(P), "torch": _LazyTorch()})
 
 
 def mark_distances(joint: Joint) -> None:
-    """Write what torch's chooser reads on each node: how far it is from the backward."""
+    """Set ``dist_from_bw``, the distance to the backward that torch's partitioner reads, on each node."""
     info = joint.info
     for node in reversed(joint.module.graph.nodes):
         node.dist_from_bw = int(1e9)
@@ -325,17 +325,17 @@ def mark_distances(joint: Joint) -> None:
 
 
 def _never(node: fx.Node) -> bool:
-    """Stands for a test of nodes that this version of torch does not know."""
+    """Stands for a predicate on nodes that this version of torch does not have."""
     return False
 
 
 def extract_modules(
     joint: Joint, saved: Iterable[fx.Node], rewrite: Callable[[fx.GraphModule], None] | None = None
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Forward and backward modules that hand over just `saved` (what the backward does not use is dropped).
+    """Returns the forward and backward modules that save `saved`, less the nodes that the backward does not read.
 
     Args:
-        rewrite: Changes the backward module in place, before it is put in the order in which it runs.
+        rewrite: Changes the backward module in place, before its nodes are put in execution order.
     """
     nodes = list(saved)
     is_assertion = getattr(P, "_is_assert_only_symbool", _never)
@@ -365,9 +365,9 @@ def extract_modules(
 
 
 def write_to_memory(module: fx.GraphModule, names: Collection[str]) -> None:
-    """Have Inductor write the named nodes to memory, in their own strides, where it meets them; it decides by their readers else.
+    """Have Inductor write the named nodes to memory, in their own strides, at their place; else their readers decide.
 
-    A name belongs to what is written, afterwards.  A node with a stride that is no number stays as it is.
+    Afterwards each name belongs to the inserted node that is written.  A node with a symbolic stride is left as it is.
     """
     if not names:
         return
@@ -391,7 +391,7 @@ def torch_partition(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Torch's own partition, untouched: for graphs without a backward and as the last fallback."""
+    """Returns torch's own partition, unchanged: for graphs without a backward and as the last fallback."""
     from functorch.compile import min_cut_rematerialization_partition  # type: ignore[import-untyped]
 
     indices = list(static_lifetime_input_indices or ())
@@ -404,7 +404,7 @@ def torch_partition(
 def plain_partition(
     module: fx.GraphModule, joint_inputs: Any, **keywords: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The same as if no memory budget of torch's were set, for the process or in the graph, from which its marks are taken."""
+    """Returns `torch_partition` without any memory budget of torch: its annotations are removed from the graph's nodes."""
     for graph in [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]:
         for node in graph.nodes:
             node.meta.pop("memory_budget", None)
@@ -415,32 +415,32 @@ def plain_partition(
 
 
 _OF_RUNTIME = ("Philox", "ForwardToken", "BackwardToken", "Tangent")
-"""How names of AOTAutograd's descriptors begin of inputs that are no tensors of the user's."""
+"""Prefixes of the class names of AOTAutograd's descriptors for inputs that are not the user's tensors."""
 
 
 def is_state_of_runtime(given: fx.Node) -> bool:
-    """Returns whether an input is a seed, an offset, a token or a tangent, by AOTAutograd's descriptor."""
+    """Returns whether AOTAutograd's descriptor calls an input a seed, an offset, a token or a tangent."""
     return type(given.meta.get("desc")).__name__.startswith(_OF_RUNTIME)
 
 
 def mutated_inputs(joint: Joint) -> set[fx.Node]:
-    """Inputs that the forward mutates; see `input_mutation`."""
+    """Returns the inputs that the forward mutates; see `input_mutation`."""
     return input_mutation.mutated_inputs(joint.module)
 
 
 def may_take_over(node: fx.Node, overwritten: Collection[fx.Node]) -> bool:
-    """Whether a value may lie in the memory of an overwritten input; see `input_mutation`."""
+    """Returns whether a node's output may share the memory of an overwritten input; see `input_mutation`."""
     return input_mutation.may_take_over(node, overwritten)
 
 
 def mutated_arguments(joint: Joint) -> frozenset[int] | None:
-    """Positions of the arguments that the forward writes into; None where one of them is no plain argument."""
+    """Returns the positions of the arguments that the forward mutates; None if one of these has no position."""
     positions = [getattr(n.meta.get("desc"), "idx", None) for n in mutated_inputs(joint)]
     return None if None in positions else frozenset(int(p) for p in positions if p is not None)
 
 
 def gradient_nodes(module: fx.GraphModule) -> dict[int, fx.Node]:
-    """The nodes of a joint graph that are gradients of its arguments, by the argument's position."""
+    """Returns the output nodes of a joint graph that are gradients of its arguments, by the argument's position."""
     output = next(iter(reversed(module.graph.nodes)))
     found: dict[int, fx.Node] = {}
     for node, desc in zip(output.args[0], output.meta.get("desc") or (), strict=False):
@@ -451,7 +451,7 @@ def gradient_nodes(module: fx.GraphModule) -> dict[int, fx.Node]:
 
 
 def policy_of(node: fx.Node) -> str | None:
-    """`"save"` or `"recompute"` where the user (or `prepare`) demands it by a tag, else None; PREFER_* are no demand."""
+    """Returns `"save"` or `"recompute"` if a MUST_* tag of the user (or of `prepare`) demands it; None for PREFER_* or no tag."""
     policy = node.meta.get("recompute")
     if policy == P.CheckpointPolicy.MUST_SAVE:
         return "save"
@@ -461,24 +461,24 @@ def policy_of(node: fx.Node) -> str | None:
 
 
 def must_save(joint: Joint, node: fx.Node) -> bool:
-    """Whether torch's own rules keep the node from a second run: it must be in the forward, or `prepare` tagged it."""
+    """Returns whether torch's own rules forbid recomputing the node: the node must be in the forward, or `prepare` tagged it."""
     if must_be_in_forward(node):
         return True
     return policy_of(node) == "save" and node not in joint.user_tags and node not in joint.handed_on
 
 
 def must_be_in_forward(node: fx.Node) -> bool:
-    """Whether a tag keeps the node out of the backward.  (`must_be_in_backward` puts it into `tangents_closure`.)"""
+    """Returns whether a tag keeps the node out of the backward.  (`must_be_in_backward` puts a node into `tangents_closure`.)"""
     return bool(node.meta.get("partitioner_tag") == "must_be_in_forward")
 
 
 def forward_only(joint: Joint) -> list[fx.Node]:
-    """What a tag keeps out of the backward and may be read there, views included: it has to be handed over."""
+    """Returns the nodes that a tag keeps out of the backward and that have readers, views included: they must be saved."""
     return [n for n in joint.module.graph.nodes if must_be_in_forward(n) and n.users]
 
 
 def region_of(node: fx.Node) -> int | None:
-    """Which checkpointed region the node belongs to; the number is this process's and changes with every compilation."""
+    """Returns the number of the node's checkpointed region, None outside of one; the number differs in each compilation."""
     region: int | None = node.meta.get("ac_graph_id")
     return region
 
@@ -487,24 +487,24 @@ def region_of(node: fx.Node) -> int | None:
 
 
 def has_random_checkpoint(module: fx.GraphModule) -> bool:
-    """Whether a checkpointed region draws random numbers."""
+    """Returns whether a checkpointed region draws random numbers."""
     return bool(P.has_recomputable_rng_ops(module))
 
 
 def with_parts_up(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with each part of a node with several outputs right behind it."""
+    """Returns the module with each getitem node directly behind the node whose output it takes."""
     raised: fx.GraphModule = P.raise_getitems(module)
     raised.recompile()
     return raised
 
 
 def each_expression_once(module: fx.GraphModule) -> fx.GraphModule:
-    """The module with no expression computed twice."""
+    """Returns the module after common subexpression elimination."""
     return fx.GraphModule(module, P.fx_graph_cse(module.graph))
 
 
 def without_cse() -> AbstractContextManager[object]:
-    """Inside, `prepare` leaves expressions that are computed twice as they are."""
+    """Returns a context in which `prepare` does no common subexpression elimination."""
     context: AbstractContextManager[object] = functorch_config.patch(cse=False)
     return context
 
@@ -513,7 +513,7 @@ def without_cse() -> AbstractContextManager[object]:
 
 
 def config_ratio() -> float:
-    """``torch._functorch.config.activation_memory_budget``: 1 unless somebody set it."""
+    """Returns ``torch._functorch.config.activation_memory_budget``, which is 1 unless the user set it."""
     return float(functorch_config.activation_memory_budget)
 
 
@@ -522,10 +522,10 @@ class Annotated:
     """The ratios that a graph's nodes carry.
 
     Attributes:
-        ratios: Of ``torch.autograd.graph.region_activation_memory_budget`` (from 2.13), ascending; more than one is
+        ratios: Ratios of ``torch.autograd.graph.region_activation_memory_budget`` (from 2.13), ascending; more than one is
             an error of the user's.
         bare: Names of the forward operators that no such region covers.
-        legacy: Of the old ``meta["memory_budget"]`` marker; the first one counts, as in torch.
+        legacy: Ratio of the old ``meta["memory_budget"]`` marker; the first one counts, as in torch.
     """
 
     ratios: tuple[float, ...]
@@ -534,14 +534,14 @@ class Annotated:
 
     @property
     def any(self) -> bool:
-        """Whether the graph asks for a ratio at all."""
+        """True if the graph asks for a ratio."""
         return bool(self.ratios) or self.legacy is not None
 
 
 def annotated_ratios(module: fx.GraphModule, joint: Joint | None = None) -> Annotated:
     """Read the annotations as ``min_cut_rematerialization_partition`` does, nested graphs included.
 
-    Without `joint`, every operator of the outer graph counts as one of the forward: for Dynamo's graphs.
+    Without `joint`, as for Dynamo's graphs, every operator of the outer graph counts as a forward operator.
     """
     ratios, bare, legacy = set[float](), list[str](), None
     graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]

@@ -1,4 +1,4 @@
-"""What torch's operator overloads say of themselves, and calls of them without the contents of their tensors.
+"""Facts about torch's operator overloads, and calls of these without the contents of their tensors.
 
 Private names, the same in 2.11 to 2.15: ``torch._ops.OpOverload`` with ``_schema``.
 """
@@ -22,21 +22,21 @@ OpOverload = private_name("torch._ops", "OpOverload")
 
 
 def is_mutable(target: Any) -> bool:
-    """Whether the target is an operator that writes into one of its arguments."""
+    """Returns whether the target is an operator that mutates one of its arguments."""
     return isinstance(target, OpOverload) and bool(target._schema.is_mutable)
 
 
 def namespace_of(node: fx.Node) -> str | None:
-    """The library of the node's operator, such as ``aten``; None for a Python function."""
+    """Returns the namespace of the node's operator, such as ``aten``; None for a Python function."""
     target: Any = node.target
     return str(target.namespace) if isinstance(target, OpOverload) else None
 
 
 def is_complex(node: fx.Node) -> bool:
-    """Whether a node reads or writes complex numbers: then Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
+    """Returns whether a node reads or writes complex tensors; Inductor calls ATen (``fallback_node_due_to_unsupported_type``)."""
     if _holds_complex(node.meta.get("val")):
         return True
-    for read in node.all_input_nodes:  # a loop: this is asked for every pointwise node, many times
+    for read in node.all_input_nodes:  # a loop, as this function runs many times for every pointwise node
         if _holds_complex(read.meta.get("val")):
             return True
     return False
@@ -49,7 +49,7 @@ def _holds_complex(value: Any) -> bool:
 
 
 def reduced_dims(node: fx.Node) -> frozenset[int]:
-    """The dimensions of its first argument that a reduction names; none where it names none, and so goes over all."""
+    """Returns the dimensions in a reduction's argument ``dim``; empty if it names none, and so reduces all of them."""
     if not isinstance(node.target, OpOverload):
         return frozenset()
     names = [argument.name for argument in node.target._schema.arguments]
@@ -59,7 +59,7 @@ def reduced_dims(node: fx.Node) -> frozenset[int]:
 
 
 def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a higher-order operator (``cond``, ``scan``, ``while_loop``) is called with; none for other operators."""
+    """Returns the subgraphs that a higher-order operator (``cond``, ``scan``, ``while_loop``) reads; empty for other operators."""
     owner = node.graph.owning_module
     names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
     values = [attrgetter(name)(owner) for name in names]
@@ -67,21 +67,21 @@ def inner_graphs(node: fx.Node) -> list[fx.GraphModule]:
 
 
 _TALKS = ("c10d", "dtensor", "symm_mem", "fsdp", "distributed", "rpc")
-"""Parts of the names of libraries whose operators wait for other processes."""
+"""Parts of the namespaces whose operators wait for other processes."""
 
 
 def can_run_alone(target: object) -> bool:
-    """Whether a node's target is an operator that writes into nothing and waits for no other process."""
+    """Returns whether a node's target is an operator that mutates no argument and waits for no other process."""
     return waits_for_nobody(target) and not is_mutable(target)
 
 
 def waits_for_nobody(target: Any) -> bool:
-    """Whether a node's target is an operator that runs in this process alone."""
+    """Returns whether a node's target is an operator that runs in this process alone."""
     return isinstance(target, OpOverload) and not waits_for_others(target)
 
 
 def waits_for_others(target: Any) -> bool:
-    """Whether a node's target is an operator that waits for other processes."""
+    """Returns whether a node's target is an operator that waits for other processes."""
     return isinstance(target, OpOverload) and any(part in target.namespace for part in _TALKS)
 
 
@@ -95,7 +95,7 @@ class Like:
     """A tensor without its contents.
 
     Attributes:
-        lazily: What an operator may still have to do to the elements before it reads them.
+        lazily: Lazy operations on the elements: a subset of `CONJUGATED`, `NEGATED` and `ZERO`.
     """
 
     shape: tuple[int, ...]
@@ -106,29 +106,29 @@ class Like:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, strides: tuple[int, ...] | None = None) -> Like:
-        """A (fake) tensor without its contents, under its own or other strides."""
+        """Returns a (fake) tensor without its contents, in its own or in other strides."""
         strides = sizes.hint_strides(tensor) if strides is None else strides
         return cls(sizes.hint_shape(tensor), strides, tensor.dtype, tensor.device.type, lazily(tensor))
 
     @property
     def elements(self) -> int:
-        """Elements of the memory behind it: what is repeated counts once, what is skipped counts."""
+        """Elements of the memory behind the tensor: repeated elements count once, gaps between elements count too."""
         if 0 in self.shape or ZERO in self.lazily:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the memory behind it."""
+        """Bytes of the memory behind the tensor."""
         return self.elements * self.dtype.itemsize
 
     @property
     def is_of_places(self) -> bool:
-        """Whether its elements are integers, which are mostly places in another tensor and have to be right."""
+        """True if the elements are integers, which are mostly indices into another tensor and have to be valid."""
         return not (self.dtype.is_floating_point or self.dtype.is_complex or self.dtype is torch.bool)
 
     def over(self, memory: torch.Tensor) -> torch.Tensor:
-        """Such a tensor, of the `elements` in `memory`."""
+        """Returns a tensor of this shape and these strides over the first `elements` of `memory`."""
         if ZERO in self.lazily:
             return torch._efficientzerotensor(self.shape, dtype=self.dtype, device=memory.device)
         return _lazily(memory.as_strided(self.shape, self.strides), self.lazily)
@@ -139,40 +139,40 @@ class Like:
 
 
 CONJUGATED, NEGATED, ZERO = "conj", "neg", "zero"
-"""Of a lazy tensor: its elements stand conjugated or negated in memory, or it has no memory (``_efficientzerotensor``).
+"""Kinds of lazy tensors: with a conjugate or negative bit, or without memory (``_efficientzerotensor``).
 
-Most operators that get one are handed a copy by the dispatcher; some, such as matrix products, make it themselves, or read on.
+The dispatcher hands most operators a copy of a lazy tensor.  Some, such as matrix products, copy it themselves or read it lazily.
 """
 
 
 def lazily(tensor: torch.Tensor) -> tuple[str, ...]:
-    """Which of these a (fake) tensor is."""
+    """Returns the kinds of lazy tensor that a (fake) tensor is."""
     found = (CONJUGATED, tensor.is_conj()), (NEGATED, tensor.is_neg()), (ZERO, tensor._is_zerotensor())
     return tuple(name for name, is_so in found if is_so)
 
 
 def _lazily(tensor: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """A view of `tensor` that is such a one."""
+    """Returns a view of `tensor` with the conjugate or negative bit that `names` has."""
     if CONJUGATED in names:
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if NEGATED in names else tensor
 
 
 class NotPlain(Exception):
-    """An argument of which no copy can be made."""
+    """Raised for an argument of which no copy can be made."""
 
 
 Strides = Callable[[torch.Tensor], tuple[int, ...]]
 
 
 def plain(value: Any, strides: Strides = sizes.hint_strides) -> Any:
-    """An argument of an operator with a `Like` for each tensor or node of one, and tuples for lists.
+    """Returns an argument of an operator with a `Like` for each tensor or node, and tuples for lists.
 
     Args:
-        strides: Those under which the operator gets a tensor.
+        strides: Returns the strides in which the operator gets a tensor.
 
     Raises:
-        NotPlain: It is no tensor of ordinary layout, no number, and no other value that can be written down.
+        NotPlain: The argument holds a value that is no strided tensor, no number and no other literal of an operator's schema.
     """
     if isinstance(value, fx.Node):
         if "val" not in value.meta:
@@ -192,7 +192,7 @@ def plain(value: Any, strides: Strides = sizes.hint_strides) -> Any:
 
 
 def likes(value: Any) -> Iterator[Like]:
-    """All tensors in a nest of plain arguments."""
+    """Yields all tensors in nested plain arguments."""
     if isinstance(value, Like):
         yield value
     elif isinstance(value, tuple):
@@ -201,12 +201,12 @@ def likes(value: Any) -> Iterator[Like]:
 
 
 def text(value: Any) -> str:
-    """A nest of plain arguments in one line: equal for equal arguments."""
+    """Returns nested plain arguments in one line of text, equal for equal arguments."""
     return f"({', '.join(map(text, value))})" if isinstance(value, tuple) else str(value)
 
 
 def filled(value: Any, make: Callable[[Like], torch.Tensor]) -> Any:
-    """What `make` gives in place of each `Like`; lists for tuples, which operators on lists of tensors want."""
+    """Returns nested plain arguments with ``make(like)`` for each `Like`, and lists for tuples, as operators on lists need."""
     if isinstance(value, Like):
         return make(value)
     return [filled(v, make) for v in value] if isinstance(value, tuple) else value

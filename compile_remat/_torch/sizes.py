@@ -1,6 +1,6 @@
 """Sizes, strides and bytes of (fake) tensors as plain ints; no guard is added.
 
-A symbolic size is taken at its hint, the size seen first, or where `sizes_at` says so at another one.
+A symbolic size is replaced by its hint, the size seen first, or inside of `sizes_at` by the size given there.
 
 Private names of torch: ``symbolic_shapes.optimization_hint`` from 2.12, ``size_hint`` in 2.11; of a shape environment,
 ``bound_sympy`` and ``var_to_sources``.
@@ -26,7 +26,7 @@ _optimization_hint = private_name("torch.fx.experimental.symbolic_shapes", "opti
 
 @dataclass(frozen=True)
 class _Bound:
-    """Sizes of symbols by name, and what expressions of them came to."""
+    """Sizes of symbols by name, and a cache of the values of expressions at these sizes."""
 
     sizes: dict[str, int] = field(default_factory=dict)
     known: dict[Any, int | None] = field(default_factory=dict)
@@ -37,7 +37,7 @@ _BOUND: ContextVar[_Bound | None] = ContextVar("compile_remat sizes", default=No
 
 @contextmanager
 def sizes_at(sizes: Iterable[tuple[str, int]]) -> Iterator[None]:
-    """Symbols have these sizes in place of their hints, for all that this module says, in this thread."""
+    """Replace the hints of symbols by these sizes, for all functions of this module, in this thread, inside this context."""
     token = _BOUND.set(_Bound(dict(sizes)))
     try:
         yield
@@ -46,20 +46,20 @@ def sizes_at(sizes: Iterable[tuple[str, int]]) -> Iterator[None]:
 
 
 FALLBACK = 4096
-"""Stands for a size that only the data knows and that has no upper bound, as in torch's partitioner."""
+"""Replaces a size that depends on data and has no upper bound, as in torch's partitioner."""
 
 
 def hint_int(size: int | torch.SymInt, fallback: int = FALLBACK) -> int:
-    """The size, or for a symbolic one that of `sizes_at`, else the value seen first; adds no guard.
+    """Returns the size as an int: a symbolic size at `sizes_at`, else at its hint, the value seen first.  Adds no guard.
 
-    Sizes that only the data knows are taken at their upper bound (`torch._check`), and without one, as jagged ones, at `fallback`.
+    A size that depends on data becomes its upper bound (`torch._check`), or `fallback` if it has none; a jagged size, `fallback`.
     """
     if type(size) is int:
         return size
     if is_jagged(size):
         return fallback
     expression = _expression(size)
-    if expression is None:  # a number of another type
+    if expression is None:  # a number that is no SymInt with an expression
         return int(_optimization_hint(size, fallback=fallback))
     bound = _BOUND.get() or _Bound()
     if expression not in bound.known:
@@ -69,7 +69,7 @@ def hint_int(size: int | torch.SymInt, fallback: int = FALLBACK) -> int:
 
 
 def _at(size: Any, expression: Any, sizes: dict[str, int]) -> int | None:
-    """An expression at these sizes; None where neither they nor a bound replace a hint."""
+    """Returns the value of an expression at these sizes and upper bounds; None if these do not determine it."""
     values: dict[Any, int] = {}
     for symbol in expression.free_symbols:
         if symbol.name in sizes:
@@ -85,18 +85,18 @@ def _at(size: Any, expression: Any, sizes: dict[str, int]) -> int | None:
 
 
 def is_unbacked(symbol: Any) -> bool:
-    """Whether only the data knows what a symbol stands for."""
+    """Returns whether a symbol is unbacked: its value depends on data."""
     return str(symbol.name).startswith("u")
 
 
 def _upper(environment: Any, symbol: Any) -> int | None:
-    """The largest value that a symbol may have, where there is one."""
+    """Returns the largest value that a symbol may have; None without a bound below `MOST`."""
     upper = environment.bound_sympy(symbol).upper
     return int(upper) if upper.is_number and upper.is_finite and upper < MOST else None
 
 
 MOST = 1 << 40
-"""An upper bound beyond this says nothing."""
+"""An upper bound of at least this counts as none."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,9 @@ class Symbol:
     """A size among the inputs of a graph.
 
     Attributes:
-        size: What it is taken at now.
-        upper: The largest size that Dynamo's guards let in; None where there is no limit.
-        source: Where the user finds it; empty where torch does not say.
+        size: Its size now, as `hint_int` returns it.
+        upper: The largest size that Dynamo's guards admit; None if there is no limit.
+        source: The expression by which the user's code reaches the size; empty if torch has none.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Symbol:
 
 
 def symbols_of(graph: fx.Graph) -> tuple[Symbol, ...]:
-    """The inputs of a graph that are sizes of its tensors: Dynamo makes each size that varies an input."""
+    """Returns the inputs of a graph that are sizes of its tensors: Dynamo adds an input for each dynamic size."""
     used = {symbol for size in _sizes_in(graph) for symbol in getattr(_expression(size), "free_symbols", ())}
     found: dict[str, Symbol] = {}
     for node in graph.find_nodes(op="placeholder"):
@@ -132,7 +132,7 @@ def symbols_of(graph: fx.Graph) -> tuple[Symbol, ...]:
 
 
 def unbounded_of(graph: fx.Graph) -> tuple[str, ...]:
-    """Symbols of sizes that only the data knows and that have no upper bound: `hint_int` takes a fallback for them."""
+    """Returns the unbacked symbols in a graph's sizes without an upper bound, sorted: `hint_int` replaces them by a fallback."""
     found: dict[str, None] = {}
     for size in _sizes_in(graph):
         for symbol in getattr(_expression(size), "free_symbols", ()):
@@ -147,12 +147,12 @@ def _sizes_in(graph: fx.Graph) -> Iterator[Any]:
 
 
 def _expression(size: object) -> Any:
-    """What a symbolic size stands for; None for all else."""
+    """Returns the sympy expression of a SymInt; None for a jagged size and any other value."""
     return getattr(size.node, "expr", None) if isinstance(size, torch.SymInt) and not is_jagged(size) else None
 
 
 def is_jagged(size: int | torch.SymInt) -> bool:
-    """Whether a size is that of a jagged dimension of a nested tensor: it stands for one length a row, and is no number."""
+    """Returns whether a size belongs to a nested tensor's jagged dimension: it stands for one length per row, and is no number."""
     return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
 
 
@@ -167,9 +167,9 @@ def hint_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def storage_nbytes(value: object) -> int:
-    """Bytes of the storage that a dense (fake) tensor of this shape and stride occupies; 0 for anything else.
+    """Bytes of the storage that a (fake) tensor of this shape and these strides occupies; 0 for a value that is no tensor.
 
-    ``torch._efficientzerotensor``, which forward mode makes, has no memory.
+    For sparse tensors and wrapper subclasses: the bytes of all elements.  ``torch._efficientzerotensor`` has no memory.
     """
     if not isinstance(value, torch.Tensor) or value._is_zerotensor():
         return 0
@@ -184,20 +184,20 @@ def storage_nbytes(value: object) -> int:
 
 
 CUDA_BLOCK_BYTES = 512
-"""Torch's CUDA allocator hands out multiples of this (``kMinBlockSize``; "Memory management" in torch's notes/cuda.html)."""
+"""Torch's CUDA allocator rounds sizes up to multiples of this (``kMinBlockSize``; "Memory management" in notes/cuda.html)."""
 
 
 def in_blocks(nbytes: int, device_type: str) -> int:
-    """Bytes that a device's allocator takes for a buffer: whole blocks on CUDA."""
+    """Bytes that a device's allocator takes for a buffer: rounded up to whole blocks on CUDA."""
     return -(-nbytes // CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES if device_type == "cuda" else nbytes
 
 
 def padded_nbytes(value: object, above: int, alignment_bytes: int) -> int:
-    """`storage_nbytes` of a tensor without gaps, once its strides of more than `above` elements are rounded up.
+    """`storage_nbytes` of a tensor without gaps after its strides of more than `above` elements are rounded up.
 
     Args:
-        above: Strides up to this number of elements stay.
-        alignment_bytes: What the others are made multiples of.
+        above: Strides up to this number of elements are not rounded.
+        alignment_bytes: The multiple, in bytes, to which larger strides are rounded up.
     """
     if not isinstance(value, torch.Tensor) or any(type(s) is not int for s in (*value.shape, *value.stride())):
         return storage_nbytes(value)

@@ -10,10 +10,10 @@ trace_structured = private_name("torch._logging", "trace_structured")
 
 
 def trace_artifact(name: str, encoding: str, payload: Callable[[], str]) -> None:
-    """Put a text under the compilation that is going on; `payload` is called only where somebody writes the log.
+    """Add a text to the log of the current compilation; `payload` is called only if the log is written.
 
     Args:
-        name: Of the file that tlparse makes of it, without suffix.
+        name: Name, without suffix, of the file that tlparse writes for the text.
         encoding: ``"json"`` or ``"string"``.
     """
     trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": encoding}, payload_fn=payload)

@@ -1,4 +1,4 @@
-"""What Dynamo says of a graph and its arguments, and contexts in which the graph can be compiled or run a second time.
+"""Dynamo's facts about a graph and its arguments, and contexts in which the graph can be compiled or run a second time.
 
 Private names of torch, 2.11 to 2.15: ``torch._dynamo.symbolic_convert.TensorifyState`` and a shape environment's
 `backed_var_to_val`.  Written against torch 2.13.0; a source's ``name`` may be a method in other versions.
@@ -23,7 +23,7 @@ tensorify_state = private_name("torch._dynamo.symbolic_convert", "TensorifyState
 
 
 def argument_sources(module: fx.GraphModule) -> list[str]:
-    """Where Dynamo found each argument: ``L['self']._modules['0']._parameters['weight']``; else the placeholder's name."""
+    """Returns Dynamo's source of each argument, such as ``L['self']._modules['0']._parameters['weight']``, or its node's name."""
     found: list[str] = []
     for node in module.graph.find_nodes(op="placeholder"):
         name = getattr(getattr(node.meta.get("grapharg"), "source", None), "name", node.name)
@@ -32,55 +32,55 @@ def argument_sources(module: fx.GraphModule) -> list[str]:
 
 
 def ends_in_graph_break(module: fx.GraphModule) -> bool:
-    """Whether the function that the graph was traced from goes on after it, so that more graphs may follow in the step.
+    """Returns whether a graph break ends the graph, so that more graphs of the traced function may follow in the step.
 
-    A private attribute of the graph module, same in 2.11, 2.13 and 2.15.  The graphs behind a break need no such mark: when
+    Reads a private attribute of the graph module, same in 2.11, 2.13 and 2.15.  The graphs behind a break need no such mark: when
     Dynamo compiles the function in which it resumes, the calls of the earlier graphs are in flight.
     """
     return bool(getattr(getattr(module, "compile_subgraph_reason", None), "graph_break", False))
 
 
 def is_cut_by_torch() -> bool:
-    """Whether torch cuts Dynamo's graph now and has each part compiled by itself: at the buckets of DDP.
+    """Returns whether torch splits Dynamo's graph at the buckets of DDP now, and compiles each part by itself.
 
-    A private attribute, same in 2.11 to 2.15: ``TracingContext.fakify_first_call``, which ``DDPOptimizer`` sets.
+    Reads a private attribute, same in 2.11 to 2.15: ``TracingContext.fakify_first_call``, which ``DDPOptimizer`` sets.
     """
     context = torch._guards.TracingContext.try_get()
     return context is not None and context.fakify_first_call
 
 
 def has_fake(args: Sequence[Any]) -> bool:
-    """Whether a call is one of torch's own, while it compiles: on tensors without contents."""
+    """Returns whether an argument is a fake tensor: torch itself makes such calls while it compiles."""
     return any(isinstance(a, FakeTensor) for a in args)
 
 
 def is_wrapper_subclass(value: object) -> bool:
-    """Whether it is a tensor made of others, such as a DTensor or a nested tensor."""
+    """Returns whether a value is a wrapper subclass, a tensor made of other tensors, such as a DTensor or a nested tensor."""
     return isinstance(value, torch.Tensor) and bool(is_traceable_wrapper_subclass(value))
 
 
 def is_plain_tensor(value: torch.Tensor) -> bool:
-    """Whether its elements in memory are all there is: no subclass that dispatches, no wrapper of ``torch.func``, not lazily
-    conjugated or negated."""
+    """Returns whether a tensor is strided and consists of its elements in memory alone: no subclass with a dispatch of its own, no
+    wrapper of ``torch.func``, not lazily conjugated or negated."""
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or value.layout is not torch.strided:
         return False
     return not (torch._C._functorch.is_functorch_wrapped_tensor(value) or value.is_conj() or value.is_neg())
 
 
 def version_of(value: object) -> int | None:
-    """Returns the number of writes into a tensor by autograd's count; None in inference mode and for what is no tensor."""
+    """Returns autograd's version counter of a tensor; None for an inference tensor and for any other value."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
 
 
 def no_torch_function() -> AbstractContextManager[None]:
-    """Operators on subclasses of tensors give plain tensors."""
+    """Returns a context in which operators on tensor subclasses return plain tensors."""
     context: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
     return context
 
 
 @contextmanager
 def detached_from_callers_autograd() -> Iterator[None]:
-    """Hide compiled autograd and the saved-tensor hooks (of a checkpoint around us) that are active."""
+    """Hide compiled autograd and the active saved-tensor hooks, such as those of a checkpoint around the call."""
     from torch._dynamo import compiled_autograd
 
     with compiled_autograd._disable(), torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -89,10 +89,10 @@ def detached_from_callers_autograd() -> Iterator[None]:
 
 @contextmanager
 def own_tracing_context() -> Iterator[None]:
-    """Compile beside another compilation of the same Dynamo graph.
+    """Use a copy of Dynamo's tracing context, for a second compilation of the same Dynamo graph.
 
-    Both would write what they find out (which saved tensors the backward may overwrite) into the context that Dynamo made,
-    and the first one's backward, which Inductor compiles later, would read what the second one wrote.
+    Both compilations write facts (such as the saved tensors that the backward may overwrite) into the tracing context.  The first
+    one's backward, which Inductor compiles later, would otherwise read the facts of the second one.
     """
     with tracing(copy.copy(TracingContext.try_get())):
         yield
@@ -102,7 +102,7 @@ def own_tracing_context() -> Iterator[None]:
 
 
 def traced_inputs(module: fx.GraphModule) -> list[Any] | None:
-    """What Dynamo traced a graph's arguments as: fake tensors and sizes; None where there is anything else."""
+    """Returns the fake tensors and sizes that Dynamo traced a graph's arguments as; None if a real tensor or nothing is known."""
     found = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
     is_light = all(v is not None and (isinstance(v, FakeTensor) or not isinstance(v, torch.Tensor)) for v in found)
     return found if is_light else None
@@ -110,11 +110,11 @@ def traced_inputs(module: fx.GraphModule) -> list[Any] | None:
 
 @contextmanager
 def scalars_as_numbers(inputs: Sequence[Any]) -> Iterator[None]:
-    """Let a compilation outside of Dynamo take a scalar tensor's value for a number where a pass of torch wants Dynamo to.
+    """Let a compilation outside of Dynamo specialise on the values of scalar tensors, as a pass of torch asks Dynamo to.
 
-    Torch makes a symbol of the value of a tensor without dimensions.  Where no code can be made with it, the first compilation
-    of the graph has Dynamo begin anew; what comes out of torch's cache has not been through that pass.  Whether the number is
-    guarded by what Dynamo checks, `guards_of` tells.
+    Torch makes a symbol of the value of a tensor without dimensions.  If no code can be made with the symbol, the first
+    compilation of the graph restarts Dynamo; a graph from torch's cache has not been through that pass.  `guards_of` shows if a
+    compilation added guards, which Dynamo would not check.
     """
     mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
     symbols = {} if mode is None or mode.shape_env is None else mode.shape_env.backed_var_to_val
@@ -128,6 +128,6 @@ def scalars_as_numbers(inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def guards_of(inputs: Sequence[Any]) -> int:
-    """How many facts about symbolic sizes were assumed so far; what is assumed later, Dynamo does not check."""
+    """Returns the number of guards on symbolic sizes so far; Dynamo does not check the guards that are added later."""
     mode = next((v.fake_mode for v in inputs if isinstance(v, FakeTensor)), None)
     return 0 if mode is None or mode.shape_env is None else len(mode.shape_env.guards)

@@ -1,4 +1,7 @@
-"""Which torch runs, and private names of it that another torch may lack.  Imports nothing of ours and nothing private."""
+"""The version of torch that runs, and private names that other versions may lack.
+
+Imports nothing of compile_remat, and nothing private.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,22 @@ SUPPORTED = ((2, 11), (2, 16))
 
 
 class MissingName:
-    """Stands for a name that a torch outside the range lacks, so that our modules can still be imported there."""
+    """Stands for a name that a torch outside the range lacks, so that modules of compile_remat can still be imported there."""
 
 
 def torch_version() -> tuple[int, int]:
-    """Major and minor version of the torch that runs; (0, 0) where its name has no such numbers."""
+    """Major and minor version of the torch that runs; (0, 0) if its version text does not begin with two numbers."""
     numbers = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def is_supported() -> bool:
-    """Whether this torch lies in the range; a development or release build of a version counts as that version."""
+    """Returns whether this torch lies in the range; a development or release build of a version counts as that version."""
     return SUPPORTED[0] <= torch_version() < SUPPORTED[1]
 
 
 def version_problem() -> str:
-    """What is wrong with this torch, in one line; empty where nothing is."""
+    """Returns one line that says why this torch is not supported; empty if it is."""
     if is_supported():
         return ""
     (first, low), (last, end) = SUPPORTED
@@ -36,7 +39,7 @@ def version_problem() -> str:
 
 
 def private_module(name: str) -> Any:
-    """A private module of torch, or `MissingName` where a torch outside the range has none.
+    """Returns a private module of torch, or `MissingName` if a torch outside the range lacks the module.
 
     Raises:
         ImportError: A supported torch lacks it.
@@ -50,9 +53,9 @@ def private_module(name: str) -> Any:
 
 
 def private_name(module: str, *names: str) -> Any:
-    """The first of `names` that a private module of torch has, or `MissingName` where a torch outside the range has none.
+    """Returns the first of `names` that a private module of torch has, or `MissingName` if a torch outside the range has none.
 
-    Whoever compiles asks `version_problem` before anything uses what stands in.
+    A caller that compiles checks `version_problem` before any code uses the `MissingName`.
 
     Raises:
         ImportError: A supported torch lacks all of them.

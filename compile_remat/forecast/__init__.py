@@ -1,4 +1,4 @@
-"""Plans, memory and time of a model for a device that need not be here.
+"""Plans, memory and time of a model for a device that need not be present.
 
-Traces on fake tensors.  Compiles and runs nothing.
+Traces with fake tensors.  Compiles and runs no code.
 """

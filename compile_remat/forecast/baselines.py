@@ -1,11 +1,11 @@
-"""Baselines: what people do today, as saved sets of one planning problem, each compared with the plan at its peak.
+"""Baselines: common checkpointing schemes as saved sets of one planning problem, each compared with the plan at its peak.
 
 Nothing recomputed; ``torch.utils.checkpoint`` around every layer, or every eighth one; selective checkpointing of every layer
 that saves products; torch's own chooser (``activation_memory_budget``) at five budgets.  All run on the same timeline under the
 same prices.
 
-A layer is an entry of a module list with at least two products, convolutions or attentions in it.  Where such entries lie in one
-another, as the blocks of a U-Net lie in its levels, checkpoints around the innermost ones are a baseline of their own.
+A layer is an entry of a module list with at least two products, convolutions or attentions in it.  If such entries are nested, as
+the blocks of a U-Net are in its levels, checkpoints around the innermost ones are a baseline of their own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TORCH_BUDGETS = (1.0, 0.8, 0.5, 0.3, 0.1)
 """Budgets of torch's chooser; the first one is its default."""
 
 EVERY = 8
-"""Every how many layers one is checkpointed, where not all are."""
+"""One layer of this many is checkpointed in the baseline that does not checkpoint all."""
 
 NOTHING, EACH, INNER = "nothing recomputed", "every layer checkpointed", "every inner block checkpointed"
 SOME, PRODUCTS = f"every {EVERY}th layer checkpointed", "selective checkpoint, products saved"
 DEFAULT = "torch's chooser, default"
 OF_LAYERS = (EACH, SOME, PRODUCTS)
-"""Baselines that a model without layers cannot have."""
+"""Baselines that need a model with layers."""
 
 HEAVY = frozenset({OpKind.MATMUL, OpKind.CONV, OpKind.ATTENTION})
 LEAST_HEAVY = 2
@@ -48,10 +48,10 @@ class Baseline:
     """One baseline and the plan at its peak.
 
     Attributes:
-        name: What is saved, in words.
+        name: The scheme, in words.
         peak_bytes: Its region peak.
         time_ns: Estimated time of its step.
-        ours: The plan within that peak.
+        ours: The planner's plan within that peak.
     """
 
     name: str
@@ -61,27 +61,27 @@ class Baseline:
 
     @property
     def extra_share(self) -> float:
-        """Its extra time as a share of the base that the plan has."""
+        """The baseline's extra time as a share of the plan's base."""
         return self.ours.base.share_of(self.time_ns)
 
     @property
     def advantage_ns(self) -> int:
-        """Nanoseconds by which the plan is faster; negative where it is slower."""
+        """Nanoseconds by which the plan is faster than the baseline; negative if it is slower."""
         return self.time_ns - self.ours.time_ns
 
     @property
     def advantage(self) -> float:
-        """The same as a fraction of the baseline's step."""
+        """`advantage_ns` as a fraction of the baseline's step time."""
         return self.advantage_ns / max(1, self.time_ns)
 
 
 def compare(planner: Planner, baselines: Mapping[str, Bools], plain_ns: int | None = None) -> list[Baseline]:
-    """Every baseline with the plan at its peak, from the highest peak to the lowest.
+    """Returns every baseline with the plan at its peak, from the highest peak to the lowest.
 
-    The planner stops within 1.5 % of the bound; where the baseline's own saved set is faster than that, it is the plan.
+    The planner stops within 1.5 % of the bound; if the baseline's own saved set is faster than the plan found, it is the plan.
 
     Args:
-        plain_ns: Estimated time of a step under plain torch.compile, which extra times are measured from and `DEFAULT` takes.
+        plain_ns: Estimated step time of plain torch.compile: the base of extra times, and the time of the baseline `DEFAULT`.
     """
     masks = np.stack([mask | planner.pinned for mask in baselines.values()], axis=1)
     batch = planner.simulator.run(masks)
@@ -92,13 +92,13 @@ def compare(planner: Planner, baselines: Mapping[str, Bools], plain_ns: int | No
         if ours.time_ns > time_ns:
             ours = planner.plan_of(masks[:, k], peak_bytes)
         if name == DEFAULT and plain_ns is not None:
-            time_ns = plain_ns  # without what we save in any case, as tags that torch does not obey
+            time_ns = plain_ns  # without the pinned values, such as tags that torch does not obey
         found.append(Baseline(name, peak_bytes, time_ns, replace(ours, plain_time_ns=plain_ns)))
     return sorted(found, key=lambda c: -c.peak_bytes)
 
 
 def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
-    """The checkpointing that people write into their models; that of layers only where the model has layers."""
+    """Returns the saved sets of hand-written checkpointing, by name; checkpoints of layers only if the model has layers."""
     kinds = {node.name: _kind(node) for node in graph.nodes if node.op == "call_function"}
     layers = layers_of(problem, kinds)
     keepable = np.array([v.is_saveable and v.in_forward for v in problem.values], dtype=bool)
@@ -123,39 +123,42 @@ def hand_written(problem: Problem, graph: fx.Graph) -> dict[str, Bools]:
 
 
 def chosen_by_torch(joint: joint_graph.Joint, budgets: Sequence[float] = TORCH_BUDGETS) -> dict[str, list[fx.Node]]:
-    """What torch's chooser saves.  Call it while the tensors are on a CPU: it runs operators on them."""
+    """Returns the nodes that torch's chooser saves at each budget, by name.  Tensors must be on a CPU, since operators run."""
     names = [DEFAULT if b == 1 else f"torch's chooser, budget {b:g}" for b in budgets]
     return dict(zip(names, joint_graph.torch_choices(joint, budgets), strict=True))
 
 
 def ready_with_torch(builder: Builder, target: Target) -> Ready:
-    """Trace a step that budgets are searched in; what torch saves of it is known and no candidate."""
+    """Trace a step and make it ready for planning; torch's own saved set is recorded, and is no candidate for a plan."""
     traced = trace(builder, target.figures())
     torch_sets = chosen_by_torch(traced.joint, (1.0,))
     return ready_on(traced, target, torch_sets)
 
 
 def mask_of(problem: Problem, indices: Sequence[int]) -> Bools:
-    """The mask that saves these values."""
+    """Returns the mask, over all values of the problem, that saves the values of these indices."""
     mask = np.zeros(len(problem.values), dtype=bool)
     mask[list(indices)] = True
     return mask
 
 
 def layers_of(problem: Problem, kinds: Mapping[str, OpKind]) -> list[str | None]:
-    """The layer that each value lies in, by its module's path; None outside of all."""
+    """Returns the path of the outermost layer that each value lies in; None outside of all layers."""
     return [entries[0] if entries else None for entries in _heavy_entries(problem, kinds)]
 
 
 def inner_blocks_of(problem: Problem, kinds: Mapping[str, OpKind]) -> list[str | None]:
-    """The same of layers that have no layers in them: a block of a U-Net, not its level."""
+    """Returns the path of the innermost layer that each value lies in, as a block of a U-Net, not its level.
+
+    None outside of all layers, and for a value whose innermost layer has other layers in it.
+    """
     heavy_entries = _heavy_entries(problem, kinds)
     outer = {entry for entries in heavy_entries for entry in entries[:-1]}
     return [entries[-1] if entries and entries[-1] not in outer else None for entries in heavy_entries]
 
 
 def _heavy_entries(problem: Problem, kinds: Mapping[str, OpKind]) -> list[list[str]]:
-    """The entries of module lists that each value lies in, from the outside in, of those with `LEAST_HEAVY` heavy values."""
+    """Returns the module-list entries with at least `LEAST_HEAVY` heavy values that each value lies in, the outermost first."""
     entries = [_entries_of(v.origin.module_path) for v in problem.values]
     pairs = zip(problem.values, entries, strict=True)
     heavy = Counter(e for v, found in pairs if v.in_forward and kinds.get(v.name) in HEAVY for e in found)
@@ -163,7 +166,7 @@ def _heavy_entries(problem: Problem, kinds: Mapping[str, OpKind]) -> list[list[s
 
 
 def _entries_of(path: str) -> list[str]:
-    """The parts of a path that end with a number: ``model.layers.3`` of ``model.layers.3.mlp.up``; the longest comes last."""
+    """Returns the prefixes of a path that end in a number: ``model.layers.3`` of ``model.layers.3.mlp.up``; the longest last."""
     return [path[: found.end()] for found in _NUMBER.finditer(path)]
 
 
@@ -173,7 +176,7 @@ def _in_order(layer: str) -> tuple[str, int]:
 
 
 def _inside(problem: Problem, layers: Sequence[str | None], chosen: set[str]) -> Bools:
-    """Values of the chosen layers that only their own layer reads: a checkpoint around it drops them."""
+    """Returns the mask of values in the chosen layers that only their own layer reads: a checkpoint around it frees them."""
     crosses = np.array([layer not in chosen for layer in layers], dtype=bool)
     for w, value in enumerate(problem.values):
         if value.in_forward:
@@ -183,6 +186,6 @@ def _inside(problem: Problem, layers: Sequence[str | None], chosen: set[str]) ->
 
 
 def _kind(node: fx.Node) -> OpKind:
-    """Its own kind; an item has that of the node that it is a part of."""
+    """Returns the kind of a node; a getitem has the kind of the node whose output it takes."""
     kind = op_kind(node)
     return op_kind(node.all_input_nodes[0]) if kind is OpKind.ITEM else kind

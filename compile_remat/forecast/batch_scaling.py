@@ -1,7 +1,7 @@
-"""Batch scaling: a planning problem at every batch size, from traces at two.
+"""Batch scaling: a planning problem at every batch size, from traces at two batch sizes.
 
-The batch is a factor of a tensor's size or it is not, so bytes are exactly affine in the batch.  A time is the longer of two
-such sums (`roofline`), so times at other batches are approximations.
+The batch either is a factor of a tensor's size or is not, so bytes are exactly affine in the batch.  A time is the maximum of two
+affine sums (`roofline`), so times at other batches are approximations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class TracedStep:
     """A traced step as a planning problem, and the bytes of the model's inputs.
 
     Attributes:
-        reference: Indices of the values that torch's own default partition saves; empty where it was not asked.
+        reference: Indices of the values that torch's own default partition saves; empty if it was not computed.
     """
 
     problem: Problem
@@ -31,7 +31,7 @@ class TracedStep:
 
     @property
     def with_torch(self) -> Problem:
-        """The problem that knows what torch saves; a plan of it may be torch's own."""
+        """The problem with torch's saved set as `Problem.reference`, so that torch's own plan is a candidate."""
         return replace(self.problem, reference=self.reference)
 
 
@@ -40,8 +40,8 @@ class BatchScaling:
     """One model's traced step at two batches, scaled to any other.
 
     Attributes:
-        batches: The two, the first one below the second.
-        steps: The step at each; equal but for sizes and prices.
+        batches: The two batch sizes, ascending.
+        steps: The step at each batch size; equal but for sizes and prices.
     """
 
     batches: tuple[int, int]
@@ -49,11 +49,11 @@ class BatchScaling:
 
     @property
     def is_one_graph(self) -> bool:
-        """Whether both batches gave the same graph; the methods below require it."""
+        """True if both batches gave the same graph, which the methods below require."""
         return are_alike(self.steps[0].problem, self.steps[1].problem)
 
     def at(self, batch: int) -> Problem:
-        """The planning problem at `batch`."""
+        """Returns the planning problem at `batch`."""
         first, second = (step.problem for step in self.steps)
         values = [self._between(a, b, batch) for a, b in zip(first.values, second.values, strict=True)]
         steps = [self._between(a, b, batch) for a, b in zip(first.steps, second.steps, strict=True)]
@@ -61,7 +61,7 @@ class BatchScaling:
         return replace(first, values=tuple(values), steps=tuple(steps), step_time_ns=time_ns)
 
     def plain_time_ns_at(self, batch: int) -> int | None:
-        """Estimated time of a step at `batch` where plain torch.compile saves what it saves at the first one; None if unknown."""
+        """Estimated step time at `batch` with the values that plain torch.compile saves at the first batch; None if unknown."""
         return plain_time_ns(replace(self.at(batch), reference=self.steps[0].reference))
 
     def input_bytes_at(self, batch: int) -> int:
@@ -69,7 +69,7 @@ class BatchScaling:
         return self._line(self.steps[0].input_bytes, self.steps[1].input_bytes, batch)
 
     def _between(self, first: Node, second: Node, batch: int) -> Node:
-        """A node at `batch`: not by `dataclasses.replace`, which asks for each field and took most of the time here."""
+        """Returns a node at `batch`.  `dataclasses.replace` would take most of the time here, since it reads every field."""
         old, other = vars(first), vars(second)
         changed = {n: self._line(old[n], other[n], batch) for n in (*BYTES, *TIMES) if n in old and old[n] != other[n]}
         if not changed:
@@ -84,7 +84,7 @@ class BatchScaling:
 
 
 def are_alike(first: Problem, second: Problem) -> bool:
-    """Whether two problems are the same graph at two sizes."""
+    """Returns whether two problems are the same graph at two sizes."""
     return _shape_of(first) == _shape_of(second)
 
 

@@ -1,8 +1,8 @@
 """Models to plan for: by a name of `zoo`, by ``pkg.module:build``, or as a function.
 
-A builder takes `batch` and, where it has sequences, `seq`, both with defaults, and returns a module and the tuple of what it is
-called with.  It runs where tensors have no data, so it may not look at values, and it downloads nothing.  The module's output, or
-each of its outputs, gets a gradient: a loss inside makes the plan that of a training step.
+A builder takes `batch` and, for models of sequences, `seq`, both with defaults, and returns a module and the tuple of its inputs.
+It runs under fake tensors, so it must not read values of tensors, and it downloads nothing.  Each output of the module gets a
+gradient: a module that returns its loss gives the plan of a training step.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from compile_remat.errors import ConfigError, RematError
 from compile_remat.forecast.zoo import BUILDERS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-"""What `--dtype` takes."""
+"""Values of the option `--dtype`."""
 
 
 @dataclass(frozen=True)
 class Builder:
-    """A model to be built, and at which sizes.
+    """A model to be built, with its sizes.
 
     Attributes:
-        name: As the user named it.
+        name: Name as the user wrote it.
         source: A name of the zoo, ``pkg.module:build`` or the function itself.
-        batch: Samples in a batch; None for the builder's own.
-        seq: Tokens of a sequence; None for the builder's own.
-        mesh: The device mesh of ranks that it is built for, with the dimensions ``dp`` and ``tp``; a function that takes `mesh`
+        batch: Samples in a batch; None for the builder's default.
+        seq: Tokens of a sequence; None for the builder's default.
+        mesh: The device mesh for which the model is built, with the dimensions ``dp`` and ``tp``; a function that takes `mesh`
             gets it, and applies tensor parallelism itself.
-        dtype: One of `DTYPES`, torch's default type while the model is built: what asks for another type keeps it.  None
-            leaves the default alone; models of the zoo are then bf16.
+        dtype: One of `DTYPES`: torch's default dtype while the model is built.  Tensors with an explicit dtype keep theirs.  None
+            leaves torch's default as it is; models of the zoo are then bf16.
     """
 
     source: str | Callable[..., Any]
@@ -47,15 +47,15 @@ class Builder:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The builder's name in messages and tables."""
         return self.source if isinstance(self.source, str) else getattr(self.source, "__name__", repr(self.source))
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """Of floating-point parameters and inputs; None where the builder says.
+        """Dtype of floating-point parameters and inputs; None if the builder sets it.
 
         Raises:
-            ConfigError: No such type.
+            ConfigError: `dtype` is none of `DTYPES`.
         """
         name = self.dtype or ("bf16" if self._is_ours else None)
         if name is not None and name not in DTYPES:
@@ -66,7 +66,7 @@ class Builder:
 
     @property
     def dtype_name(self) -> str:
-        """For people."""
+        """The dtype's name in messages and tables."""
         return self.dtype or ("bf16" if self._is_ours else "as built")
 
     @property
@@ -74,10 +74,10 @@ class Builder:
         return isinstance(self.source, str) and self.source in BUILDERS
 
     def sizes(self) -> dict[str, int]:
-        """The sizes that the function is called with, its defaults included.
+        """Returns the sizes that the function is called with, its defaults included.
 
         Raises:
-            ConfigError: It takes no such size, or a size is below 1.
+            ConfigError: The function does not take a size, needs one that is missing, or a size is below 1.
         """
         parameters = inspect.signature(self.function()).parameters
         found: dict[str, int] = {}
@@ -96,7 +96,7 @@ class Builder:
         return found
 
     def function(self) -> Callable[..., Any]:
-        """What builds the model.
+        """Returns the function that builds the model.
 
         Raises:
             ConfigError: There is no such builder.
@@ -114,7 +114,7 @@ class Builder:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not (module_name + ".").startswith(error.name + "."):
-                raise  # the module is there; what it imports is not
+                raise  # the module exists; one of its own imports does not
             raise ConfigError(f"{self.source!r}: there is no module {error.name}.") from None
         function = getattr(module, attribute, None)
         if not callable(function):
@@ -122,10 +122,10 @@ class Builder:
         return function  # type: ignore[no-any-return]
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
-        """The model, in training mode, and its inputs; to be called where tensors are fake, and of `torch_dtype` unless told.
+        """Returns the model, in training mode, and its inputs.  Call it under fake tensors, with `torch_dtype` as the default.
 
         Raises:
-            RematError: What the function returns is not that.
+            RematError: The function returns something other than a module and its inputs.
         """
         function = self.function()
         takes_mesh = self.mesh is not None and "mesh" in inspect.signature(function).parameters

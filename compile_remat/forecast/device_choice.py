@@ -1,4 +1,4 @@
-"""Which device for a model: what fits, the largest batch and its throughput on each of several, from one trace."""
+"""Choice of a device for a model: fit, largest batch and its throughput on each of several devices, from one trace."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from compile_remat.passes import Plan, plain_time_ns
 from compile_remat.planning.plan_policy import choose
 
 BY_RULES = "a table of devices lowers no graphs; one --device does"
-"""Why the plans of a table of devices are estimates."""
+"""The reason why plans in a table of devices are estimates."""
 
 TorchSets = dict[str, list[Any]]
-"""Nodes that torch saves of a step, by the name of the choice; see `chosen_by_torch`."""
+"""Nodes of a step that torch saves, by the name of the baseline; see `chosen_by_torch`."""
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """A model on one device; times are the cost model's estimates of forward and backward, without the optimizer's.
+    """A model on one device; times are the cost model's estimates of forward and backward, without the optimizer's step.
 
     Attributes:
-        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the capacity is not known.
-        total_bytes: On the device at the step's peak, at the batch that was asked for.
+        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the capacity is not known.
+        total_bytes: Bytes on the device at the step's peak, at the requested batch.
         plan: The plan for that batch.
-        largest: The largest batch that fits; None where that has no meaning: no capacity, or a builder without a batch.
-        seq: Tokens of a sequence; None where the builder has no sequences.
+        largest: The largest batch that fits; None if the capacity is not known, or if the builder takes no batch.
+        seq: Tokens of a sequence; None if the builder has no sequences.
     """
 
     device: str
@@ -47,24 +47,24 @@ class DeviceRow:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the batch that was asked for fits; None where the capacity is not known."""
+        """True if the requested batch fits; None if the capacity is not known."""
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second at the largest batch; None where there is none."""
+        """Samples per second at the largest batch; None if there is none."""
         if self.largest is None or self.largest.plan is None or not self.largest.batch:
             return None
         return self.largest.batch * 1e9 / max(1, self.largest.plan.time_ns)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens per second at the largest batch; None where there is none, or no sequence."""
+        """Tokens per second at the largest batch; None if there is none, or no sequence."""
         samples = self.samples_per_s
         return None if samples is None or self.seq is None else samples * self.seq
 
     def to_json_data(self) -> dict[str, Any]:
-        """All figures but the plans' tensors."""
+        """Returns all figures except for the plans' tensors, as plain data."""
         largest = self.largest
         planned = None if largest is None else largest.plan
         return {
@@ -93,10 +93,10 @@ def compare_devices(
     """Plan one model for several devices.  Devices that run the same kernels share a trace.
 
     Args:
-        advance: Told what is done now.
+        advance: Called with a text at the start of each part of the work.
 
     Raises:
-        RematError: A setting is off, or the model cannot be traced.
+        RematError: A setting is invalid, or the model cannot be traced.
     """
     asked = builder.sizes().get("batch")
     traces: dict[tuple[object, int | None, str], tuple[Traced, TorchSets]] = {}
@@ -111,7 +111,7 @@ def compare_devices(
         return traces[key]
 
     for target in targets:
-        target.figures()  # a name that is off is said before the trace
+        target.figures()  # an unknown device raises before the trace
     rows = []
     for target in targets:
         advance(f"planning for {target.device}")

@@ -1,8 +1,8 @@
-"""The joint graph of a model's training step on a device that need not be here: traced without data on a CPU.
+"""The joint graph of a model's training step on a device that need not be present: traced without data on a CPU.
 
-Dynamo, AOTAutograd and Inductor's passes on the joint graph run as they do for training; attention becomes what the device
-runs, and then every tensor of the graph says that it is on the device, so that nothing that belongs to a CPU (layouts and
-workspaces of convolutions, costs of masks) enters the plan.
+Dynamo, AOTAutograd and Inductor's passes on the joint graph run as they do for training.  Attention is replaced by the operators of
+the device.  Then every tensor of the graph claims to be on the device, so that no rule for a CPU (layouts and workspaces of
+convolutions, costs of masks) enters the plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compile_remat.inductor.peek import likely_patterns, look_at_joint_graph
 from compile_remat.passes import add_snapshots, as_in_torch, readable_inputs, rewritten
 
 Seen = tuple[fx.GraphModule, dict[str, Any]]
-"""A joint graph, and what a partitioner is told of it."""
+"""A joint graph, and the keyword arguments that a partitioner gets with it."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Traced:
 
     Attributes:
         joint: Its joint graph, rewritten; its convolutions are not split yet.  Tensors are on a CPU until `place`.
-        parameter_bytes: Of parameters and buffers.
-        trainable_bytes: Of the parameters that need a gradient, and of their gradients.
-        input_bytes: Of what the model is called with.
-        times_ns: Nodes that are not the cost model's to price, with their times: collectives.
-        whole: Its joint graph as a partitioner would get it, where rows of it are to be computed in slices.
+        parameter_bytes: Bytes of parameters and buffers.
+        trainable_bytes: Bytes of the parameters that need a gradient; their gradients have as many.
+        input_bytes: Bytes of the model's inputs.
+        times_ns: Names and times of nodes that the cost model does not price: collectives.
+        whole: Its joint graph as a partitioner would get it, kept if rows of the graph are to be computed in slices.
     """
 
     joint: joint_graph.Joint
@@ -52,7 +52,7 @@ class Traced:
     whole: Seen | None = None
 
     def place(self, device: Device) -> None:
-        """Mark all tensors as on `device`; afterwards no operator may run on them."""
+        """Mark all tensors as being on `device`; afterwards no operator may run on them."""
         if device.name == "cpu":
             return
         for module in self.joint.module.modules():  # graphs of slices, too
@@ -60,14 +60,14 @@ class Traced:
                 say_device(module, torch.device("cuda", 0))
 
     def cut_off(self, inputs: str) -> Traced:
-        """The step whose backward reads only the inputs that `inputs` allows (the setting); its graph is rewritten in place.
+        """Returns the step with a backward that reads only inputs that the setting `inputs` allows; rewrites the graph in place.
 
-        Tensors are still on the CPU, and torch's own chooser has been asked what it needs to be.
+        Call it while tensors are still on the CPU, and after torch's own chooser has run.
         """
         return replace(self, joint=add_snapshots(self.joint, are_wanted=inputs != "constant"))
 
     def whole_on_cpu(self) -> Seen:
-        """A copy of the whole graph on which operators may run; it shares fake tensors with the others of the step."""
+        """Returns a copy of the whole graph on which operators may run; it shares fake tensors with the step's other graphs."""
         assert self.whole is not None
         module, keywords = copy_of(self.whole)
         say_device(module, torch.device("cpu"))
@@ -82,11 +82,11 @@ def trace(builder: Builder, device: Device, *, model: Built | None = None, keeps
     """Build and trace a model's training step without allocating memory.
 
     Args:
-        model: What the builder gives, if it is built already.
-        keeps_whole: Whether the graph is wanted as a partitioner would get it, too.
+        model: The model and inputs of the builder, if it is built already.
+        keeps_whole: True to keep, as `Traced.whole`, the graph as a partitioner would get it.
 
     Raises:
-        ConfigError: The builder, or a size, is off.
+        ConfigError: The builder, or a size, is invalid.
         RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
     """
     module, inputs = built(builder) if model is None else model
@@ -114,7 +114,7 @@ def show_graphs(
     name: str,
     device: Device,
 ) -> None:
-    """Show every graph that Dynamo makes of a call, with the attention that the device runs, and run it without data.
+    """Call `see` on every graph that Dynamo makes of a call, with the device's attention operators, and run it without data.
 
     Raises:
         RematError: The model cannot be traced without data.
@@ -134,24 +134,24 @@ def show_graphs(
 
 
 def looked_at(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Seen | None:
-    """The joint graph of a Dynamo graph, as a partitioner would get it; None where there is no backward."""
+    """Returns the joint graph of a Dynamo graph, as a partitioner would get it; None if there is no backward."""
     with likely_patterns():
         return look_at_joint_graph(gm, example_inputs, lambda joint, keywords: (joint, keywords), {})
 
 
 def joint_of(seen: Seen, device: Device) -> joint_graph.Joint | None:
-    """The same, rewritten for the device; None where it has no backward."""
+    """Returns the joint graph with the device's attention, rewritten for planning; None if it has no backward."""
     return rewritten_joint(_with_attention_of(device, seen))
 
 
 def copy_of(seen: Seen) -> Seen:
-    """A graph of its own with the same nodes: planning rewrites graphs."""
+    """Returns a copy of the graph with the same nodes, for planning to rewrite."""
     module, keywords = seen
     return joint_graph.copied_graph(module), keywords
 
 
 def _with_attention_of(device: Device, seen: Seen) -> Seen:
-    """A joint graph with the attention that the device runs, in place."""
+    """Replace attention in a joint graph by the operators of the device, in place."""
     is_cpu, has_flash = kind_of(device)
     if not is_cpu:
         replace_cpu_attention(seen[0], has_flash=has_flash)
@@ -159,10 +159,10 @@ def _with_attention_of(device: Device, seen: Seen) -> Seen:
 
 
 def rewritten_joint(seen: Seen, readable: joint_graph.ReadableInputs | None = None) -> joint_graph.Joint | None:
-    """A joint graph with the device's attention, made ready for planning; None where it has no backward.
+    """Returns a joint graph, which has the device's attention already, rewritten for planning; None if it has no backward.
 
     Args:
-        readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
+        readable: The inputs that the backward may read; None for the inputs that plain torch.compile's backward reads here.
     """
     module, keywords = seen
     joint = as_in_torch(module, **keywords)
@@ -174,17 +174,17 @@ def rewritten_joint(seen: Seen, readable: joint_graph.ReadableInputs | None = No
 
 
 def kind_of(device: Device) -> tuple[bool, bool]:
-    """All that a trace depends on of a device: whether it is a CPU, and whether it has flash attention."""
-    return device.name == "cpu", "bfloat16" in dict(device.flops_per_s)  # what is older than Ampere has neither
+    """Returns all properties of a device on which a trace depends: True if it is a CPU, and True if it has flash attention."""
+    return device.name == "cpu", "bfloat16" in dict(device.flops_per_s)  # before Ampere a device has neither
 
 
 def bytes_of_model(builder: Builder) -> tuple[int, int, int]:
-    """Bytes of a model's parameters and buffers, of the trainable ones, and of its inputs."""
+    """Returns the bytes of a model's parameters and buffers, of its trainable parameters, and of its inputs."""
     return model_bytes(*built(builder))
 
 
 def built(builder: Builder) -> Built:
-    """A model and its inputs, without data."""
+    """Build a model and its inputs, without data."""
     with fake_tensors(builder.torch_dtype), NumbersAreZero():
         return builder.build()
 
@@ -203,7 +203,7 @@ def _run(model: nn.Module, inputs: Sequence[Any], backend: Callable[..., Any], n
 
 
 def refuse(graphs: int, name: str) -> NoReturn:
-    """Say that not one graph was found but none, or so many."""
+    """Raise a `RematError` which says that `graphs` graphs were found instead of one."""
     if graphs == 0:
         raise RematError(f"nothing to plan: {name} has no graph with a backward. Does a parameter require a gradient?")
     raise RematError(
@@ -213,7 +213,7 @@ def refuse(graphs: int, name: str) -> NoReturn:
 
 
 def model_bytes(model: nn.Module, inputs: Sequence[Any]) -> tuple[int, int, int]:
-    """Bytes of parameters and buffers, of the trainable ones, of inputs; what is shared counts once."""
+    """Returns the bytes of parameters and buffers, of trainable parameters, and of inputs; shared parameters count once."""
     parameters = list(model.parameters())
     kept = sum(t.nbytes for t in (*parameters, *model.buffers()))
     given = [v for value in inputs for v in tree_leaves(value) if isinstance(v, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Forecast of training on a device that is not there: memory, time, plan, and the largest batch."""
+"""Forecast of training on a device that need not be present: memory, time, plan, and the largest batch."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Forecast(Viewable):
     """Memory and time of one training step on a device.
 
     Attributes:
-        gradient_bytes: Of all gradients of parameters.  The backward makes them, so they are part of the region peak.
-        optimizer_workspace_bytes: What the optimizer's step takes for itself, behind the backward, or with early gradients in it.
-        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the device has no known capacity.
+        gradient_bytes: Bytes of all gradients of parameters.  The backward makes these, so they are part of the region peak.
+        optimizer_workspace_bytes: Workspace of the optimizer's step, after the backward, or during it with early gradients.
+        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the device has no known capacity.
         plan: The plan within the budget.
         floor_bytes: The lowest reachable region peak.
-        message: How the plan differs from what was asked.
-        compared: Baselines, where asked for.
+        message: Difference between the plan and the request; empty if there is none.
+        compared: Baselines, if requested.
         seconds: Wall time of the forecast.
-        plain_peak_bytes: The region peak of plain torch.compile, where asked for.
-        observed_peak_bytes: The plan's region peak as read from what Inductor made of its graphs; None for an estimate.
-        why: Why the plan is an estimate, and the way to one that is observed; empty where it is.
+        plain_peak_bytes: The region peak of plain torch.compile, if requested.
+        observed_peak_bytes: The plan's region peak as read from its graphs after Inductor lowered them; None for an estimate.
+        why: Reason why the plan is an estimate, and a remedy; empty if the plan's peak was observed.
     """
 
     model: str
@@ -90,24 +90,24 @@ class Forecast(Viewable):
 
     @property
     def facts(self) -> str:
-        """The origin of the plan's bytes: `observed` in its lowered graphs, or `estimated` by rules."""
+        """Origin of the plan's bytes: `observed` in its lowered graphs, or `estimated` by rules."""
         return "estimated" if self.observed_peak_bytes is None else "observed"
 
     @property
     def peak_bytes(self) -> int:
-        """The region peak, as it was observed or else as it is estimated."""
+        """The region peak: the observed one, else the estimated one."""
         return self.observed_peak_bytes or self.plan.peak_bytes
 
     @property
     def facts_text(self) -> str:
-        """The same in a line, for people."""
+        """`facts` as a line of text, with the reason for an estimate."""
         named = (("largest batch", self.largest), ("baselines", self.compared))
         beside = " and ".join(text for text, is_there in named if is_there)
         return facts_text(self.why) + f"; {beside} by rules" * bool(beside and not self.why)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes on the device at the step's peak: within forward and backward, or in the optimizer's step behind them."""
+        """Bytes on the device at the step's peak: within forward and backward, or in the optimizer's step after them."""
         beside_bytes = self.parameter_bytes + self.optimizer_bytes + self.input_bytes
         if self.gradients == "early":
             return beside_bytes + self.optimizer_workspace_bytes + self.peak_bytes
@@ -115,14 +115,14 @@ class Forecast(Viewable):
 
     @property
     def peak_moment(self) -> str:
-        """When the device holds that much."""
+        """The part of the step in which the device holds `total_bytes`."""
         at_end_bytes = self.gradient_bytes + self.optimizer_workspace_bytes
         is_at_end = self.gradients == "end" and at_end_bytes > self.peak_bytes
         return "the optimizer's step" if is_at_end else "forward and backward"
 
     @property
     def fits(self) -> bool | None:
-        """Whether that is within the device's limit; None where that is not known."""
+        """True if `total_bytes` is within the device's limit; None if the limit is not known."""
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
@@ -132,7 +132,7 @@ class Forecast(Viewable):
 
     @property
     def gradient_facts(self) -> list[tuple[str, str]]:
-        """What a table says of the gradients and of the optimizer's step."""
+        """Rows of a table about the gradients and the optimizer's step: names and values."""
         workspace = format_bytes(self.optimizer_workspace_bytes)
         if self.gradients == "early":
             return [("optimizer workspace, for the largest parameter", workspace)]
@@ -140,7 +140,7 @@ class Forecast(Viewable):
         return [gradients, ("optimizer's step behind it, beside gradients", workspace)]
 
     def figures(self, points: int = 0) -> PageFigures:
-        """What a page shows of it, with a frontier of so many budgets."""
+        """Returns the figures of a page about the forecast, with a frontier of `points` budgets."""
         base = self.plan.figures(points)
         plain = () if self.plain_peak_bytes is None else (("plain torch.compile", self.plain_peak_bytes),)
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
@@ -165,7 +165,7 @@ class Forecast(Viewable):
         )
 
     def to_json(self) -> str:
-        """All figures, with the plan and the baselines."""
+        """Returns all figures, with the plan and the baselines, as JSON text."""
         data = asdict(self)
         data["plan"] = json.loads(self.plan.to_json())
         data["compared"] = [{**asdict(c), "ours": json.loads(c.ours.to_json())} for c in self.compared]
@@ -189,22 +189,22 @@ def forecast(
     with_plain: bool = False,
     advance: Advance = lambda text="", count=1: None,
 ) -> Forecast:
-    """Trace, plan and, where asked, compare and look for the largest batch.  Allocates nothing, runs nothing.
+    """Trace a step, plan it and, if requested, compare it and find the largest batch.  Allocates no tensor data, runs no step.
 
-    The plan's graphs are lowered and read where that can be done (`lowering`); the largest batch and the baselines are planned by
+    The plan's graphs are lowered and read if that is possible (`lowering`); the largest batch and the baselines are planned by
     rules.
 
     Args:
-        with_baselines: Also evaluate what people do today, see `baselines`.
-        with_max_batch: Also look for the largest batch that fits; needs a second trace.  Not with rows in slices.
-        needs_max_batch: Raise what that search raises; else `Forecast.largest` says why the batch is not known.
-        worker: Looks for the largest batch meanwhile; the builder must then be a name.
-        with_plain: Also say what plain torch.compile would take, whatever the budget; the plan stays the same.
-        advance: Told what is done now.
+        with_baselines: Also evaluate common checkpointing schemes, see `baselines`.
+        with_max_batch: Also find the largest batch that fits; needs a second trace.  Ignored with rows in slices.
+        needs_max_batch: Raise the error of that search; else `Forecast.largest` holds its reason.
+        worker: Process that finds the largest batch meanwhile; the builder must then be a name.
+        with_plain: Also give the peak of plain torch.compile, under any budget; the plan stays the same.
+        advance: Called with a text at the start of each part of the work.
 
     Raises:
         BudgetError: The budget was given, and no plan fits it.
-        RematError: A setting is off, or the model cannot be traced.
+        RematError: A setting is invalid, or the model cannot be traced.
     """
     with lowered_for(target) as lowering:
         return _forecast(
@@ -323,7 +323,7 @@ def _forecast(
 
 @dataclass(frozen=True)
 class _PlanOfStep:
-    """A plan, and the fields of a `Forecast` that come with it."""
+    """A plan, and the fields of a `Forecast` that depend on it."""
 
     plan: Plan
     floor_bytes: int
@@ -351,7 +351,7 @@ def _estimated(
     effective: EffectiveBudget,
     reason: NotObserved,
 ) -> _PlanOfStep:
-    """The plan by rules.
+    """Returns the plan whose peak is estimated by rules.
 
     Raises:
         BudgetError: No plan fits.
@@ -366,11 +366,11 @@ def _estimated(
     return _PlanOfStep(plan, found.floor_bytes, found.choice.message, plain_peak_bytes, why=str(reason))
 
 
-# -- what fits ----------------------------------------------------------------------------------------------------------
+# -- the budget ---------------------------------------------------------------------------------------------------------
 
 
 def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: int) -> EffectiveBudget:
-    """The budget in a form that the planner knows: `auto` is what is left beside everything else."""
+    """Returns the budget in a form that the planner knows: `auto` becomes the bytes that `others_bytes` leave of the limit."""
     if target.budget.kind != "auto":
         return EffectiveBudget(target.budget, source=source_of(target.budget, from_auto=False))
     if limit_bytes is None:
@@ -387,10 +387,10 @@ def effective_budget_of(target: Target, limit_bytes: int | None, others_bytes: i
 @frames_in_one_chunk
 @collector_paused()
 def largest_batch(first: Callable[[], tuple[TracedStep, BesideGraph]], builder: Builder, target: Target) -> MaxBatch:
-    """The largest batch that the target can train, in this process.
+    """Returns the largest batch that the target can train, searched in this process.
 
     Args:
-        first: Waits for the step at the builder's batch, and for what the device holds beside it.
+        first: Waits for the step at the builder's batch, and for the bytes that the device holds beside its graph.
     """
     batch, limit = builder.sizes()["batch"], target.limit_bytes
     assert limit is not None

@@ -1,4 +1,4 @@
-"""Plans of a step from the fastest to the lowest, each lowered for the device where that can be done."""
+"""Plans of a step from the fastest to the one of lowest peak, each lowered for the device if that is possible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FrontierPoint:
     """One plan of a frontier.
 
     Attributes:
-        observed_peak_bytes: Its region peak as read from its lowered graphs; None for an estimate.
+        observed_peak_bytes: The plan's region peak as read from its lowered graphs; None for an estimate.
     """
 
     plan: Plan
@@ -36,7 +36,7 @@ class FrontierPoint:
 
     @property
     def peak_bytes(self) -> int:
-        """The region peak, as it was observed or else as it is estimated."""
+        """The region peak: the observed one, else the estimated one."""
         return self.observed_peak_bytes or self.plan.peak_bytes
 
 
@@ -45,7 +45,7 @@ class FrontierForecast:
     """Plans from the fastest to the one of lowest peak.
 
     Attributes:
-        why: Why they are estimates; empty where each was lowered and read.
+        why: Reason why the plans are estimates; empty if each was lowered and read.
     """
 
     points: tuple[FrontierPoint, ...]
@@ -53,25 +53,25 @@ class FrontierForecast:
 
     @property
     def facts(self) -> str:
-        """The origin of the plans' bytes: `observed` in their lowered graphs, or `estimated` by rules."""
+        """Origin of the plans' bytes: `observed` in their lowered graphs, or `estimated` by rules."""
         return "estimated" if self.why else "observed"
 
     @property
     def facts_text(self) -> str:
-        """The same in a line, for people."""
+        """`facts` as a line of text, with the reason for an estimate."""
         return facts_text(self.why)
 
 
 def forecast_frontier(
     builder: Builder, target: Target, points: int, advance: Advance = lambda text="", count=1: None
 ) -> FrontierForecast:
-    """The frontier of a step for so many budgets; each plan takes a lowering of its own.
+    """Returns the frontier of a step for `points` budgets; each plan takes a lowering of its own.
 
     Args:
-        advance: Told what is done now.
+        advance: Called with a text at the start of each part of the work.
 
     Raises:
-        RematError: A setting is off, or the model cannot be traced.
+        RematError: A setting is invalid, or the model cannot be traced.
     """
     with lowered_for(target) as lowering:
         lowering.begin(Asked(builder, target, MemoryBudget("min")))
@@ -94,7 +94,7 @@ def forecast_frontier(
 def _observed(
     builder: Builder, target: Target, lowering: Lowering, lowest: Observed, points: int, advance: Advance
 ) -> FrontierForecast:
-    """The frontier of a problem that has the facts of the lowest plan, each of its plans lowered."""
+    """Returns the frontier of the problem that has the facts of the lowest plan, with each of its plans lowered."""
     advance("searching for the frontier")
     plans = frontier(Planner(lowest.problem, target.time_limit), points)
     seen = [_point(lowest)]
@@ -104,7 +104,7 @@ def _observed(
         outcome: Outcome = lowering.result()
         if isinstance(outcome, NotObserved):
             return FrontierForecast(tuple(map(FrontierPoint, plans)), str(outcome))
-        if not isinstance(outcome, BudgetError):  # no plan that was lowered keeps these bytes: no point of the frontier
+        if not isinstance(outcome, BudgetError):  # after an error no lowered plan keeps these bytes: no point
             seen.append(_point(outcome))
     return FrontierForecast(tuple(_best(seen)))
 
@@ -115,7 +115,7 @@ def _point(observed: Observed) -> FrontierPoint:
 
 
 def _best(points: list[FrontierPoint]) -> Iterator[FrontierPoint]:
-    """The points that are faster than all that need less memory, the fastest first."""
+    """Yields the points that are faster than all points of lower peak, the fastest first."""
     lowest_bytes = None
     for point in sorted(points, key=lambda point: (point.plan.time_ns, point.peak_bytes)):
         if lowest_bytes is None or point.peak_bytes < lowest_bytes:

@@ -19,13 +19,13 @@ MAX_BATCHES = 1 << 20
 """Upper limit of the search."""
 
 FARTHEST = 8
-"""How many times as far as what fits the next number may lie: where gradients dominate the peak, the line is too flat."""
+"""The next guess is at most this multiple of a batch that fits: if gradients dominate the peak, the line is too flat."""
 
 LARGER_BATCHES = (1.3, 1.1)
-"""Lowest-peak plans are made for these multiples of the batch that fits so far, as long as the batch grows."""
+"""Plans of lowest peak are made for these multiples of the largest batch that fits so far, as long as it grows."""
 
 FAR = 1.5
-"""Where a plan fits a batch this many times the one that it was made for, the lowest plan for a still larger batch is sought."""
+"""If a plan fits a batch at least this multiple of the batch it was made for, the lowest plan of a larger batch is tried."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class MaxBatch:
     """The largest batch whose lowest plan fits the device.
 
     Attributes:
-        batch: 0 where not even one sample fits; None where it is not known, for the reason in `why`.
+        batch: 0 if not even one sample fits; None if the batch is not known, for the reason in `why`.
         plan: The plan at that batch.
-        total_bytes: Bytes on the device at its peak.
+        total_bytes: Bytes on the device at the peak of that step.
     """
 
     batch: int | None
@@ -45,7 +45,7 @@ class MaxBatch:
 
 
 def nothing_fits(beside: BesideGraph, limit_bytes: int | None) -> MaxBatch | None:
-    """The answer if no batch fits, else None."""
+    """Returns the largest batch 0, with a reason, if parameters, gradients and optimizer exceed the limit; else None."""
     least_bytes = beside.fixed_bytes + beside.at_end_bytes
     if limit_bytes is None or least_bytes <= limit_bytes:
         return None
@@ -54,14 +54,14 @@ def nothing_fits(beside: BesideGraph, limit_bytes: int | None) -> MaxBatch | Non
 
 
 def found_or_why(find: Callable[[], MaxBatch]) -> MaxBatch:
-    """Return what `find` does; where it raises, a largest batch that is not known, for that reason.
+    """Returns ``find()``, or if that raises, a `MaxBatch` without a batch and with the error as the reason.
 
-    A forecast has its plan by then: a builder that fails at a larger batch does not take it away.
+    The forecast has its plan by then, and keeps it even if the builder fails at a larger batch.
     """
     try:
         return find()
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # what Python 3.11 makes of Ctrl-C while it creates a class
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps Ctrl-C during the creation of a class
             raise
         LOG.debug("the search for the largest batch ended with an error", exc_info=True)
         said, _, _ = str(error).partition("\n")
@@ -76,18 +76,18 @@ def find_max_batch(
     beside: BesideGraph,
     limit_bytes: int,
 ) -> MaxBatch:
-    """Bisect over replayed plans of low peak, each made for a larger batch than fitted; then plan for the batch found.
+    """Bisect over replayed plans of low peak, each made for a larger batch than fits so far; then plan for the batch found.
 
-    A plan has the lowest peak only at its own batch: where gradients dominate the peak of a small batch, it saves tensors for
-    which a large batch has no room.  The first plans only say where to look, so they are those that are quickly found.
+    A plan has the lowest peak only at the batch that it was made for: if gradients dominate the peak of a small batch, the plan
+    saves tensors for which a large batch has no room.  The first plans only narrow the search, so the planner finds them quickly.
 
     Args:
-        steps: At `batch`, and at twice that.
-        again: Traces another batch.
-        planner_of: Makes a planner of the step at another batch.
+        steps: The step at `batch`, and at twice that.
+        again: Traces the step at another batch.
+        planner_of: Makes a planner for the problem of another batch.
     """
     scaling = BatchScaling((batch, 2 * batch), steps)
-    if not scaling.is_one_graph:  # torch drops operators where a size is 1: take two batches above
+    if not scaling.is_one_graph:  # torch drops operators if a size is 1: take two larger batches
         scaling = BatchScaling((2 * batch, 3 * batch), (steps[1], again(3 * batch)))
         if not scaling.is_one_graph:
             return MaxBatch(None, why="the graph is another one at another batch")
@@ -114,10 +114,10 @@ def find_max_batch(
 
 
 class _Search:
-    """The largest batch that fits so far.
+    """Search for the largest batch that fits.
 
     Attributes:
-        most: 0 where none is known.
+        most: The largest batch that fits so far; 0 if none is known.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class _Search:
         self._again: tuple[str, ...] = ()
 
     def look_at(self, batch: int, *, is_quick: bool = False) -> bool:
-        """Replay a plan made for a batch; whether a larger batch fits under it than before.
+        """Replay a plan made for `batch` at other batches; returns whether a larger batch than before fits under it.
 
         Args:
-            is_quick: Whether the plan is one of low peak that is quickly found, instead of the lowest.
+            is_quick: True to take a plan of low peak that is found quickly, instead of the lowest.
         """
         planner = self.planner_at(batch)
         if is_quick:
@@ -154,7 +154,7 @@ class _Search:
         return True
 
     def plan(self) -> Plan:
-        """The plan at the largest batch that fits."""
+        """Returns the plan at the largest batch that fits."""
         last, left_bytes = self.planner_at(self.most), self._left_bytes(self.most)
         plan = last.within(left_bytes)
         return plan if plan.is_feasible else last.plan_of(last.mask_of(self._saved), left_bytes, self._again)
@@ -164,10 +164,10 @@ class _Search:
 
 
 def _most(low: int, excess: Callable[[int], int]) -> int:
-    """The largest number whose excess is not above 0, as that of `low` is not.
+    """Returns the largest batch whose excess is at most 0; the excess of `low` must be.
 
-    A plan's peak is the largest of many sums that are affine in the batch, so the zero is guessed by a line through two numbers,
-    which is exact from some batch on; every third number halves what is left, whatever the line says.
+    A plan's peak is the maximum of many sums that are affine in the batch.  So the zero is guessed by a line through two points,
+    which is exact from some batch on; every third guess bisects the interval instead.
     """
     guess, below, turn = low + 1, excess(low), 0
     while guess <= MAX_BATCHES and (found := excess(guess)) <= 0:

@@ -1,4 +1,4 @@
-"""A process of its own for one call, which ends with the one that asked and says nothing when that is interrupted."""
+"""A second process for one call, which ends with the first process and prints nothing when that is interrupted."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from compile_remat._util.collector import collector_paused
 from compile_remat.errors import RematError
 
 Receive = Callable[[], Any]
-"""Waits for what the first process sends."""
+"""Waits for the next value that the first process sends, and returns it."""
 
 SECONDS_TO_END = 1.0
-"""A process that has given its result gives semaphores back: Python warns of those that one leaves when it is killed."""
+"""Time that a process has, after its result, to release semaphores: Python warns of semaphores that a killed process leaves."""
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Paths, folder and environment: how a process finds modules, and what they may look at."""
+    """Import paths, working folder and environment of a process."""
 
     path: tuple[str, ...]
     folder: str
@@ -41,7 +41,7 @@ class Surroundings:
         return Surroundings(tuple(sys.path), os.getcwd(), dict(os.environ))
 
     def take_up(self) -> None:
-        """Make them this process's own."""
+        """Set them in this process."""
         sys.path[:] = self.path
         os.chdir(self.folder)
         os.environ.clear()
@@ -50,33 +50,32 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Worker:
-    """A second process: it takes one call, and what the call waits for, and gives the call's result."""
+    """A second process: runs one call, passes values to it, and returns its result."""
 
     process: BaseProcess
     end: Connection
 
     def begin(self, surroundings: Surroundings, function: Callable[..., object], *args: object) -> None:
-        """Let it call the function, which has to be importable, with a `Receive` and these arguments.
+        """Let the process call the function, which must be importable, with a `Receive` and these arguments.
 
         Args:
-            surroundings: As they are for the call.  Take them before the user's modules are imported here, which may change them,
-                and which the call imports once more.
+            surroundings: The surroundings of the call.  Take them before this process imports the user's modules, which may change
+                the surroundings, and which the call imports again.
         """
         self.send((surroundings, pickle.dumps((function, args))))
 
     def send(self, value: object) -> None:
-        """Send what the call waits for; a process that has ended gets nothing, which `result` says."""
+        """Send a value to the call; if the process has ended, nothing is sent, and `result` reports the end."""
         try:
             self.end.send(value)
         except (BrokenPipeError, ConnectionResetError):
             pass
 
     def result(self) -> Any:
-        """Wait for what the call returns.
+        """Wait for the result of the call and return it.
 
         Raises:
-            RematError: The call raised it, or an error of another kind, which the text names; or the process has ended without
-                a result.
+            RematError: The call raised this error, or another one, which the text names; or the process ended without a result.
         """
         try:
             found, error = self.end.recv()
@@ -93,7 +92,7 @@ class Worker:
 
 @contextmanager
 def started(imports: str) -> Iterator[Worker]:
-    """Start it, and let it import a module while it waits for its call.  It is killed when the context ends."""
+    """Start a second process, which imports a module while it waits for its call.  The end of the context kills the process."""
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(there, imports), daemon=True)
@@ -111,14 +110,14 @@ def started(imports: str) -> Iterator[Worker]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """An interrupt inside comes behind it; a process that starts inside gets none, since it inherits what is blocked."""
+    """Delay interrupts until the context ends; a process that starts inside inherits the signal mask and gets no interrupts."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # it would let interrupts through again when it starts
+    resource_tracker.ensure_running()  # the start of the tracker would unblock interrupts again
     held = list[int]()
     handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if handler is not None:  # another thread of this process may get the interrupt
+    if handler is not None:  # another thread of this process may receive the interrupt
         signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -143,13 +142,13 @@ def _work(end: Connection, imports: str) -> None:
         found, raised = function(sent.get, *args), None
     except RematError as error:
         found, raised = None, error
-    except Exception as error:  # of a module that the first process may not have: it could not be read there
+    except Exception as error:  # the first process may lack the module of its class, and could not unpickle it
         found, raised = None, RematError(f"{type(error).__name__}: {error}")
     end.send((found, raised))
 
 
 def _read(end: Connection, sent: SimpleQueue[Any]) -> None:
-    """Take what is sent at once: the first process must not wait until the call asks for it."""
+    """Read values as soon as they arrive, so that the first process never blocks until the call reads them."""
     try:
         while True:
             sent.put(end.recv())

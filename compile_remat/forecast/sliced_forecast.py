@@ -1,4 +1,4 @@
-"""The plan of a forecast: that of the whole graph where it keeps the budget, else with as many slices as it needs (`slices`)."""
+"""The plan of a forecast: for the whole graph if that plan keeps the budget, else with as many slices as needed (`slices`)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from compile_remat.report import joined
 
 @dataclass(frozen=True)
 class FoundPlan:
-    """A plan with the graph that it belongs to.
+    """A plan with the problem of its graph.
 
     Attributes:
-        floor_bytes: The lowest peak of that graph.
+        floor_bytes: The lowest peak of this graph.
     """
 
     choice: ChosenPlan
@@ -31,10 +31,11 @@ class FoundPlan:
 
 
 def found_within(chosen_on: Planner, planner: Planner, effective: EffectiveBudget) -> FoundPlan | BudgetError:
-    """The plan for a budget; the error where none fits.
+    """Returns the plan for a budget, or the error if none fits.
 
     Args:
-        chosen_on: Searches for it; `planner` for the lowest one.
+        chosen_on: Planner that searches for the plan.
+        planner: Planner that searches for the lowest peak.
     """
     try:
         with noting_early_end(chosen_on):
@@ -47,11 +48,11 @@ def found_within(chosen_on: Planner, planner: Planner, effective: EffectiveBudge
 def with_slices(
     whole: FoundPlan | BudgetError, traced: Traced, target: Target, effective: EffectiveBudget
 ) -> FoundPlan:
-    """The plan of the whole graph, or one with rows in slices where `target.slices` asks for them.
+    """Returns the plan of the whole graph, or a plan with rows in slices if `target.slices` asks for slices.
 
     Args:
-        traced: The step, with its whole graph where there may be slices.
-        effective: The bytes that a plan has to keep, as the whole graph has to.
+        traced: The step; `Traced.whole` is needed unless `target.slices` is `off`.
+        effective: The budget that a plan has to keep, the same as for the whole graph.
 
     Raises:
         BudgetError: No plan fits.

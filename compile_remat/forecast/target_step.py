@@ -1,4 +1,4 @@
-"""Where a model is to be trained, and its step there as a planning problem."""
+"""The device on which a model is to be trained, and its step there as a planning problem."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from compile_remat.passes import Planner, Problem, ProblemBuilder, mark_gradient
 
 @dataclass(frozen=True)
 class Target:
-    """Where a model is to be trained, and how.
+    """The device on which a model is to be trained, and the settings of training.
 
     Attributes:
         device: A name of the device table or a JSON file.
-        budget: Of the region peak; `auto` is what the device has left.
-        capacity_bytes: What may be used of the device; None for all of it.
-        gradients: `end` or `early`, as the setting.
-        slices: `off`, `auto` or a number, as the setting.
-        inputs: `as_plain` or `constant`, as the setting.
-        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
-        estimate: Whether the plan is made by rules, also where its graphs could be lowered (`lowering`).
+        budget: Budget of the region peak; `auto` is the memory that the device has left.
+        capacity_bytes: Bytes of the device that may be used; None for all of its memory.
+        gradients: The setting: `end` or `early`.
+        slices: The setting: `off`, `auto` or a number.
+        inputs: The setting: `as_plain` or `constant`.
+        time_limit: Work of one search for a plan, in counted seconds; None for a limit by the size of the graph.
+        estimate: True to plan by rules even if the plan's graphs could be lowered (`lowering`).
     """
 
     device: str
@@ -48,12 +48,12 @@ class Target:
     estimate: bool = False
 
     def figures(self) -> Device:
-        """The device's."""
+        """Returns the figures of the device."""
         return load_device(self.device)
 
     @property
     def limit_bytes(self) -> int | None:
-        """Capacity less the reserve and cuBLAS's workspaces; None where the capacity is not known."""
+        """Capacity less the reserve and cuBLAS's workspaces; None if the capacity is not known."""
         figures = self.figures()
         known = figures.memory_bytes if self.capacity_bytes is None else self.capacity_bytes
         return None if known is None else known - self.reserve.of(known) - blas_bytes(figures.blas_workspace_bytes)
@@ -62,17 +62,17 @@ class Target:
 @frames_in_one_chunk
 @collector_paused()
 def step_of(builder: Builder, target: Target) -> TracedStep:
-    """Trace a step and make it the problem that plans for budgets are searched in."""
+    """Trace a step and build its planning problem."""
     return step_on(trace(builder, target.figures()).cut_off(target.inputs), target)
 
 
 def step_on(traced: Traced, target: Target) -> TracedStep:
-    """The same of a step that is traced, for any device of the kind that it was traced for."""
+    """Build the planning problem of a traced step, for any device of the kind for which it was traced."""
     return ready_on(traced, target, {}).step
 
 
 def ready_on(traced: Traced, target: Target, torch_sets: dict[str, list[Any]]) -> Ready:
-    """The same with a planner; what torch saves is no candidate, see `ready`."""
+    """Make a traced step ready for planning on the target; torch's saved set is no candidate, see `ready`."""
     traced.place(target.figures())
     split_convolution_gradients(traced.joint)
     if target.gradients == "early":
@@ -81,7 +81,11 @@ def ready_on(traced: Traced, target: Target, torch_sets: dict[str, list[Any]]) -
 
 
 def with_early_gradients(traced: Traced) -> Traced:
-    """The step with gradients that leave the backward when they are made; its graph is rewritten in place."""
+    """Returns the step with gradients that leave the backward once computed; rewrites its graph in place.
+
+    Raises:
+        RematError: The gradients of this model cannot leave early.
+    """
     joint, why_not = mark_gradients(traced.joint, joint_graph.gradient_nodes(traced.joint.module))
     if why_not:
         raise RematError(f"gradients = early is off for this model: {why_not}")
@@ -89,18 +93,18 @@ def with_early_gradients(traced: Traced) -> Traced:
 
 
 def largest_gradient_bytes(traced: Traced) -> int:
-    """Bytes of the largest gradient that the step makes."""
+    """Returns the bytes of the largest gradient that the step makes; 0 if it makes none."""
     made = joint_graph.gradient_nodes(traced.joint.module).values()
     return max((storage_nbytes(node.meta["val"]) for node in made), default=0)
 
 
 def optimizer_workspace_bytes(target: Target, trained_bytes: int, largest_bytes: int) -> int:
-    """What the optimizer's step takes for itself: for all parameters at once on a GPU, for one after the other on a CPU, and where
-    each is stepped as soon as it has its gradient.
+    """Returns the workspace of the optimizer's step: for all parameters at once on a GPU; for the largest one on a CPU, and with
+    early gradients, where each parameter is stepped as soon as it has its gradient.
 
     Args:
-        trained_bytes: Of all parameters that are trained.
-        largest_bytes: Of the largest of them.
+        trained_bytes: Bytes of all parameters that are trained.
+        largest_bytes: Bytes of the largest such parameter.
     """
     if target.gradients == "early" or target.figures().name == "cpu":
         return target.optimizer.workspace_of(largest_bytes)
@@ -109,11 +113,11 @@ def optimizer_workspace_bytes(target: Target, trained_bytes: int, largest_bytes:
 
 @dataclass(frozen=True)
 class BesideGraph:
-    """What a device holds beside the graph of a step, its inputs not counted.
+    """Bytes that a device holds beside the graph of a step and its inputs.
 
     Attributes:
-        fixed_bytes: All the time: parameters, optimizer state, and what an optimizer takes that steps during the backward.
-        at_end_bytes: Behind the backward, in its place: gradients, and what the optimizer's step takes for itself.
+        fixed_bytes: Held all the time: parameters, optimizer state, and the workspace of an optimizer that steps in the backward.
+        at_end_bytes: Held after the backward, instead of the graph: gradients, and the workspace of the optimizer's step.
     """
 
     fixed_bytes: int
@@ -121,7 +125,7 @@ class BesideGraph:
 
 
 def beside_graph(target: Target, parameter_bytes: int, trained_bytes: int, largest_bytes: int) -> BesideGraph:
-    """The same of a model, from the bytes of its parameters, of those that are trained, and of the largest of these."""
+    """Returns the bytes beside a graph from the bytes of all parameters, of trained ones, and of the largest trained one."""
     fixed_bytes = parameter_bytes + target.optimizer.of(trained_bytes)
     workspace_bytes = optimizer_workspace_bytes(target, trained_bytes, largest_bytes)
     if target.gradients == "early":
@@ -134,8 +138,8 @@ class Ready:
     """A step that can be planned.
 
     Attributes:
-        with_torch: Its problem with what torch saves as a candidate.
-        references: Which of its values each of torch's sets saves, by name.
+        with_torch: Its problem with torch's saved set as a candidate.
+        references: Indices of the values that each of torch's saved sets has, by name of the set.
     """
 
     step: TracedStep
@@ -145,7 +149,7 @@ class Ready:
 
 
 def ready(traced: Traced, target: Target, torch_sets: dict[str, list[Any]], *, is_candidate: bool) -> Ready:
-    """The graph as it is now, with a planner that may choose torch's first set (`is_candidate`) or does not know it."""
+    """Build the problem of the graph as it is now; its planner may choose torch's first saved set only if `is_candidate`."""
     builder = _builder(traced, target)
     step = TracedStep(builder.build(), traced.input_bytes)
     references = {name: builder.saved_by(nodes, step.problem) for name, nodes in torch_sets.items()}

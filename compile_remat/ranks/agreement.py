@@ -1,7 +1,7 @@
-"""One graph, as the ranks see it: the same budget behind `auto`, the same measured times, and in the end the same plan.
+"""The agreement of the ranks on one graph: the same budget for `auto`, the same measured times, and finally the same plan.
 
-Each rank says which graph it compiles, and in the end under which plan.  Ranks wait for each other, so that no rank runs into a
-collective that another one, whose graph has no plan, will never reach.
+Each rank posts the graph that it compiles, and finally its plan.  Ranks wait for each other, so that no rank enters a collective
+that another rank, whose graph has no plan, will never reach.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ LOG = logging.getLogger("compile_remat")
 
 
 TOGETHER, APART = "together", "apart"
-"""Whether a difference stops all ranks, or a rank has gone on without the others and would hang where one stopped."""
+"""Outcomes: a difference of plans stops all ranks, or none, since a rank that has gone on alone would hang if another stopped."""
 
 
 class Agreement:
-    """The compilation of one graph, as a context: an error of ours that leaves it is told to the other ranks.
+    """The compilation of one graph, as a context: a `RematError` that leaves the context is posted to the other ranks.
 
     Only the first variant of a function waits, see `Place.is_first`.
 
     Args:
-        board: None for a graph that no other rank takes part in: then nothing is said, and every figure is this process's own.
-        graph: Name of the graph.
-        timeout_s: How long a rank is waited for that has not begun; 0: none is waited for.
+        board: None for a graph in which no other rank takes part: then nothing is posted, and every figure is this process's own.
+        place: The place of the graph in the program.
+        graph: Name of the graph, see `graph_name`.
+        timeout_s: Seconds to wait for a rank that has not begun; 0 waits for none.
     """
 
     def __init__(self, board: Board | None, place: Place, graph: str, timeout_s: float) -> None:
@@ -49,7 +50,7 @@ class Agreement:
 
     @classmethod
     def of(cls, gm: fx.GraphModule, example_inputs: Sequence[Any], timeout_s: float) -> Self:
-        """The agreement on a graph that Dynamo hands over."""
+        """Returns the agreement on a Dynamo graph; one without a board if the graph has no backward or there are no other ranks."""
         board = current_board() if _has_backward(example_inputs) else None
         if board is None:
             return cls(None, Place("", is_first=False), "", 0)
@@ -57,17 +58,17 @@ class Agreement:
 
     @property
     def is_alone(self) -> bool:
-        """True where no other rank takes part in the graph."""
+        """True if no other rank takes part in the graph."""
         return self._board is None
 
     # -- before the plan ----------------------------------------------------------------------------------------------
 
     def smallest(self, nbytes: int | None, setting: str) -> int | None:
-        """The smallest figure of the ranks that compile this graph; in later variants what they agreed on last, if anything.
+        """Returns the smallest figure that ranks post at this place; in later variants the last one agreed on, or else `nbytes`.
 
         Args:
-            nbytes: This rank's figure; None where it knows none.
-            setting: What the figure belongs to.
+            nbytes: This rank's figure; None if it knows none.
+            setting: Key of the figure: device and setting.
 
         Raises:
             RankError: A rank has failed meanwhile.
@@ -83,7 +84,9 @@ class Agreement:
         return found
 
     def from_rank_zero(self, make: Callable[[], Any]) -> Any:
-        """What rank 0 makes for this graph, in JSON; where rank 0 compiles another one, or a later variant, what this rank makes.
+        """Returns rank 0's ``make()`` for this graph, passed on as JSON.
+
+        Returns this rank's own ``make()`` in later variants, and if rank 0 compiles another graph or does not post in time.
 
         Raises:
             RankError: A rank has failed meanwhile.
@@ -104,10 +107,10 @@ class Agreement:
         return make() if found is None else found
 
     def begin(self, nbytes: int | None = None) -> None:
-        """Say that this rank compiles the graph, once.
+        """Announce, once, that this rank compiles the graph.
 
         Args:
-            nbytes: What `auto` comes to on this rank; None where it was not asked.
+            nbytes: Bytes of `auto` on this rank; None if it was not read.
         """
         if self._board is None or self._has_begun or not self.place.is_first:
             return
@@ -121,15 +124,15 @@ class Agreement:
     # -- after the plan -----------------------------------------------------------------------------------------------
 
     def conclude(self, saved: Sequence[str] | None, budget_bytes: int | None, *, from_auto: bool) -> None:
-        """Say what this rank's plan is, and compare it with the others'.
+        """Announce this rank's plan, and compare it with those of the other ranks.
 
         Args:
-            saved: What the plan saves and what it computes twice; None where the graph has no plan, or nobody knows it.
-            budget_bytes: What it was made for; None where no number of bytes was asked for.
-            from_auto: Whether the user left these bytes to us.
+            saved: Names of the values that the plan saves and recomputes; None if the graph has no plan, or its plan is not known.
+            budget_bytes: Budget of the plan; None if it is not in bytes.
+            from_auto: True if the budget came from `auto`.
 
         Raises:
-            RankError: Ranks have another plan for the same graph, or none.
+            RankError: Ranks have different plans for the same graph, or a rank has failed meanwhile.
         """
         if self._board is None:
             return
@@ -158,22 +161,22 @@ class Agreement:
             warn(f"{text}; it is no error, because a rank did not wait for the others")
 
     def _all_planned(self) -> tuple[Posts, bool]:
-        """What ranks say of their plans, and whether all of them hear the same."""
+        """Returns the ranks' posts about their plans, and True if every rank gets the same posts."""
         assert self._board is not None
         what = f"did not say how {self.place.name} is planned"
         found = self._board.gather(self._planned, what, self.timeout_s, begun=self._begun)
         if len(found) == self._board.size or self._decide(APART) == APART:
             return found, len(found) == self._board.size
-        return self._board.gather(self._planned, what, self.timeout_s), True  # all are there by now
+        return self._board.gather(self._planned, what, self.timeout_s), True  # all ranks have posted by now
 
     def _decide(self, outcome: str) -> str:
-        """What the first rank says that has something to say: a difference is an error on all ranks or on none."""
+        """Returns the outcome that the first rank posted, so that a difference is an error on all ranks or on none."""
         assert self._board is not None
         decided: str = self._board.first(f"decided/{self.place.name}", outcome)
         return decided
 
     def _compare_later(self, own: dict[str, Any]) -> None:
-        """A later variant is compared with the first that was planned, if it is of the same graph, and may differ."""
+        """Compare the plan of a later variant with the first one for the same graph, and log a difference: it is no error."""
         assert self._board is not None
         key = f"later/{self.place.name}/{self.graph}"
         first = self._board.first(key, {**own, "rank": self._board.rank})
@@ -189,7 +192,7 @@ class Agreement:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let nobody wait for this rank: say that it has failed, or that it compiled the graph without a plan."""
+        """Post that this rank has failed, or that it compiled the graph without a plan, so that no other rank waits for it."""
         if self._board is None or self._is_concluded:
             return
         if isinstance(error, RematError) and not isinstance(error, RankError):
@@ -200,11 +203,12 @@ class Agreement:
 
 
 def agreed_again(nbytes: int | None, setting: str, timeout_s: float) -> int | None:
-    """The smallest figure of all ranks where they read the free memory once more.
+    """Returns the smallest figure of all ranks after they read the free memory again; `nbytes` if there are no other ranks.
 
     Args:
-        setting: What the figure belongs to.
-        timeout_s: How long a rank is waited for that does not read it.
+        nbytes: This rank's figure; None if it knows none.
+        setting: Key of the figure: device and setting.
+        timeout_s: Seconds to wait for a rank that does not read the free memory.
     """
     board = current_board()
     if board is None:
@@ -218,7 +222,7 @@ def agreed_again(nbytes: int | None, setting: str, timeout_s: float) -> int | No
 
 
 def smallest_of(posts: Posts) -> int | None:
-    """The smallest figure among posts; None where no rank knows one."""
+    """Returns the smallest figure among posts; None if no rank knows one."""
     return min((post["bytes"] for post in posts.values() if post["bytes"] is not None), default=None)
 
 

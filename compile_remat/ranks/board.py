@@ -1,8 +1,8 @@
-"""What ranks tell each other through the store of the default process group: posts that stay, and waits that end.
+"""Messages of ranks through the store of the default process group: posts that stay, and waits that end.
 
-Each rank posts under its own key and counts itself; the one that comes last puts all posts under one key, so that N ranks need
-some N operations of the store and not N squared.  A wait looks again and again and holds no lock of the store, which other threads
-of torch use as well.  A rank that did not post within a wait is silent from then on: it is looked for, and not waited for again.
+Each rank posts under its own key and increments a counter.  The last one puts all posts under one key, so that N ranks need about
+N operations of the store and not N squared.  A wait polls and holds no lock of the store, which other threads of torch use too.
+A rank that did not post within a wait counts as silent from then on: its posts are still read, but no wait is for them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ T = TypeVar("T")
 PREFIX = "compile_remat"
 
 PATIENCE = 10
-"""A rank that has begun is waited for so many times longer than one that has not: planning and compiling take their time."""
+"""Factor by which the wait for a rank that has begun is longer than for one that has not: planning and compiling take time."""
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.002, 0.1
-"""Between two looks at the store."""
+"""Pauses between two polls of the store, in seconds."""
 
 Posts = dict[int, Any]
-"""What was posted under a key, by rank."""
+"""The values posted under a key, by rank."""
 
 
 class Board:
@@ -39,15 +39,15 @@ class Board:
 
     Args:
         store: A ``torch.distributed.Store``.
-        rank: This process.
-        size: How many ranks there are.
+        rank: Rank of this process.
+        size: Number of ranks.
 
     Attributes:
-        agreed_bytes: What `auto` came to the last time that the ranks agreed, by device and setting.
+        agreed_bytes: Bytes of `auto` when the ranks last agreed, by device and setting.
         silent: Ranks that did not post within a wait.
-        is_lost: Whether the store has stopped to answer.
-        places: Counts the graphs of this process, see `ranks.places`.
-        rereads: Counts how often `auto` was read again, by device and setting.
+        is_lost: True if the store does not answer any more.
+        places: Counters of the graphs of this process, see `ranks.places`.
+        rereads: Counters of the times that `auto` was read again, by device and setting.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -63,19 +63,19 @@ class Board:
     # -- single posts -------------------------------------------------------------------------------------------------
 
     def post(self, key: str, value: Any) -> None:
-        """Put a value of JSON under a key."""
+        """Store a value under a key, as JSON."""
         self._ask(lambda: self._posts.set(key, json.dumps(value)), None)
 
     def read(self, key: str) -> Any:
-        """What is under a key; None where nothing is."""
+        """Returns the value under a key; None if there is none."""
         return self._ask(lambda: json.loads(self._posts.get(key)) if self._posts.check([key]) else None, None)
 
     def first(self, key: str, value: Any) -> Any:
-        """What is under a key that this value is put under if it is the first one."""
+        """Sets `key` to `value` if absent; returns the stored value, or `value` if the store does not answer."""
         return self._ask(lambda: json.loads(self._posts.compare_set(key, "", json.dumps(value))), value)
 
     def _ask(self, call: Callable[[], T], default: T) -> T:
-        """What the store says; `default`, with a warning, from the moment on that it does not answer any more."""
+        """Returns ``call()``; returns `default`, after one warning, once the store does not answer any more."""
         if self.is_lost:
             return default
         try:
@@ -86,7 +86,7 @@ class Board:
             return default
 
     def wait(self, key: str, timeout_s: float) -> Any:
-        """What is under a key as soon as something is; None where nothing comes in time.
+        """Wait for a value under a key and return it; None if no value comes in time.
 
         Raises:
             RankError: A rank has failed meanwhile.
@@ -101,18 +101,18 @@ class Board:
     # -- posts of all ranks -------------------------------------------------------------------------------------------
 
     def announce(self, key: str, value: Any) -> None:
-        """Put this rank's value beside those of the others."""
+        """Post this rank's value; the last rank also posts the values of all."""
         self.post(f"{key}/{self.rank}", value)
         if self._ask(lambda: self._posts.add(f"{key}/count", 1), 0) == self.size:
             self.post(f"{key}/all", [self.read(f"{key}/{rank}") for rank in range(self.size)])
 
     def gather(self, key: str, what: str, timeout_s: float, begun: str = "") -> Posts:
-        """The values that all ranks have announced under a key, this one's among them; those of silent ranks may be missing.
+        """Returns the values that all ranks, this one included, announce under a key; those of late or silent ranks may be missing.
 
         Args:
-            what: What is waited for, in a sentence that begins with the ranks.
-            timeout_s: How long a rank is waited for that has not begun; 0: no rank is waited for.
-            begun: The key under which ranks announce that they have begun, which makes the wait longer.
+            what: Predicate of the warning about late ranks, such as "did not begin"; the ranks are its subject.
+            timeout_s: Seconds to wait for a rank that has not begun; 0 waits for none.
+            begun: The key under which ranks announce that they have begun, for which the wait is longer.
 
         Raises:
             RankError: A rank has failed meanwhile.
@@ -154,15 +154,15 @@ class Board:
     # -- failures -----------------------------------------------------------------------------------------------------
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others that this rank will not take part in what they do next."""
+        """Post that this rank has failed and takes part in nothing further."""
         number = self._ask(lambda: self._posts.add("failures", 1), 0)
         self.post(f"failure/{number}", {"rank": self.rank, "error": type(error).__name__, "text": str(error)})
 
     def raise_failure(self) -> None:
-        """Raise for the next failure that another rank has posted, once for each.
+        """Raise for the next failure that another rank has posted; each failure raises once.
 
         Raises:
-            RankError: There is one.
+            RankError: Another rank has posted a failure.
         """
         while (found := self.read(f"failure/{self._num_failures + 1}")) is not None:
             self._num_failures += 1
@@ -173,7 +173,7 @@ class Board:
 
 
 class _Pause:
-    """Sleeps between two looks, longer each time; False when the time is up."""
+    """Sleeps between two polls, longer each time; a call returns False when the time is up."""
 
     def __init__(self, timeout_s: float) -> None:
         self.end_s = time.monotonic() + timeout_s
@@ -189,17 +189,17 @@ class _Pause:
 
 
 def named(ranks: Collection[int]) -> str:
-    """Ranks in words: `rank 1`, `ranks 0, 2 and 3`."""
+    """Returns ranks in words: `rank 1`, `ranks 0, 2 and 3`."""
     texts = [str(rank) for rank in sorted(ranks)]
     return f"rank {texts[0]}" if len(texts) == 1 else f"ranks {', '.join(texts[:-1])} and {texts[-1]}"
 
 
 _BOARDS: list[Board] = []
-"""That of the process group that is there, or of the last one that was."""
+"""The board of the current process group, or of the last one."""
 
 
 def current_board() -> Board | None:
-    """The board of the default process group; None where this process trains alone."""
+    """Returns the board of the default process group; None if this process trains alone."""
     store = default_store()
     if store is None:
         return None
@@ -209,7 +209,7 @@ def current_board() -> Board | None:
 
 
 def note_failure(error: BaseException) -> None:
-    """Tell the other ranks, where there are any, that this one will not take part in what they do next."""
+    """Post to the other ranks, if there are any, that this one has failed and takes part in nothing further."""
     board = current_board()
     if board is not None:
         board.fail(error)

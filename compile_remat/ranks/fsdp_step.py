@@ -1,22 +1,22 @@
-"""What FSDP2 holds at each moment of a step, beside the graphs that it runs around.
+"""Bytes that FSDP2 holds at each moment of a step, beside the graphs that it runs around.
 
-U is what a group's parameters take when they are gathered, R what its gradients take in the type that they are reduced in, S a
-rank's part of its gradients.  In the order of torch's ``torch/distributed/fsdp/_fully_shard`` (2.13):
+U: bytes of a group's gathered parameters.  R: bytes of its gradients in the dtype in which they are reduced.  S: bytes of a rank's
+shard of its gradients.  N: the number of ranks.  In the order of torch's ``torch/distributed/fsdp/_fully_shard`` (2.13):
 
-    gather     ``FSDPParamGroup.unshard``: the collective writes U flat.  This rank's shards are cast first where the forward has
-               another type (``_get_param_all_gather_inputs``: U/N), and gloo works on a copy of its result
-    copy out   ``wait_for_unshard``: U is allocated once more, in parameters.  In the forward the flat U of the group before lies
-               there until then, and this one's until the next copy or until the model's forward has ended
-               (``FSDPCommContext.all_gather_state``); in the backward it goes at once
+    gather     ``FSDPParamGroup.unshard``: the collective writes U as a flat buffer.  This rank's shards are cast first if the
+               forward has another dtype (``_get_param_all_gather_inputs``: U/N), and gloo works on a copy of its result
+    copy out   ``wait_for_unshard``: U is allocated again, as parameters.  In the forward, the flat U of the previous group is held
+               until then, and the flat U of this group until the next copy or the end of the model's forward
+               (``FSDPCommContext.all_gather_state``); in the backward it is freed at once
     forward    ``FSDPState._pre_forward`` to ``_post_forward``, which frees U unless the group stays gathered
     ahead      ``_backward_prefetch``: before a backward runs, the group that ran before it in the forward is gathered, flat
-    backward   it runs beside that, and beside the R of the group behind it: ``reduce_scatter_states`` has one of them
-    copy in    ``post_backward``: U is freed, then the R of the group behind; R is allocated beside the gradients
-    reduce     ``foreach_reduce``: the gradients are gone, but for that of the last parameter, which a variable of a loop still has;
-               the result, R/N, lies beside R, and gloo works on a copy of R
-    cast back  the result in the type of the parameters, S, lies beside it where that is another type; S stays
+    backward   runs beside this flat U, and beside the R of the group reduced before: ``reduce_scatter_states`` holds one R
+    copy in    ``post_backward``: U is freed, then the R of the group reduced before; R is allocated beside the gradients
+    reduce     ``foreach_reduce``: the gradients are freed, except for that of the last parameter, which a loop variable still
+               holds; the result, R/N, is held beside R, and gloo works on a copy of R
+    cast back  S, the result in the dtype of the parameters, is held beside the result if the dtypes differ; S stays
 
-Parameters of no block are those of an outer group: they stay gathered around all blocks and are reduced when all others are.
+Parameters outside of blocks belong to an outer group: they stay gathered around all blocks and are reduced after all others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compile_remat._torch.ranks.wrappers import FsdpGroup
 
 
 class At(StrEnum):
-    """A kind of moment; see above."""
+    """A kind of moment; see the module's table."""
 
     GATHER = "gather"
     COPY_OUT = "copy out"
@@ -45,13 +45,13 @@ class At(StrEnum):
 
 @dataclass(frozen=True)
 class FsdpMoment:
-    """What FSDP2 holds at one moment.
+    """Bytes that FSDP2 holds at one moment.
 
     Attributes:
-        at: What happens.
-        place: Where in the step, as an index of `places`; behind the last one for an outer group when it is reduced.
-        beside_bytes: Of FSDP2's own.
-        gradient_bytes: Of gradients that a graph makes for it in this backward, or has made and FSDP2 has not freed yet.
+        at: Kind of the moment.
+        place: Index of `places` at which the moment is; their number for an outer group when it is reduced.
+        beside_bytes: Bytes of FSDP2's own buffers.
+        gradient_bytes: Bytes of the group's gradients that a graph makes in this backward, or has made and FSDP2 still holds.
     """
 
     at: At
@@ -62,16 +62,16 @@ class FsdpMoment:
 
 @dataclass
 class _Held:
-    """What is allocated now.
+    """Buffers that FSDP2 has allocated now.
 
     Attributes:
         kept_bytes: Gathered parameters.
-        flat_bytes: Of what was gathered last, in the forward.
-        ahead: The group that is gathered ahead, flat; None where there is none.
-        waiting_bytes: The R of the group behind.
-        shard_bytes: Parts of gradients.
-        gathered: The groups in `kept_bytes`.
-        reduced: The groups in `shard_bytes`.
+        flat_bytes: The flat U of the group gathered last, in the forward.
+        ahead: The group that is gathered ahead, flat; None if there is none.
+        waiting_bytes: The R of the group reduced last.
+        shard_bytes: This rank's shards of gradients.
+        gathered: The groups counted in `kept_bytes`.
+        reduced: The groups counted in `shard_bytes`.
     """
 
     kept_bytes: int = 0
@@ -84,11 +84,11 @@ class _Held:
 
 
 def fsdp_moments(groups: Sequence[FsdpGroup], places: Sequence[int | None]) -> Iterator[FsdpMoment]:
-    """All moments of a step.
+    """Yields all moments of a step, in order.
 
     Args:
-        groups: Of the model, those of no block marked `is_outer`.
-        places: What runs, in the order of the forward: the number of a block's group, or None for code around blocks.
+        groups: The model's groups; groups outside of blocks are marked `is_outer`.
+        places: The runs in the order of the forward: the number of a block's group, or None for code between blocks.
     """
     step = _Step(groups, places)
     yield from step.forward()
@@ -121,7 +121,7 @@ class _Step:
                 self._free(k)
 
     def _gathered(self, k: int, place: int, gather: At, copy_out: At) -> Iterator[FsdpMoment]:
-        """Gather a group's parameters, which are then allocated; the flat ones are not counted any more."""
+        """Gather a group's parameters, which then count as allocated; the flat buffer does not."""
         held, group = self.held, self.groups[k]
         before = held.kept_bytes + held.flat_bytes + held.waiting_bytes + held.shard_bytes
         yield FsdpMoment(gather, place, before + self._ahead_bytes() + _gathering_bytes(group))
@@ -173,7 +173,7 @@ class _Step:
         held.kept_bytes += self.groups[k].gathered_bytes
 
     def _gathered_ahead(self, place: int, before: int) -> Iterator[FsdpMoment]:
-        """Gather the last group in front of `before`, unless it is there already."""
+        """Gather the last group at a place before `before`, unless it is gathered already."""
         k = next((k for k in reversed(self.places[:before]) if k is not None), None)
         if k is None or k in self.held.gathered or k == self.held.ahead:
             return

@@ -1,4 +1,4 @@
-"""Where ranks meet: names of graphs that are the same on all ranks of one program, whatever else one of them compiles."""
+"""Names of graphs that are the same on all ranks of one program, even if one rank compiles more graphs than the others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Place:
     """The place of a graph in the program.
 
     Attributes:
-        name: The function that Dynamo compiled, and which graph of it this is.
-        is_first: Whether it is of the function's first variant with a backward, which every rank of the program compiles.
-            Later ones come when sizes change, on one rank and not on another.
+        name: The function that Dynamo compiled, and the number of its graph.
+        is_first: True if the graph belongs to the function's first variant with a backward, which every rank of the program
+            compiles.  Later variants are compiled when sizes change, on one rank and not on another.
     """
 
     name: str
@@ -29,19 +29,19 @@ class Place:
 
 
 class Places:
-    """Counts the graphs of one process, function by function, so that what a rank compiles alone shifts no name.
+    """Counts the graphs of one process, function by function, so that a graph that one rank compiles alone shifts no name.
 
-    A function is compiled to several graphs at once where torch cuts it at DDP's buckets.  Its variants are numbered by Dynamo,
-    from the beginning again after ``torch.compiler.reset()``.
+    A function is compiled to several graphs at once if torch cuts it at DDP's buckets.  Dynamo numbers its variants, from the
+    start again after ``torch.compiler.reset()``.
     """
 
     def __init__(self) -> None:
         self._rounds: dict[str, int] = {}
-        self._variants: dict[str, tuple[int, int]] = {}  # the first one since the last reset, and the last one
+        self._variants: dict[str, tuple[int, int]] = {}  # first variant since the last reset, and last variant
         self._graphs: dict[tuple[str, int], itertools.count[int]] = {}
 
     def next(self, frame: Frame) -> Place:
-        """The place of the next graph, which is of this frame."""
+        """Returns the place of the next graph, which belongs to `frame`."""
         first, last = self._variants.get(frame.code, (frame.variant, frame.variant))
         if frame.code not in self._rounds or frame.variant < last:
             self._rounds[frame.code] = self._rounds.get(frame.code, 0) + 1
@@ -54,5 +54,5 @@ class Places:
 
 
 def graph_name(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> str:
-    """A hash of a Dynamo graph and its inputs: equal on ranks that run the same program on the same sizes."""
+    """Returns a hash of a Dynamo graph and its inputs, equal on ranks that run the same program on the same sizes."""
     return hashlib.sha256("\n".join(shared_lines(gm, example_inputs)).encode()).hexdigest()[:16]

@@ -1,11 +1,11 @@
-"""What DDP and FSDP2 hold beside the compiled graphs: reduce buckets, gathered parameters, and gradients on their way.
+"""Bytes that DDP and FSDP2 hold beside the compiled graphs: reduce buckets, gathered parameters, and gradients being reduced.
 
-    DDP     buckets = bytes of the gradients, from the construction of the wrapper on; with ``gradient_as_bucket_view`` they are
-            what is left of the gradients after the backward, and lie beside those that a graph returns until then
+    DDP     buckets = bytes of the gradients, from the construction of the wrapper on; with ``gradient_as_bucket_view`` they hold
+            the gradients after the backward; until then the gradients that a graph returns lie beside the buckets
 
-    FSDP2   what `fsdp_moments` counts, moment by moment
+    FSDP2   the bytes that `fsdp_moments` counts, moment by moment
 
-What NCCL takes for itself is in none of torch's allocators and is not counted.
+NCCL's own buffers are in none of torch's allocators and are not counted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from compile_remat.ranks.fsdp_step import At, fsdp_moments
 
 @dataclass(frozen=True)
 class Held:
-    """What a wrapper holds, in bytes of one rank.
+    """Bytes that a wrapper holds on one rank.
 
     Attributes:
-        beside_bytes: The most that it holds at once beside graphs, gradients that graphs make not counted.
-        step_bytes: The peak of a step in which graphs hold nothing but the gradients that they make.
-        trainable_bytes: What an optimizer sees: parameters that are trained, or this rank's shards of them.
-        present_bytes: What of `beside_bytes` is allocated already.
-        gathered_bytes: The most that gathered parameters take at once, flat copies of them included; part of `beside_bytes`.
+        beside_bytes: Peak bytes of the wrapper beside graphs, without the gradients that graphs make.
+        step_bytes: Peak bytes of a step whose graphs hold only the gradients that they make.
+        trainable_bytes: Bytes of the parameters that the optimizer steps: trained parameters, or this rank's shards of them.
+        present_bytes: The part of `beside_bytes` that is allocated already.
+        gathered_bytes: Peak bytes of gathered parameters, their flat copies included; part of `beside_bytes`.
     """
 
     beside_bytes: int
@@ -40,22 +40,22 @@ class Held:
 
     @property
     def coming_bytes(self) -> int:
-        """What is still to be allocated."""
+        """The part of `beside_bytes` that is still to be allocated."""
         return max(0, self.beside_bytes - self.present_bytes)
 
 
 NOTHING_HELD = Held(0, 0, 0)
-"""Where there is no wrapper."""
+"""The bytes of a model without a wrapper."""
 
 
 def is_wrapped() -> bool:
-    """Whether the model whose forward runs now is under DDP or FSDP2."""
+    """Returns whether the model whose forward runs now is under DDP or FSDP2."""
     is_started = torch.distributed.is_available() and torch.distributed.is_initialized()
     return is_started and (running_ddp() is not None or running_fsdp() is not None)
 
 
 def held_by(model: nn.Module) -> Held | None:
-    """What a model's wrapper holds; None where it is under neither DDP nor FSDP2."""
+    """Returns the bytes that a model's wrapper holds; None if the model is under neither DDP nor FSDP2."""
     if isinstance(model, nn.parallel.DistributedDataParallel):
         return held_by_ddp_of(model)
     tree = fsdp_tree(model)
@@ -63,7 +63,10 @@ def held_by(model: nn.Module) -> Held | None:
 
 
 def held_by_running() -> Held | None:
-    """The same of the model whose forward runs now, in which a graph is compiled."""
+    """Returns the bytes that the wrapper of the model whose forward runs now holds.
+
+    None if there is no wrapper, and, with a warning, if FSDP2's state cannot be read on this torch.
+    """
     ddp = running_ddp()
     if ddp is not None:
         return held_by_ddp_of(ddp)
@@ -76,16 +79,16 @@ def held_by_running() -> Held | None:
 
 
 def held_by_ddp_of(model: nn.Module) -> Held:
-    """What DDP holds of a model, wrapped or not yet."""
+    """Returns the bytes that DDP holds for a model, which need not be wrapped yet."""
     trained = [p for p in model.parameters() if p.requires_grad]
     nbytes = sum(map(local_nbytes, trained))
-    # The host counts what is resident, which fresh buckets are not before the first backward has written into them.
+    # The host's free memory counts resident pages, and fresh buckets have none until the first backward writes into them.
     is_fresh = all(p.device.type == "cpu" and p.grad is None for p in trained)
     return Held(nbytes, 2 * nbytes, nbytes, 0 if is_fresh else nbytes)
 
 
 def held_by_fsdp(tree: FsdpTree) -> Held:
-    """What FSDP2 holds in a step that runs its groups one by one."""
+    """Returns the bytes that FSDP2 holds in a step that runs its groups one by one."""
     groups = [group for group in tree.groups if group.gathered_bytes]
     moments = list(fsdp_moments(groups, [k for k, group in enumerate(groups) if not group.is_outer]))
     present_bytes = tree.flat_bytes + sum(group.gathered_bytes for group in groups if group.is_gathered)

@@ -1,1 +1,1 @@
-"""Gradients that leave a compiled backward when they are made: the operators, autograd's side of it, and Inductor's.  No policy."""
+"""Early gradients, which leave a compiled backward once computed: the operators, autograd's side and Inductor's.  No policy."""

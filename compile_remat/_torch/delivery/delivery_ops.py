@@ -1,9 +1,9 @@
 """Two operators: one marks a gradient in a joint graph, the other hands a gradient over while a backward runs.
 
-`GRADIENT_READY` stands in a joint graph in the place of a gradient among its outputs, so that dead code, classification and
-extraction treat the gradient as they treat any other; it never runs.  `DELIVER` takes its place in the backward graph.  It returns
-nothing and counts as writing into the gradient and into the parameter: so Inductor keeps every kernel that reads one of them before
-it, and never drops it.
+`GRADIENT_READY` replaces a gradient among a joint graph's outputs, so that dead-code elimination, classification and extraction
+treat the gradient like any other; the operator never runs.  `DELIVER` takes its place in the backward graph.  `DELIVER` returns
+nothing, and its schema says that it writes into the gradient and the parameter.  So Inductor never removes the operator, and orders
+it behind every kernel that reads one of the two.
 
 The schema's tags: `cudagraph_unsafe`, since a replay would skip the hooks, and `flexible_layout`, since any layout will do.
 """
@@ -33,18 +33,18 @@ DELIVER: Any = torch.ops.compile_remat.deliver_gradient.default
 
 
 MOVED = -1
-"""The edge of a gradient that may not leave early, since something behind it reads the parameter."""
+"""The edge of a gradient that may not leave early, since a later node of the backward reads the parameter."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a gradient belongs.
+    """The position of a gradient in its backward.
 
     Attributes:
-        index: Its position among what the backward returns.
-        edge: The position of its argument among the tensors that the graph takes: of the edge in ``next_functions``; or `MOVED`.
-        edges: How many tensors the graph takes.
-        copied: Whether its memory belongs to others as well, so that it has to be copied.
+        index: Position among the values that the backward returns.
+        edge: Position of the parameter among the graph's tensor inputs, and of its edge in ``next_functions``; or `MOVED`.
+        edges: Number of tensors among the graph's inputs.
+        copied: True if the gradient shares memory with other tensors, so that it has to be copied.
     """
 
     index: int
@@ -57,7 +57,7 @@ Receiver = Callable[[torch.Tensor, Place], None]
 
 
 class _Receivers(threading.local):
-    """The receivers of the backwards that run in this thread, the innermost last."""
+    """Stack of the receivers of the backwards that run in this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.stack: list[Receiver] = []
@@ -68,7 +68,7 @@ _receivers = _Receivers()
 
 @contextmanager
 def receiving(receiver: Receiver) -> Iterator[None]:
-    """Inside, `receiver` gets the gradients that a backward of this thread hands over."""
+    """Inside this context, `receiver` gets the gradients that a backward of this thread delivers."""
     _receivers.stack.append(receiver)
     try:
         yield
@@ -99,7 +99,7 @@ def _deliver_fake(
 
 _LIBRARY.impl("gradient_ready", _ready, "CompositeExplicitAutograd")
 _LIBRARY.impl("deliver_gradient", _deliver, "CompositeExplicitAutograd")
-for _key in ("Autograd", "ADInplaceOrView"):  # hooks run as if no operator were around them
+for _key in ("Autograd", "ADInplaceOrView"):  # hooks run with the dispatch keys that they have outside of operators
     _LIBRARY.impl("deliver_gradient", torch.library.fallthrough_kernel, _key)
 torch.library.register_fake(f"{NAMESPACE}::gradient_ready", _ready, lib=_LIBRARY)
 torch.library.register_fake(f"{NAMESPACE}::deliver_gradient", _deliver_fake, lib=_LIBRARY)
@@ -107,9 +107,9 @@ torch.fx.node.has_side_effect(DELIVER)
 
 
 def forget_mutation_regions(graph: torch.fx.Graph) -> None:
-    """Have Inductor number the stretches between its mutating operators anew, so that it joins nothing across a delivery.
+    """Have Inductor renumber the regions between mutating operators, so that no pattern matches across a delivery.
 
-    It writes the numbers into ``meta`` when it first looks for patterns: in a joint graph, where nothing is delivered yet.
+    Inductor writes these numbers into ``meta`` when it first matches patterns: in the joint graph, which has no deliveries yet.
     """
     for node in graph.nodes:
         node.meta.pop("mutation_region_id", None)

@@ -1,9 +1,9 @@
-"""Inductor's side of `DELIVER`: a kernel that takes its gradient's buffer over.
+"""Inductor's side of `DELIVER`: a kernel that takes over the buffer of its gradient.
 
-Inductor would write a later kernel's output over the buffer, or keep it until the function returns if it is told not to.  Here the
-buffer is marked as never reused, and the kernel's own code drops the variable.  It is registered in Inductor's table of lowerings,
-as any operator of a library may be; nothing of Inductor is replaced.  Where a pass of Inductor's has put a reader behind it all the
-same, the gradient is copied, or goes to the end of the backward.
+Inductor would reuse the buffer for a later kernel's output, or keep the buffer until the function returns if told not to.  Here the
+buffer is marked as never reused, and the kernel's own code deletes the variable.  The lowering is registered in Inductor's table of
+lowerings, as any library's may be; no code of Inductor is replaced.  If a pass of Inductor has put a reader of the gradient or the
+parameter behind the delivery, the gradient is copied, or returned at the end of the backward.
 
 Private names, same in 2.11 to 2.15: ``ir.FallbackKernel.create`` and ``.codegen``, ``GraphLowering.never_reuse_buffers``.
 """
@@ -26,16 +26,16 @@ FallbackKernel: Any = getattr(ir, "FallbackKernel", object)
 
 
 class DeliveryKernel(FallbackKernel):  # type: ignore[misc]
-    """The call of `DELIVER`, and the end of the variable that held the gradient.
+    """The call of `DELIVER`, after which the variable of the gradient is deleted.
 
     Attributes:
-        taken: The buffer that it takes over; empty where it copies it.
+        taken: Name of the buffer that the call takes over; empty if the call copies the gradient.
     """
 
     taken = ""
 
     def codegen(self, wrapper: Any) -> None:
-        """Write the call."""
+        """Emit the call, and the ``del`` of the buffer that it takes over."""
         super().codegen(wrapper)
         if self.taken:
             wrapper.writeline(f"del {self.taken}")
@@ -49,7 +49,7 @@ def _lower(gradient: Any, parameter: Any, index: int, edge: int, edges: int, cop
     is_taken = is_ours and not copied and _is_last_reader(node, [node.args[0]])
     if not _is_last_reader(node, node.args[1]):
         edge = MOVED
-    for tensor in (gradient, *parameter):  # what has been read of them so far is computed before, not behind
+    for tensor in (gradient, *parameter):  # lazy values that read them are computed before the delivery, not behind it
         graph.mark_buffer_mutated(tensor.get_name())
     before = len(graph.operations)
     DeliveryKernel.create(DELIVER, gradient, parameter, index, edge, edges, not is_taken)
@@ -61,7 +61,7 @@ def _lower(gradient: Any, parameter: Any, index: int, edge: int, edges: int, cop
 
 
 def _is_last_reader(delivery: fx.Node, given: Iterable[fx.Node]) -> bool:
-    """Whether nothing behind a delivery reads what it is given, in the graph as Inductor's passes left it."""
+    """Returns whether no node behind `delivery` reads `given` or views of them, in the graph as Inductor's passes left it."""
     seen, pending = set[fx.Node](), list(given)
     while pending:
         for user in pending.pop().users:
@@ -76,11 +76,11 @@ def _is_last_reader(delivery: fx.Node, given: Iterable[fx.Node]) -> bool:
 
 
 def drop_waiting_from_users(nodes: Iterable[Any]) -> None:
-    """Take a scheduler's deliveries off the users of what they only wait for.
+    """Remove deliveries from the users of buffers that they only wait for, so that these buffers can be reused in place.
 
-    A delivery counts as writing into its parameter.  So Inductor has it wait for each kernel that reads the parameter, and lists it
-    among the users of that kernel's result (weak ones, ``Scheduler.compute_dependencies``).  With a user left,
-    ``decide_inplace_update`` lets nobody write over the result.  The delivery goes on waiting by its own dependencies.
+    The schema of a delivery says that it writes into its parameter.  So Inductor orders the delivery behind each kernel that reads
+    the parameter, and lists it among the users of that kernel's output (weak users, ``Scheduler.compute_dependencies``).  While a
+    buffer has a user left, ``decide_inplace_update`` reuses it for no output.  The delivery still waits by its own dependencies.
     """
     for node in nodes:
         for buffer in node.get_outputs():
@@ -93,5 +93,5 @@ def _is_delivery(user: Any) -> bool:
 
 
 def register() -> None:
-    """Teach Inductor the operator; once is enough."""
+    """Register the lowering of `DELIVER` with Inductor; one call is enough."""
     register_lowering(DELIVER, type_promotion_kind=None)(_lower)

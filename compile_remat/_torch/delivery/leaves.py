@@ -1,12 +1,12 @@
-"""Autograd's side of a gradient that is handed over early: which leaf it is for, `.grad`, and hooks.
+"""Autograd's side of a gradient that is delivered early: its leaf, `.grad`, and hooks.
 
 Private names, same in 2.11 to 2.15: ``torch._C._current_autograd_node``, ``_will_engine_execute_node``, ``_current_graph_task_id``,
 and of a tensor ``_backward_hooks`` and ``_post_accumulate_grad_hooks``.
 
-The engine visits the ``AccumulateGrad`` of a leaf once more, at the end, with an undefined gradient, and calls every hook on the
-way with None.  A parameter without an edge would be the other way out, and would be no parameter of the graph to anybody else.  So
-the leaf's hooks are set aside for that visit alone: by a hook before it and one behind it.  Nothing raises between the two, and
-before and after the visit all hooks are in their place, also after an error.
+At the end, the engine visits the ``AccumulateGrad`` of a leaf once more, with an undefined gradient, and calls every hook on the
+way with None.  Removing the edge would avoid this, but the parameter would then be no input of the graph to autograd.  So a hook
+before the visit sets the leaf's hooks aside, and one behind it puts them back.  Nothing raises between the two, and before and
+after the visit all hooks are in their place, also after an error.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 def current_node() -> Any:
-    """The node whose backward runs in this thread."""
+    """Returns the autograd node whose backward runs in this thread."""
     return torch._C._current_autograd_node()
 
 
 def leaf_nodes(node: Any) -> list[Any]:
-    """The nodes that accumulate gradients of leaves which the graph of a node takes; None for its other tensors."""
+    """Returns, for each tensor that the graph of `node` takes, the ``AccumulateGrad`` node of its leaf; None if it is no leaf."""
     found = (function for function, _ in node.next_functions)
     return [f if f is not None and f.name() == ACCUMULATE else None for f in found]
 
 
 def shared_storages(tensors: Iterable[object]) -> set[int]:
-    """Ids of those tensors that share memory with another one of them."""
+    """Returns the ids of the plain tensors that share their storage with another plain tensor among `tensors`."""
     first: dict[tuple[str, int], torch.Tensor] = {}
     shared = set[int]()
     for tensor in tensors:
@@ -46,10 +46,10 @@ def shared_storages(tensors: Iterable[object]) -> set[int]:
 
 
 def why_at_the_end(node: Any, gradient: torch.Tensor) -> str:
-    """Why the gradient of a leaf leaves the backward as autograd would have it; empty where it may leave now.
+    """Returns the reason why the backward must return the gradient of a leaf at its end; empty if it may leave now.
 
     Args:
-        node: The one that accumulates it.
+        node: The ``AccumulateGrad`` node of the leaf.
     """
     leaf = node.variable
     if not _will_run(node):
@@ -68,7 +68,7 @@ def why_at_the_end(node: Any, gradient: torch.Tensor) -> str:
 
 
 def _will_run(node: Any) -> bool:
-    """Whether the engine visits a node in this backward; it raises for a leaf that ``torch.autograd.grad`` was asked for."""
+    """Returns whether the engine visits a node in this backward; torch raises for an input of ``torch.autograd.grad``."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:
@@ -76,7 +76,7 @@ def _will_run(node: Any) -> bool:
 
 
 def _has_hooks(node: Any) -> bool:
-    """Whether Python code hooked the node: a hook of ours tells how many stand beside it."""
+    """Returns whether Python code has hooks on the node: a temporary hook shows the number of hooks beside it."""
     handles = [node.register_prehook(_nothing), node.register_hook(_nothing)]
     found = any(len(handle.hooks_dict_ref() or ()) > 1 for handle in handles)
     for handle in handles:
@@ -89,11 +89,11 @@ def _nothing(*_: object) -> None:
 
 
 def set_hooks_aside(node: Any, complain: Callable[[torch.Tensor], None]) -> None:
-    """Keep the leaf's hooks from running again when the engine comes to the node at the end of this backward.
+    """Keep the leaf's hooks from running again when the engine visits the node at the end of this backward.
 
     Args:
-        node: The one that accumulates the gradient, in this backward once its leaf has been served.
-        complain: Called with the leaf where something else contributes to its gradient as well.
+        node: The ``AccumulateGrad`` node of a leaf whose gradient has been delivered in this backward.
+        complain: Called with the leaf if another part of the backward contributes to its gradient too.
     """
     leaf, task, aside = node.variable, torch._C._current_graph_task_id(), dict[Any, Any]()
     handles: list[Any] = []
@@ -103,7 +103,7 @@ def set_hooks_aside(node: Any, complain: Callable[[torch.Tensor], None]) -> None
             handle.remove()
 
     def before(gradients: tuple[Any, ...]) -> None:
-        if torch._C._current_graph_task_id() != task:  # that backward ended early
+        if torch._C._current_graph_task_id() != task:  # the backward of the delivery ended early
             done()
         elif gradients[0] is not None:
             done()
@@ -121,15 +121,15 @@ def set_hooks_aside(node: Any, complain: Callable[[torch.Tensor], None]) -> None
 
 
 def owns_its_memory(gradient: torch.Tensor) -> bool:
-    """Whether a tensor is all that lies in its storage: no part of another one, and not expanded."""
+    """Returns whether a tensor fills its storage: it is no view of a part of another tensor, and not expanded."""
     return gradient.untyped_storage().nbytes() == gradient.nbytes
 
 
 def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) -> bool:
-    """Add a gradient to `.grad` as autograd does, and return whether it was copied for that.
+    """Add a gradient to `.grad` as autograd does, and return whether the gradient was copied.
 
     Args:
-        is_owned: Whether the memory of `gradient` may become that of `.grad`.
+        is_owned: True if `gradient` itself may become `.grad`.
     """
     with torch.no_grad():
         if leaf.grad is not None:
@@ -145,7 +145,7 @@ def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, *, is_owned: bool) ->
 
 
 def _strides_of_grad(leaf: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a leaf that is dense and does not overlap, as autograd gives them to `.grad`."""
+    """Strides that autograd gives to `.grad`: those of the leaf if it is dense and non-overlapping."""
     return torch.empty_like(leaf, device="meta").stride()
 
 
@@ -153,7 +153,7 @@ def run_accumulated_hooks(leaf: torch.Tensor) -> None:
     """Run the hooks of ``register_post_accumulate_grad_hook``, in the order in which they were registered.
 
     Raises:
-        RuntimeError: One of them returned something; autograd raises the same.
+        RuntimeError: A hook returned a value other than None; autograd raises the same error.
     """
     for hook in list((leaf._post_accumulate_grad_hooks or {}).values()):
         if hook(leaf) is not None:

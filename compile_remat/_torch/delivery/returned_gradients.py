@@ -1,4 +1,4 @@
-"""Gradients that were to leave early, returned by the backward after all, as autograd expects them."""
+"""Early gradients that the backward returns at its end after all, as autograd expects them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Compiled = Callable[..., Any]
 
 
 class HandedBack:
-    """Gradients that wait for the end of their backward, by their positions among what it returns."""
+    """Gradients that wait for the end of their backward, by their positions among its outputs."""
 
     def __init__(self) -> None:
         self.gradients: dict[int, torch.Tensor] = {}
 
     def keep(self, gradient: torch.Tensor, place: Place) -> None:
-        """Take a gradient, as a copy where its memory belongs to others too."""
+        """Keep a gradient, as a copy if it shares memory with other tensors."""
         self.gradients[place.index] = gradient.clone() if place.copied else gradient
 
     def completed(self, returned: Any) -> Any:
-        """What the backward returned, with the gradients in their places."""
+        """Returns the outputs of the backward, with the kept gradients in their places."""
         if not self.gradients:
             return returned
         found = list(returned)
@@ -35,7 +35,7 @@ class HandedBack:
 
 
 def handing_back(compiled: Compiled) -> Compiled:
-    """`compiled` with backwards that return every gradient at their end: for runs beside the training, and without a region."""
+    """Wrap `compiled` so that its backwards return every gradient at their end: for runs beside training, and without a region."""
 
     def call(*args: Any) -> Any:
         since = sequence_number()

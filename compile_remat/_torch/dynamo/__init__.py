@@ -1,1 +1,1 @@
-"""How Dynamo comes to graphs: which frames it has tried, and the sizes that it saw first.  No decision of ours lives here."""
+"""The way from Dynamo to graphs: frames that it has tried, and the sizes that it saw first.  Makes no decisions."""

@@ -1,12 +1,12 @@
-"""Reports of Dynamo about the frames that it compiles, and of those that it gives up, under whichever backend.
+"""Reports about the frames that Dynamo compiles and the frames that it gives up, under any backend.
 
-Dynamo has callbacks for the end of an attempt and hooks for the bytecode that it makes.  Neither says which frame it was, so that
-the frame of ``convert_frame._compile`` is looked up on the stack.  ``torch._dynamo.reset`` drops the callbacks, and not the hooks.
+Dynamo has callbacks for the end of an attempt and hooks for the bytecode that it makes.  Neither names the frame, so the frame of
+``convert_frame._compile`` is looked up on the stack.  ``torch._dynamo.reset`` drops the callbacks, and not the hooks.
 
 Private names of torch, read in 2.13: ``torch._dynamo.callback.callback_handler``, ``convert_frame.register_bytecode_hook`` and the
-local variables of ``convert_frame._compile``; ``_torchdynamo_orig_backend`` of what wraps a backend, ``dynamo_ctx`` and
-``_compiled_call_impl`` of modules, ``compiler_fn`` of ``torch._TorchCompileWrapper``.  What a version does not have is never seen:
-this serves warnings alone, and no compilation may fail by it.
+local variables of ``convert_frame._compile``; ``_torchdynamo_orig_backend`` of wrappers of a backend, ``dynamo_ctx`` and
+``_compiled_call_impl`` of modules, ``compiler_fn`` of ``torch._TorchCompileWrapper``.  A name that a version lacks is skipped
+without an error: this module serves warnings alone, and must make no compilation fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.nn.parameter import is_lazy
 LOG = logging.getLogger("compile_remat")
 
 WRAPPERS = 8
-"""More than torch puts around a backend."""
+"""More wrappers than torch puts around a backend."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Attempt:
     """One frame that Dynamo has compiled or given up.
 
     Attributes:
-        backend: The function that `torch.compile` was given, or that its name stands for.
-        code: Of the frame.
-        values: What the frame refers to: its arguments, its closure, and the globals that its code names.
-        is_given_up: Whether Dynamo has stopped, so that the frame runs as it is.
-        problem: The first line of why.
+        backend: The backend function that `torch.compile` was given, or that the given name stands for.
+        code: The code object of the frame.
+        values: Objects that the frame refers to: its arguments, its closure, and the globals that its code names.
+        is_given_up: True if Dynamo gave up, so that the frame runs uncompiled.
+        problem: The first line of the error that made Dynamo give up.
     """
 
     backend: object
@@ -50,7 +50,7 @@ class Attempt:
 
 
 class Attempts:
-    """Calls `seen` at the end of each attempt of Dynamo's, in any thread, until `stop`."""
+    """Calls `seen` at the end of each attempt of Dynamo, in any thread, until `stop`."""
 
     def __init__(self, seen: Callable[[Attempt], None]) -> None:
         self._seen: Callable[[Attempt], None] | None = seen
@@ -59,13 +59,13 @@ class Attempts:
         self.listen()
 
     def listen(self) -> None:
-        """Register the callback again where a reset of Dynamo's has dropped it."""
+        """Register the callback, again if a reset of Dynamo has dropped it."""
         handler = getattr(callback, "callback_handler", None)
         if self._seen is not None and self._ended not in getattr(handler, "end_callbacks", [self._ended]):
             callback.callback_handler.register_end_callback(self._ended)
 
     def stop(self) -> None:
-        """Hear of no further attempts.  The callback stays, since Dynamo may be running through the list of them."""
+        """Report no further attempts.  The callback stays registered, since Dynamo may be iterating over its callbacks."""
         self._seen = None
         if self._handle is not None:
             self._handle.remove()
@@ -79,7 +79,7 @@ class Attempts:
             attempt = None if self._seen is None else _attempt()
             if self._seen is not None and attempt is not None:
                 self._seen(attempt)
-        except Exception:  # Dynamo is at work
+        except Exception:  # no error of ours may reach Dynamo
             LOG.debug("what Dynamo has compiled cannot be told", exc_info=True)
 
 
@@ -98,7 +98,7 @@ def _attempt() -> Attempt | None:
 
 
 def model_being_compiled() -> object:
-    """Returns what ``torch.compile`` was called with, from inside of it; None outside."""
+    """Returns the model or function given to the ``torch.compile`` call that is on the stack; None if there is no such call."""
     frame = _frame_of("compile", "torch")
     return None if frame is None else frame.f_locals.get("model")
 
@@ -113,14 +113,14 @@ def _frame_of(function: str, module: str) -> FrameType | None:
 
 
 def backend_of(value: object) -> object:
-    """The function behind a backend, without torch's wrappers."""
+    """Returns the function behind a backend, without torch's wrappers."""
     for _ in range(WRAPPERS):
         value = getattr(value, "_torchdynamo_orig_backend", value)
     return getattr(value, "compiler_fn", value)
 
 
 def is_compiled_by(value: object, backend: object) -> bool:
-    """Returns whether a function, or a module or one inside of it, was made by `torch.compile` with this backend."""
+    """Returns whether a function, a module, or a submodule of it was compiled by `torch.compile` with this backend."""
     if not isinstance(value, nn.Module):
         return any(found is backend for found in _backends_of(value))
     for module in value.modules():
@@ -133,7 +133,7 @@ def is_compiled_by(value: object, backend: object) -> bool:
 
 
 def _backends_of(function: object) -> list[object]:
-    """The backend that a function was compiled with: Dynamo's context is in its closure."""
+    """Returns the backends in the closure of a compiled function, where Dynamo's context is; empty if it is not compiled."""
     if not inspect.isfunction(function) or "_torchdynamo_orig_callable" not in vars(function):
         return []
     contexts = [_content(cell) for cell in function.__closure__ or ()]
@@ -148,7 +148,7 @@ def _content(cell: Any) -> object:
 
 
 def trained_leaves(value: object) -> Iterator[torch.Tensor]:
-    """The tensors that a backward makes gradients of: parameters of a module, of what a function refers to, or a tensor itself."""
+    """Yields the leaves that need gradients: of a module, of a method's owner, of a function's closure, or a tensor itself."""
     if inspect.ismethod(value) or inspect.isfunction(value):
         value = getattr(value, "_torchdynamo_orig_callable", value)
     owners: list[object] = [getattr(value, "__self__", value)]
@@ -161,6 +161,6 @@ def trained_leaves(value: object) -> Iterator[torch.Tensor]:
 
 
 def has_gradients(values: list[object]) -> bool:
-    """Returns whether one of these objects is a tensor that a backward has made a gradient for."""
+    """Returns whether one of these objects is a leaf tensor with a `.grad`."""
     tensors = (v for v in values if issubclass(type(v), torch.Tensor))
     return any(t.is_leaf and t.grad is not None for t in tensors if isinstance(t, torch.Tensor))

@@ -1,8 +1,8 @@
 """The inputs of a traced graph as if Dynamo had seen other sizes first.
 
-Code for a graph of varying sizes is made for the sizes that were seen first, and torch guards what it assumes of them.  A graph
-that is first compiled in a later step, at other sizes, is traced in a shape environment of its own, whose guards the caller
-compares with each call.
+Code for a graph of dynamic sizes is specialised by the sizes seen first, and torch adds guards for its assumptions about them.  A
+graph that is first compiled in a later step, at other sizes, is traced in a shape environment of its own, whose guards the caller
+checks at each call.
 
 Private names of torch, 2.11 to 2.15: of ``ShapeEnv``, `create_symbol`, `create_symintnode`, `backed_var_to_val`, `var_to_range`,
 `var_to_sources` and `guards`.
@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 
 def guards_hold(inputs: Sequence[Any], sizes: Iterable[tuple[str, int]]) -> bool:
-    """Returns whether all that was assumed of the symbols of these inputs holds where they have these sizes."""
+    """Returns whether all guards on the symbols of these inputs hold at these sizes; False if a guard has another symbol."""
     environment, known = _environment(inputs), dict(sizes)
     for guard in () if environment is None else environment.guards:
         symbols = guard.expr.free_symbols
@@ -33,7 +33,10 @@ def guards_hold(inputs: Sequence[Any], sizes: Iterable[tuple[str, int]]) -> bool
 
 
 def inputs_at(inputs: Sequence[Any], sizes: Mapping[str, int]) -> list[Any] | None:
-    """Inputs with the same symbols, seen at these sizes; None where one is no plain tensor, or where two share memory."""
+    """Returns inputs with the same symbols and with `sizes` as their hints.
+
+    Returns None if an input is no plain tensor, two share memory, or one is a SymFloat or SymBool.
+    """
     before = _environment(inputs)
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     storages = {t.untyped_storage()._cdata for t in tensors if _is_plain(t)}
@@ -60,7 +63,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 class _SeenAt:
-    """A shape environment with the symbols of another one, each seen at another size."""
+    """A shape environment with the symbols of another one, each with another size as its hint."""
 
     def __init__(self, before: ShapeEnv, sizes: Mapping[str, int]) -> None:
         self._environment = environment = ShapeEnv()
@@ -76,7 +79,7 @@ class _SeenAt:
         self._hints = environment.backed_var_to_val
 
     def value(self, value: Any) -> Any:
-        """The tensor or size; anything else is returned as it is."""
+        """Returns a tensor or a SymInt in the new environment, and any other value unchanged."""
         if isinstance(value, torch.SymInt):
             return self._size(value)
         return self._tensor(value) if isinstance(value, torch.Tensor) else value

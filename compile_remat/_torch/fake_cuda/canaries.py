@@ -1,4 +1,4 @@
-"""Checks that the fake device took: answers that would be wrong without an error; for a process that has installed it."""
+"""Checks that the fake device is in force: for answers that would be wrong without an error, in a process that installed it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def problem() -> str:
-    """Returns the first wrong answer, in a line; empty where nothing is."""
+    """Returns one line about the first wrong answer; empty if all are right."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._triton import has_triton
@@ -28,9 +28,9 @@ def problem() -> str:
 
 
 def convolution(dtype: Any, groups: int) -> tuple[str, bool, str]:
-    """The kernel of a convolution of 16 channels, whether its output stays channels last, and where its gradient lies.
+    """Returns a 16-channel convolution's backend, True if its output is channels-last, and its gradient's device.
 
-    Under a ``FakeTensorMode`` and ``torch.device("cuda")``.
+    Call it under a ``FakeTensorMode`` and ``torch.device("cuda")``.
     """
     import torch
 

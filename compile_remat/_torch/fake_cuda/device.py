@@ -1,4 +1,4 @@
-"""The figures of a CUDA device that torch, Inductor and Triton ask for."""
+"""The properties of a CUDA device that torch, Inductor and Triton read."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import types
 from dataclasses import dataclass
 
 FIRST_WITH_TRITON = (7, 0)
-"""Inductor refuses devices before it."""
+"""Inductor refuses devices of a lower compute capability."""
 
 FIRST_WITH_BFLOAT16 = (8, 0)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What CUDA's programming guide says of a compute capability, in its table of technical specifications.
+    """Limits of a compute capability, from the table of technical specifications in CUDA's programming guide.
 
     Attributes:
-        threads: Of a multiprocessor, at most.
+        threads: Most threads of a multiprocessor.
         shared_bytes: Shared memory of a multiprocessor.
-        block_bytes: Shared memory of a block that asks for more than 48 KiB.
+        block_bytes: Most shared memory of a block that opts in to more than 48 KiB.
     """
 
     threads: int
@@ -44,9 +44,9 @@ class FakeDevice:
 
     Attributes:
         capability: Compute capability, one of `LIMITS`.
-        bandwidth_gbps: Of device memory, in GB/s.
-        tflops: Dense rate of bfloat16, or of float16 where there is none, in TFLOP/s.
-        float32_tflops: The same of float32.
+        bandwidth_gbps: Bandwidth of device memory, in GB/s.
+        tflops: Dense rate of bfloat16, or of float16 if there is no bfloat16, in TFLOP/s.
+        float32_tflops: Dense rate of float32, in TFLOP/s.
     """
 
     name: str
@@ -60,16 +60,16 @@ class FakeDevice:
 
     @property
     def limits(self) -> Limits:
-        """Of its compute capability."""
+        """The limits of its compute capability."""
         return LIMITS[self.capability]
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether its kernels compute in bfloat16; it has flash attention then, too."""
+        """True if its kernels compute in bfloat16; the device then has flash attention, too."""
         return self.capability >= FIRST_WITH_BFLOAT16
 
     def properties(self) -> types.SimpleNamespace:
-        """As ``torch.cuda.get_device_properties`` gives them.  Inductor splits reductions by the number of processors."""
+        """Properties as ``torch.cuda.get_device_properties`` returns them.  Inductor splits reductions by the SM count."""
         return types.SimpleNamespace(
             name=self.name,
             major=self.capability[0],

@@ -1,7 +1,7 @@
 """The C++ side of the fake device: built with g++ against torch's headers, and registered before torch is imported.
 
-Torch's C++ asks ``CUDAHooksInterface`` about CUDA, and keeps the first answer to "which hooks are there".  A build for CPUs
-registers none; the hooks of a CUDA build are registered when its library is loaded, with less priority than ours.
+Torch's C++ reads CUDA's state through ``CUDAHooksInterface``, and keeps the hooks that it finds first.  A build for CPUs
+registers none; the hooks of a CUDA build are registered when its library is loaded, with a lower priority than these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("hooks.cpp")
 
 
 def obstacle() -> str:
-    """Why the fake device cannot be installed in a process of this Python; empty where nothing is known to stand in the way."""
+    """Returns the reason why this Python cannot install the fake device; empty if no obstacle is known."""
     if shutil.which(COMPILER) is None:
         return f"{COMPILER} is not installed"
     if importlib.util.find_spec("triton") is None:
@@ -30,17 +30,17 @@ def obstacle() -> str:
 
 
 def library() -> Path:
-    """Where the built hooks lie, below ``$XDG_CACHE_HOME`` or ``~/.cache``: one file for each torch and source."""
+    """Returns the path of the built hooks, below ``$XDG_CACHE_HOME`` or ``~/.cache``: one file per torch version and source."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     return cache / "compile-remat" / f"fake_cuda_hooks-{version('torch')}-{digest}.so"
 
 
 def register() -> None:
-    """Let torch's C++ find one CUDA device.
+    """Register hooks by which torch's C++ finds one CUDA device.
 
     Raises:
-        RuntimeError: Torch was imported before, or g++ failed.
+        RuntimeError: Torch is imported already, or g++ failed.
     """
     if "torch" in sys.modules:
         raise RuntimeError("the fake device must be installed before torch is imported")
@@ -54,7 +54,7 @@ def register() -> None:
 
 
 def _build(torch_folder: Path, built: Path) -> None:
-    """Ten seconds of g++.  Written beside and moved, as several processes may build at once."""
+    """Build the hooks in about ten seconds.  The file is written beside its place and renamed, as several processes may build."""
     built.parent.mkdir(parents=True, exist_ok=True)
     written = built.with_name(f"{built.name}.{os.getpid()}")
     lib = torch_folder / "lib"

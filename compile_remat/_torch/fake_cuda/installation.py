@@ -1,4 +1,4 @@
-"""The Python side of the fake device: what ``torch.cuda``, Dynamo, Inductor and Triton ask about a device.
+"""The Python side of the fake device: the properties of a device that ``torch.cuda``, Dynamo, Inductor and Triton read.
 
 Private names of torch, 2.11 to 2.13.  `install` replaces them for the whole process.
 """
@@ -15,13 +15,13 @@ from compile_remat._torch.fake_cuda.device import H100, FakeDevice
 
 
 def install(device: FakeDevice = H100, *, compiled: bool = False) -> None:
-    """Let this process believe in one CUDA device.
+    """Make this process treat one fake CUDA device as real.
 
     Args:
-        compiled: Triton kernels are compiled to cubins; else their source is emitted only.
+        compiled: True to compile Triton kernels to cubins; False to emit their source only.
 
     Raises:
-        RuntimeError: Torch was imported before, or g++ cannot build the hooks.
+        RuntimeError: Torch is imported already, or g++ cannot build the hooks.
     """
     hooks.register()
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -82,7 +82,7 @@ def _always(answer: object) -> Any:
 
 
 def _answer_for_fake_tensors() -> None:
-    """A new tensor "on CUDA" initialises the device first, and one of Python numbers is made there for real."""
+    """Replace two functions: torch would initialise CUDA for a fake CUDA tensor, and allocate a tensor of Python numbers on it."""
     from torch._subclasses import fake_tensor
 
     fake_tensor.init_gpu_context = _always(None)
@@ -109,7 +109,7 @@ def _answer_for_dynamo() -> None:
 
 
 def _answer_for_inductor(device: FakeDevice) -> None:
-    """Whether a product is bound by memory, by the data sheet: one that is not Inductor would time with padded operands."""
+    """Answer with the data sheet's bandwidth and rates.  Inductor times products with padded operands unless memory-bound."""
     import torch
     from torch._inductor import utils
 
@@ -147,7 +147,7 @@ def _answer_for_triton(device: FakeDevice) -> None:
 
 
 class NoKernel:
-    """Stands for a kernel that is not there: has any attribute, and does nothing when it is called."""
+    """Stands for a missing kernel: has any attribute, and does nothing when called."""
 
     def __getattr__(self, name: str) -> NoKernel:
         return self
@@ -173,7 +173,7 @@ def _replace_kernels(compiled: bool) -> None:
 
 
 def _fold_constants_on_cpu() -> None:
-    """Inductor folds constants with small tensors that have data: those lie on the CPU."""
+    """Have Inductor's constant folding make its small tensors, which have data, on the CPU."""
     from torch._inductor.constant_folding import ConstantFolder
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,1 +1,1 @@
-"""What torch says of the processes that train together.  Imports nothing of ours."""
+"""Torch's state of the processes that train together.  Imports nothing of compile_remat."""

@@ -1,4 +1,4 @@
-"""Collectives in a graph: which, of how many bytes, and between which ranks.  Imports nothing of ours.
+"""Collectives in a graph: their kinds, bytes and ranks.  Imports nothing of compile_remat.
 
 Private names, the same in 2.11 to 2.15: the operators of ``torch.ops._c10d_functional`` and ``torch.ops._dtensor``, whose last
 argument names a process group, and ``torch.distributed.distributed_c10d._resolve_process_group``.
@@ -19,13 +19,13 @@ WAIT = "wait_tensor"
 
 @dataclass(frozen=True)
 class Collective:
-    """A node that talks to other ranks.
+    """A node that communicates with other ranks.
 
     Attributes:
-        name: The node's.
-        operator: Without namespace and overload, as in ``all_reduce``; `WAIT` where it only waits for another one.
-        nbytes: Of the whole tensor: the largest of what it takes and what it returns.
-        ranks: Of the default process group.
+        name: Name of the node.
+        operator: Name without namespace and overload, such as ``all_reduce``; `WAIT` if the node only waits for another collective.
+        nbytes: Bytes of the whole tensor: the largest of the inputs and outputs; 0 for `WAIT`.
+        ranks: Numbers, in the default process group, of the ranks that take part; empty for `WAIT`.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Collective:
 
 
 def collectives_of(graph: fx.Graph) -> Iterator[Collective]:
-    """The collectives of a graph; call it while its process groups are known."""
+    """Yields the collectives of a graph; iterate while the graph's process groups exist."""
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _NAMESPACES:

@@ -1,4 +1,4 @@
-"""Where torch cuts Dynamo's graph under DDP: at the buckets that gradients are reduced in.
+"""Torch's cuts of Dynamo's graph under DDP: at the buckets in which gradients are reduced.
 
 Private names: ``torch._dynamo.backends.distributed.DDPOptimizer`` and its `buckets`, same in 2.11 to 2.15.
 """
@@ -14,13 +14,13 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 
 BUCKET_BYTES = 25 << 20
 """DDP's default of `bucket_cap_mb`, https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
-The bucket of the last layers is smaller: `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`, which `DDPOptimizer` knows."""
+The bucket of the last layers is smaller: `torch.distributed._DEFAULT_FIRST_BUCKET_BYTES`, which `DDPOptimizer` uses."""
 
 
 def buckets_under_ddp(module: fx.GraphModule) -> dict[fx.Node, int]:
-    """The number of the piece that each operator is compiled in, in the order of the forward.
+    """Returns the number of the piece in which each operator is compiled, counted in the order of the forward.
 
-    All are 0 where ``torch._dynamo.config.optimize_ddp`` is off, or one bucket holds all gradients.
+    All are 0 if ``torch._dynamo.config.optimize_ddp`` is off, or if one bucket holds all gradients.
     """
     operators = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
     if torch._dynamo.config.optimize_ddp not in (True, "ddp_optimizer"):

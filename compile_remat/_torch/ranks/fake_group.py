@@ -1,8 +1,8 @@
-"""Ranks that are not there: torch's fake process group, and a model's twin on `meta` that FSDP2 can be applied to.
+"""Fake ranks: torch's fake process group, and a twin of a model on `meta` to which FSDP2 can be applied.
 
-Collectives of the fake group do nothing, so one process stands for rank 0 of any number.  ``fully_shard`` behind tensor parallelism
-makes a new device mesh, whose ranks have to be looked up in a tensor: among fake tensors that fails (2.13), on `meta` outside of
-their mode it does not.  Imports nothing of ours.
+Collectives of the fake group do nothing, so one process stands for rank 0 of any number.  ``fully_shard`` after tensor parallelism
+makes a new device mesh, whose ranks have to be read from a tensor: this fails under a ``FakeTensorMode`` (2.13), and succeeds with
+`meta` tensors outside of the mode.  Imports nothing of compile_remat.
 
 Private names, the same in 2.11 to 2.15: ``torch.testing._internal.distributed.fake_pg.FakeStore``.
 """
@@ -20,13 +20,16 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 def has_process_group() -> bool:
-    """Whether this process is a rank already."""
+    """Returns whether this process has a default process group already."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 @contextmanager
 def fake_mesh(sizes: Mapping[str, int]) -> Iterator[DeviceMesh]:
-    """A device mesh of so many ranks, the last name's next to each other; this process, which must be no rank yet, is rank 0."""
+    """Yields a device mesh of these sizes by name, the last one innermost.
+
+    This process is its rank 0, and must not have a process group yet.
+    """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     shape = tuple(sizes.values())
@@ -41,9 +44,9 @@ def fake_mesh(sizes: Mapping[str, int]) -> Iterator[DeviceMesh]:
 
 
 def meta_twin(model: nn.Module) -> nn.Module:
-    """The same modules with parameters and buffers on `meta`, of the same sizes and spread over the same meshes, without hooks.
+    """Returns a copy of `model` without hooks, its parameters and buffers on `meta`, with the same sizes, strides and placements.
 
-    What is shared in the model is shared in its twin.
+    Modules, parameters and buffers that are shared in the model are shared in its twin.
     """
     made: dict[int, Any] = {}
     return _twin(model, made)

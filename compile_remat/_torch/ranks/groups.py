@@ -1,4 +1,4 @@
-"""The default process group's store, and which piece of the user's code Dynamo compiles now.
+"""The default process group's store, and the function of the user's code that Dynamo compiles now.
 
 Private names, the same in 2.11 to 2.15: ``torch.distributed.distributed_c10d._get_default_store``,
 ``torch._guards.TracingContext.traced_code`` and ``CompileContext.current_compile_id``.
@@ -18,11 +18,11 @@ from torch._guards import CompileContext, TracingContext
 
 @dataclass(frozen=True)
 class Frame:
-    """One compilation of Dynamo's.
+    """One compilation of a function by Dynamo.
 
     Attributes:
-        code: The function in words that are the same in all processes: its name, its file's name and its line.
-        variant: How many variants of it were compiled before.
+        code: The function's name, its file's name and its first line, as text that is the same in all processes.
+        variant: Number of variants of the function that were compiled before.
     """
 
     code: str
@@ -30,19 +30,19 @@ class Frame:
 
 
 def default_store() -> Any:
-    """The store of the default process group; None where no other process trains with this one."""
+    """Returns the store of the default process group; None if no other process trains with this one."""
     return None if num_ranks() == 1 else torch.distributed.distributed_c10d._get_default_store()
 
 
 def prefixed(store: Any, prefix: str) -> Any:
-    """The same store with a prefix before each key."""
+    """Returns a view of the store that puts a prefix before each key."""
     return torch.distributed.PrefixStore(prefix, store)  # type: ignore[attr-defined]
 
 
 def num_ranks() -> int:
-    """How many processes train together: those of the default process group, or this one alone.
+    """Returns the number of processes that train together: the size of the default process group, or 1 without a group.
 
-    Behind the backend ``fake`` there are none: one process stands for all ranks.
+    Returns 1 for the backend ``fake``, too, in which one process stands for all ranks.
     """
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_backend() == "fake":
@@ -51,12 +51,12 @@ def num_ranks() -> int:
 
 
 def own_rank() -> int:
-    """This process's number in the default process group."""
+    """Returns this process's rank in the default process group."""
     return torch.distributed.get_rank()
 
 
 def communicates(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether a Dynamo graph may wait for other ranks: it calls collectives, or takes tensors whose operators do."""
+    """Returns whether a Dynamo graph may wait for other ranks: if it calls collectives, or has DTensors as inputs."""
     if any(hasattr(t, "device_mesh") for t in example_inputs):
         return True
     graphs = (module.graph for module in gm.modules() if isinstance(module, fx.GraphModule))
@@ -71,7 +71,7 @@ def _is_distributed(target: Any) -> bool:
 
 
 def current_frame() -> Frame:
-    """What Dynamo compiles; without a name where it compiles nothing now."""
+    """Returns the function that Dynamo compiles now; `Frame.code` is empty if Dynamo compiles none."""
     context, compile_id = TracingContext.try_get(), CompileContext.current_compile_id()
     codes = [] if context is None else context.traced_code
     variant = 0 if compile_id is None or compile_id.frame_compile_id is None else compile_id.frame_compile_id

@@ -1,4 +1,4 @@
-"""What DDP and FSDP2 know of themselves: parameters in groups, their types, and what is gathered now.
+"""The state of DDP and FSDP2: groups of parameters, their dtypes, and the parameters that are gathered now.
 
 Private names: ``DistributedDataParallel._active_ddp_module``; ``FSDPState`` with ``_fsdp_param_groups`` (before 2.13
 ``_fsdp_param_group``), ``_state_ctx``, ``_comm_ctx``, ``_is_root`` and ``_auto_reshard_after_forward``, ``FSDPParamGroup`` with
@@ -22,19 +22,19 @@ class FsdpGroup:
     """Parameters that FSDP2 gathers together, in bytes of one rank.
 
     Attributes:
-        gathered_bytes: All of them, padded, in the type of the forward.
+        gathered_bytes: All parameters of the group, padded, in the dtype of the forward.
         gradient_bytes: Their gradients, as the backward makes them.
-        reduced_bytes: The padded gradients in the type that they are reduced in.
-        output_bytes: This rank's part of the latter.
-        shard_bytes: This rank's part of the gradients, in the type of the parameters.
-        cast_bytes: What brings the gradients to the type that they are reduced in; a GPU does it on the way.
-        last_gradient_bytes: The gradient of the last parameter that is trained, which is freed behind the others.
-        gather_cast_bytes: This rank's part of the parameters in the type of the forward, where that is not their own.
-        gather_copy_bytes: What gloo, on a CPU, takes for itself to gather them; NCCL takes nothing.
-        reduce_copy_bytes: The same to reduce the gradients.
-        stays: Whether they stay gathered from the forward to the backward.
-        is_outer: Whether other groups lie inside, so that these stay gathered while those run.
-        is_gathered: Whether they are gathered now.
+        reduced_bytes: The padded gradients in the dtype in which they are reduced.
+        output_bytes: This rank's shard of `reduced_bytes`.
+        shard_bytes: This rank's shard of the gradients, in the dtype of the parameters.
+        cast_bytes: Bytes that a cast of the gradients to the reduced dtype takes on a CPU; 0 on a GPU, which casts as it copies.
+        last_gradient_bytes: The gradient of the last parameter that is trained, which is freed after the others.
+        gather_cast_bytes: This rank's shard of the parameters in the dtype of the forward, if that is not their own.
+        gather_copy_bytes: Workspace of gloo, on a CPU, for gathering the parameters; NCCL needs none.
+        reduce_copy_bytes: Workspace of gloo for reducing the gradients.
+        stays: True if the parameters stay gathered from the forward to the backward.
+        is_outer: True if other groups lie inside of this one, so that its parameters stay gathered while the others run.
+        is_gathered: True if the parameters are gathered now.
     """
 
     gathered_bytes: int
@@ -57,9 +57,9 @@ class FsdpTree:
     """A model under FSDP2.
 
     Attributes:
-        groups: In the order of the forward.
-        trainable_bytes: This rank's shards of what is trained.
-        flat_bytes: What was gathered last, and is held once more.
+        groups: Groups of parameters, in the order of the forward.
+        trainable_bytes: This rank's shards of the parameters that are trained.
+        flat_bytes: The flat output of the last all-gather, which FSDP2 still holds beside the gathered parameters; 0 if none.
     """
 
     groups: tuple[FsdpGroup, ...]
@@ -68,24 +68,24 @@ class FsdpTree:
 
 
 def local_nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor on this rank: of its part, where it is spread over a device mesh."""
+    """Bytes of a tensor on this rank: of its local part if the tensor is a DTensor."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.nbytes
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is spread over a device mesh."""
+    """Returns whether a tensor is a DTensor, spread over a device mesh."""
     return hasattr(tensor, "_local_tensor")
 
 
 def running_ddp() -> nn.Module | None:
-    """The model under DDP whose forward runs now."""
+    """Returns the model under DDP whose forward runs now; None if there is none."""
     found: nn.Module | None = nn.parallel.DistributedDataParallel._get_active_ddp_module()
     return found
 
 
 def running_fsdp() -> FsdpTree | None:
-    """The model under FSDP2 whose forward runs now."""
+    """Returns the model under FSDP2 whose forward runs now; None if there is none."""
     for state in _all_states():
         if getattr(state, "_is_root", False) and state._state_ctx.iter_forward_root is state:
             return _tree(state._state_ctx.all_states)
@@ -93,10 +93,10 @@ def running_fsdp() -> FsdpTree | None:
 
 
 def fsdp_tree(model: nn.Module, device_type: str | None = None) -> FsdpTree | None:
-    """What FSDP2 has made of a model; None where it has not been applied.
+    """Returns FSDP2's groups of a model; None if FSDP2 has not been applied to it.
 
     Args:
-        device_type: Where it trains, if its parameters are not there.
+        device_type: Type of the device on which the model trains; None for the device of its parameters.
     """
     states = [state for module in model.modules() if (state := _state_of(module)) is not None]
     unique = list(dict.fromkeys(states))

@@ -1,4 +1,4 @@
-"""Plans of a forecast that Inductor has lowered: here for a CPU, in a process that believes in the device for a GPU.
+"""Plans of a forecast, lowered by Inductor: in this process for a CPU, in a process with a fake device for a GPU.
 
-What cannot be lowered is estimated by rules, see `target_step`, and the forecast says why.
+The peak of a plan that cannot be lowered is estimated by rules, see `target_step`, and the forecast gives the reason.
 """

@@ -1,7 +1,8 @@
-"""The process that believes in a device: ``python -m`` this module, started by `elsewhere`.
+"""The process with a fake device: ``python -m`` this module, started by `elsewhere`.
 
-Takes pickles on its standard input, a `FakeDevice` and then the pickle of each `Asked`, for which it writes one on its standard
-output: an `Outcome`, or the `RematError` that was raised.  What is printed goes to standard error.  It ends when its input does.
+Reads pickles from its standard input: a `FakeDevice`, and then the pickle of each `Asked`.  For each of these it writes a pickle to
+its standard output: an `Outcome`, or the `RematError` that was raised.  Printed text goes to standard error.  The process ends at
+the end of its input.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ def main() -> None:
             found = NotObserved(problem) if problem else observe(pickle.loads(sent.get()))
         except RematError as error:
             found = error
-        except Exception as error:  # of the user's module, which may not be importable here
+        except Exception as error:  # raised by the user's module, which may not be importable here
             found = NotObserved(reason_of(error))
         pickle.dump(found, answer)
         answer.flush()
 
 
 def _read(sent: SimpleQueue[bytes]) -> None:
-    """Take what is sent at once, and see it when nobody is there any more."""
+    """Read requests as soon as they arrive, and end this process when the pipe is closed."""
     try:
         while True:
             sent.put(pickle.load(sys.stdin.buffer))

@@ -1,4 +1,4 @@
-"""Where a step is lowered: in this process for a CPU, in a process of its own with a fake device for a CUDA device."""
+"""Choice of the process that lowers a step: this process for a CPU, one of its own with a fake device for a CUDA device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from compile_remat.forecast.target_step import Target
 MODULE = "compile_remat.forecast.lowering.device_process"
 
 TORCH = ((2, 11), (2, 14))
-"""Half-open range of torch versions that the fake device was tried on."""
+"""Half-open range of torch versions on which the fake device was tried."""
 
 NOT_WANTED = NotObserved("that was asked for", "leave out --estimate (in Python, estimate) to have its graphs lowered")
 INSTALL = "install g++ and the package triton to have its graphs lowered"
@@ -34,25 +34,25 @@ class Lowering(Protocol):
     """Lowers steps, one after the other.
 
     Attributes:
-        is_there: Whether it lowers any; else `result` says why not, at once.
+        is_there: True if it lowers steps; else `result` returns the reason at once.
     """
 
     is_there: bool
 
     def begin(self, asked: Asked) -> None:
-        """Say which step comes next."""
+        """Set the step that is lowered next; a second process starts at once."""
 
     def result(self) -> Outcome:
-        """Wait for it.
+        """Wait for the step that was begun last and return its outcome.
 
         Raises:
-            RematError: The builder is off, or the model breaks into several graphs.
+            RematError: The builder is invalid, or the model breaks into several graphs.
         """
 
 
 @contextmanager
 def lowered_for(target: Target) -> Iterator[Lowering]:
-    """Yields the `Lowering` for a target; its process, if it has one, is killed when the context ends."""
+    """Yields the `Lowering` for a target; the end of the context kills its process, if it has one."""
     figures = target.figures()
     reason = NOT_WANTED if target.estimate else obstacle_to(figures)
     if reason is not None:
@@ -65,7 +65,7 @@ def lowered_for(target: Target) -> Iterator[Lowering]:
 
 
 def obstacle_to(figures: Device) -> NotObserved | None:
-    """Why no step can be lowered for a device; None where nothing is known to stand in the way."""
+    """Returns the reason why no step can be lowered for a device; None if no obstacle is known."""
     if figures.name == "cpu":
         return None
     if figures.compute_capability is None:
@@ -81,13 +81,13 @@ def obstacle_to(figures: Device) -> NotObserved | None:
 
 
 def capability_of(figures: Device) -> tuple[int, int]:
-    """The compute capability as two numbers."""
+    """Returns the compute capability as (major, minor); (0, 0) if it is not known."""
     major, _, minor = (figures.compute_capability or "0.0").partition(".")
     return int(major), int(minor)
 
 
 def fake_device(figures: Device) -> FakeDevice:
-    """The device as torch, Inductor and Triton will see it; a figure that is not known is that of a small device."""
+    """Returns the device as torch, Inductor and Triton see it; an unknown figure is replaced by that of a small device."""
     rates = dict(figures.flops_per_s)
     half = rates.get("bfloat16", rates.get("float16", rates["float32"]))
     return FakeDevice(
@@ -137,12 +137,12 @@ class _Elsewhere:
         try:
             self.send(
                 pickle.dumps(asked)
-            )  # twice: the process reads that there is something before it imports what it is
+            )  # pickled twice: the process reads the outer pickle before it imports the modules of the inner one
         except (pickle.PicklingError, AttributeError, TypeError) as error:  # a function inside of another, a lambda
             self._failed = NotObserved(f"a second process cannot have the builder ({reason_of(error)})", NAME_IT)
 
     def send(self, value: object) -> None:
-        """Send what the process waits for; one that has ended gets nothing, which `result` says."""
+        """Send a value to the process; if the process has ended, nothing is sent, and `result` reports the end."""
         sent, pipe = pickle.dumps(value), self._process.stdin
         assert pipe is not None
         try:
@@ -157,7 +157,7 @@ class _Elsewhere:
         assert self._process.stdout is not None
         try:
             found: Outcome | RematError = pickle.load(self._process.stdout)
-        except Exception:  # it has ended, or something else than an answer was written: unpickling raises anything then
+        except Exception:  # the process has ended, or has written no pickle, for which unpickling may raise any error
             self._process.kill()
             return self._ended()
         if isinstance(found, RematError) and not isinstance(found, Outcome):
@@ -173,7 +173,7 @@ class _Elsewhere:
 
 @contextmanager
 def _started(device: FakeDevice) -> Iterator[_Elsewhere]:
-    """Start the process, in a session of its own: an interrupt goes to this process alone, which kills it."""
+    """Start the second process, in a session of its own: an interrupt reaches only this process, which kills the second one."""
     with tempfile.TemporaryDirectory(prefix="compile-remat-") as folder:
         errors = Path(folder, "errors.txt")
         environment = {
@@ -199,5 +199,5 @@ def _started(device: FakeDevice) -> Iterator[_Elsewhere]:
                 process.kill()
                 process.wait()
                 for pipe in (process.stdin, process.stdout):
-                    with suppress(BrokenPipeError):  # what it has not read
+                    with suppress(BrokenPipeError):  # closing flushes bytes that the process has not read
                         pipe.close()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""A model's step planned as in training: its plans are lowered by Inductor and read, and no code is made."""
+"""A model's step planned as in training: Inductor lowers its plans, their peaks are read, and no code is generated."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from compile_remat.report import Report
 
 @dataclass(frozen=True)
 class Asked:
-    """Which step is to be planned.
+    """A request to plan one step.
 
     Attributes:
-        budget: Of the region peak; never `auto`.
-        from_auto: Whether `auto` was asked for: the lowest plan is taken where none keeps the budget.
-        with_plain: Whether plain torch.compile's own partition is lowered, too; it always is under a fraction.
+        budget: Budget of the region peak; never `auto`.
+        from_auto: True if the user asked for `auto`: then the lowest plan is taken if none keeps the budget.
+        with_plain: True to lower plain torch.compile's own partition, too; `max` and fractions always do.
     """
 
     builder: Builder
@@ -45,7 +45,7 @@ class Asked:
 
     @property
     def needs_plain(self) -> bool:
-        """Whether somebody asks what plain torch.compile takes."""
+        """True if the peak of plain torch.compile is needed."""
         return self.with_plain or self.budget.kind in ("fraction", "max")
 
 
@@ -54,8 +54,8 @@ class Observed:
     """A plan whose graphs Inductor has lowered.
 
     Attributes:
-        report: Of the plan, with its observed peak.
-        problem: What the plan was searched in: facts of the plans that were lowered, and rules for what none of them showed.
+        report: Report on the plan, with its observed peak.
+        problem: The problem of the plan: with facts of the plans that were lowered, and rules for facts that none of these showed.
     """
 
     report: Report
@@ -63,14 +63,14 @@ class Observed:
 
     @property
     def peak_bytes(self) -> int:
-        """The region peak that was read."""
+        """The observed region peak."""
         assert self.report.observed_peak_bytes is not None
         return self.report.observed_peak_bytes
 
 
 @dataclass(frozen=True)
 class NotObserved:
-    """Why nothing was lowered, in words, and what to do to have it."""
+    """The reason why no plan was lowered, in words, and a remedy."""
 
     why: str
     remedy: str = ""
@@ -80,16 +80,16 @@ class NotObserved:
 
 
 Outcome = Observed | BudgetError | NotObserved
-"""A `BudgetError` is an answer: no plan that was lowered keeps the budget, and its floor was read."""
+"""A `BudgetError` is an outcome too: no plan that was lowered keeps the budget, and the floor that it names was observed."""
 
 
 def with_attention_of(outcome: Outcome, by_rules: Problem) -> Outcome:
-    """The outcome, but no observation where it lacks attention that the device runs: then it has products in its place.
+    """Returns `outcome`, or `NotObserved` if its graph has products where the device runs an attention kernel.
 
-    Inductor makes attention of explicit softmaxes, and which kernel runs that only a driver says; rules know it.
+    Inductor replaces explicit softmaxes by attention.  Only a driver tells which attention kernel runs; rules assume one.
 
     Args:
-        by_rules: The same step's problem, by rules.
+        by_rules: The problem of the same step, by rules.
     """
     if isinstance(outcome, Observed) and _num_attentions(outcome.problem) < _num_attentions(by_rules):
         return NotObserved("Inductor makes attention of its softmaxes, whose kernel a fake device cannot choose")
@@ -101,10 +101,10 @@ def _num_attentions(problem: Problem) -> int:
 
 
 def facts_text(why: str) -> str:
-    """The origin of a plan's bytes in a line, for people.
+    """Returns the origin of a plan's bytes as a line of text.
 
     Args:
-        why: Why they were not observed; empty where they were.
+        why: Reason why the bytes were not observed; empty if they were.
     """
     if why:
         return f"ESTIMATE, by rules and not from lowered graphs: {why}"
@@ -112,10 +112,10 @@ def facts_text(why: str) -> str:
 
 
 def observe(asked: Asked) -> Outcome:
-    """Build the model and plan its step where Inductor makes code for the target: on a CPU, or in a process with a fake device.
+    """Build the model and plan its step in this process, which must lower for the target: a CPU, or a fake CUDA device.
 
     Raises:
-        RematError: The builder is off, or the model breaks into several graphs.
+        RematError: The builder is invalid, or the model breaks into several graphs.
     """
     is_cpu, has_flash = kind_of(asked.target.figures())
     place = torch.device("cpu" if is_cpu else "cuda")
@@ -146,12 +146,12 @@ def observe(asked: Asked) -> Outcome:
 
 
 def _of_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], asked: Asked) -> Outcome | None:
-    """The outcome of one graph; None where it has no backward."""
+    """Returns the outcome of one graph; None if the graph has no backward."""
     config = RematConfig(gradients=asked.target.gradients)
     plain: dict[Sizes, PlainFacts | None] = {} if asked.needs_plain else {sizes_of(example_inputs): None}
     try:
         planned = planned_graph(gm, example_inputs, config, _settings(asked), {}, observes=True, plain=plain)
-    except Exception as error:  # Dynamo would wrap it
+    except Exception as error:  # Dynamo would wrap an error that leaves a backend
         refused = find_error(error, BudgetError)
         return NotObserved(reason_of(error)) if refused is None else without_traceback(refused)
     if planned is None:
@@ -162,7 +162,7 @@ def _of_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], asked: Asked) -
 
 
 def _settings(asked: Asked) -> Settings:
-    """As training has them on the device, but for what only a kernel that runs there can tell."""
+    """Returns the settings of training on the device, except for facts that need a kernel to run there."""
     target, figures = asked.target, asked.target.figures()
     return Settings(
         asked.budget,
@@ -177,6 +177,6 @@ def _settings(asked: Asked) -> Settings:
 
 
 def reason_of(error: BaseException) -> str:
-    """An error in one line."""
+    """Returns an error in one line of text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

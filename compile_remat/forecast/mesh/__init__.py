@@ -1,5 +1,5 @@
-"""Training on several ranks that are not here: what one of them holds, its graphs, and the time of its step.
+"""Training on several ranks that need not be present: the memory, the graphs and the step time of one of them.
 
-One process stands for rank 0 of the mesh.  A step is one graph, or, under FSDP2 by blocks, one for each block and one for each part
-around them; FSDP2's collectives lie between the graphs and are counted around them.
+One process stands for rank 0 of the mesh.  A step is one graph or, with FSDP2 around blocks, one graph for each block and for each
+part between blocks.  FSDP2's collectives run between the graphs and are counted separately.
 """

@@ -1,15 +1,15 @@
-"""The blocks of a model: what people put FSDP2 around, one by one."""
+"""The blocks of a model: the modules around which FSDP2 is put one by one."""
 
 from __future__ import annotations
 
 from torch import nn
 
 LEAST_WEIGHTS = 2
-"""Matrices in a block: a list of single layers is one layer after the other, and no list of blocks."""
+"""Fewest matrices in a block: a module list of single layers is no list of blocks."""
 
 
 def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
-    """The outermost entries of module lists with at least two matrices each, by their paths, in the model's order."""
+    """Returns the outermost entries of module lists with at least two matrices each, by path, in the model's order."""
     found: dict[str, nn.Module] = {}
 
     def look(module: nn.Module, path: str) -> None:

@@ -1,4 +1,4 @@
-"""What the collectives of a rank's step take, and how much of it kernels do not hide."""
+"""Time of the collectives of a rank's step, and the share of it that kernels do not hide."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _KINDS = {
 
 
 def links_of(device: Device, layout: MeshLayout, network: str | None = None) -> Links | None:
-    """The links of a cluster of such devices; None where not even those of a node are known.
+    """Returns the links of a cluster of such devices; None if not even the link inside a node is known.
 
     Raises:
-        DeviceError: There is no such network.
+        DeviceError: `network` is not known.
     """
     between = network or device.network_link
     if device.node_link is None:
@@ -39,10 +39,10 @@ def links_of(device: Device, layout: MeshLayout, network: str | None = None) -> 
 
 
 def times_in_graph(graph: fx.Graph, links: Links | None) -> tuple[tuple[str, int], ...]:
-    """The time of each collective of a graph, by its node's name; a node that waits for one costs nothing of its own.
+    """Returns the node name and the time of each collective of a graph; 0 for a wait, and for all if `links` is None.
 
     Raises:
-        RematError: It has a collective that is not known.
+        RematError: The graph has a collective that is not known.
     """
     found = []
     for collective in collectives_of(graph):
@@ -61,11 +61,11 @@ class Work:
     """One run of a graph, in nanoseconds.
 
     Attributes:
-        forward_ns: Its kernels and the collectives inside, which it waits for.
-        backward_ns: The same, recomputation included.
-        gather_ns: FSDP2 gathers its parameters before it.
-        gather_again_ns: The same before the backward; 0 where they have stayed.
-        reduce_ns: FSDP2 reduces its gradients behind the backward.
+        forward_ns: Kernels of the forward, and the collectives inside, for which the forward waits.
+        backward_ns: The same for the backward, recomputation included.
+        gather_ns: Time in which FSDP2 gathers the parameters before the forward.
+        gather_again_ns: Time in which it gathers them before the backward; 0 if they have stayed gathered.
+        reduce_ns: Time in which DDP or FSDP2 reduces the gradients after the backward.
     """
 
     forward_ns: int
@@ -78,7 +78,7 @@ class Work:
 def with_fsdp(
     work: Sequence[Work], calls: Sequence[GraphCall], shards: Shards, layout: MeshLayout, links: Links
 ) -> list[Work]:
-    """The same with FSDP2's collectives: a block's around its own run, those of the model's own group around the whole step."""
+    """Returns `work` with FSDP2's collectives: a block's around its own run, the outer group's around the whole step."""
     assert shards.tree is not None
     groups = shards.tree.groups
     num_blocks = 1 + max((call.block for call in calls if call.block is not None), default=-1)
@@ -110,10 +110,10 @@ def _with_group(work: Work, group: FsdpGroup, layout: MeshLayout, links: Links) 
 
 
 def with_ddp(work: Sequence[Work], gradient_bytes: Sequence[int], layout: MeshLayout, links: Links) -> list[Work]:
-    """The same with DDP's all-reduce behind each backward: torch cuts the graph at the buckets.
+    """Returns `work` with DDP's all-reduce after each backward: torch cuts the graph at the buckets.
 
     Args:
-        gradient_bytes: Of each run.
+        gradient_bytes: Bytes of the gradients of each run.
     """
     return [
         replace(each, reduce_ns=links.time_ns(CollectiveKind.ALL_REDUCE, nbytes, layout.data_ranks))
@@ -122,9 +122,9 @@ def with_ddp(work: Sequence[Work], gradient_bytes: Sequence[int], layout: MeshLa
 
 
 def step_time_ns(work: Sequence[Work]) -> int:
-    """How long a step takes in which one collective runs beside one kernel.
+    """Returns the time of a step in which one collective runs beside one kernel.
 
-    A gather begins when the run before its own does (FSDP2 gathers one group ahead), a reduction when its backward has ended; both
+    A gather begins with the run before its own (FSDP2 gathers one group ahead), a reduction at the end of its backward; both
     wait for the collectives before them.
     """
     forward = [(each.gather_ns, each.forward_ns, 0) for each in work]
@@ -134,7 +134,13 @@ def step_time_ns(work: Sequence[Work]) -> int:
 
 
 def _after(runs: Sequence[tuple[int, int, int]], compute: int, network: int) -> tuple[int, int]:
-    """When the last kernel and the last collective of these runs have ended: each gathers, runs and reduces."""
+    """Returns the times at which the last kernel and the last collective of these runs end.
+
+    Args:
+        runs: Nanoseconds to gather, to run and to reduce, of each run.
+        compute: Time at which kernels may start.
+        network: Time at which collectives may start.
+    """
     network = max(network, compute) + runs[0][0] if runs[0][0] else network
     is_gathered_at = network if runs[0][0] else compute
     for k, (_, run_ns, reduce_ns) in enumerate(runs):

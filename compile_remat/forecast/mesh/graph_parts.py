@@ -1,6 +1,6 @@
-"""A model's graph cut where FSDP2 cuts it, before and behind each block, or where torch does under DDP, at its buckets.
+"""A model's graph cut into parts: before and behind each block, as under FSDP2, or at the buckets of DDP, as torch does.
 
-A block that is compiled by itself is the part of the whole graph that lies in its module, with the same inputs.  What lies before,
+A block that is compiled by itself is the part of the whole graph that lies in its module, with the same inputs.  The nodes before,
 between and behind blocks are parts as well.
 """
 
@@ -24,10 +24,10 @@ class Part:
     """A part of a model's graph.
 
     Attributes:
-        block: The path of the block that it is; empty for what lies around blocks.
-        module: Its graph.
-        inputs: What it is called with.
-        needs_gradient: Whether anything that it returns needs one.
+        block: The path of the block; empty for a part between blocks.
+        module: The part's graph.
+        inputs: The inputs of the part.
+        needs_gradient: True if an output of the part needs a gradient.
     """
 
     block: str
@@ -36,17 +36,17 @@ class Part:
     needs_gradient: bool
 
     def key(self) -> tuple[object, ...]:
-        """Equal for parts that compile to the same code: the same operators on inputs of the same sizes, whatever their names."""
+        """Returns a key that is equal for parts that compile to the same code: same operators, same sizes, any names."""
         return (*_lines_of(self.module), *map(_text_of, self.inputs))
 
 
 def parts_of(module: fx.GraphModule, inputs: Sequence[Any], blocks: Sequence[str]) -> list[Part]:
-    """The parts of a Dynamo graph in the order in which they run.  Runs them; inputs are fake tensors."""
+    """Returns the parts of a Dynamo graph in execution order.  Runs the parts on `inputs`, which are fake tensors."""
     return _parts(module, inputs, *_numbered(module.graph, blocks))
 
 
 def parts_under_ddp(module: fx.GraphModule, inputs: Sequence[Any]) -> list[Part]:
-    """The same of a model under DDP, whose parts are no blocks."""
+    """Returns the parts of a Dynamo graph under DDP, cut at its buckets; no part is a block."""
     numbers = buckets_under_ddp(module)
     return _parts(module, inputs, numbers, [""] * (1 + max(numbers.values(), default=0)))
 
@@ -70,7 +70,7 @@ def _parts(
 
 
 class _Runner(fx.Interpreter):
-    """Runs the outer graph, and hands each of its parts to a function."""
+    """Runs the outer graph, and calls a function for each of its parts."""
 
     def __init__(self, module: fx.GraphModule, run_part: Callable[[str, tuple[Any, ...]], Any]) -> None:
         super().__init__(module)
@@ -81,18 +81,18 @@ class _Runner(fx.Interpreter):
 
 
 def _cut_off(value: Any) -> Any:
-    """The same value as an input: no gradient goes from one part to another here."""
+    """Returns the value as an input of the next part: detached, since no gradient flows between parts here."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 
 def _numbered(graph: fx.Graph, blocks: Sequence[str]) -> tuple[dict[fx.Node, int], list[str]]:
-    """The number of each node's part, and the block of each part."""
+    """Returns the number of each node's part, and the block of each part; empty for a part between blocks."""
     numbers: dict[fx.Node, int] = {}
     names: list[str] = []
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
-        if node.target is operator.getitem and node.args[0] in numbers:  # an item of what a checkpoint returns
+        if node.target is operator.getitem and node.args[0] in numbers:  # an output of a checkpoint
             numbers[node] = numbers[node.args[0]]
             continue
         block = _block_of(node, blocks)
@@ -103,7 +103,7 @@ def _numbered(graph: fx.Graph, blocks: Sequence[str]) -> tuple[dict[fx.Node, int
 
 
 def _block_of(node: fx.Node, blocks: Sequence[str]) -> str:
-    """The block that a node lies in; of one with a graph of its own (a checkpoint), where that graph's nodes lie."""
+    """Returns the block that a node lies in, or the nodes of its own subgraph (a checkpoint's); empty if in none."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [plain_path(str(entry[0])) for entry in stack.values()]
     for path in paths:

@@ -1,4 +1,4 @@
-"""The mesh of ranks that a model is to be trained on, and how its parameters are spread over them."""
+"""The mesh of ranks on which a model is to be trained, and the way its parameters are spread over these."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from compile_remat.errors import ConfigError
 from compile_remat.forecast.builders import DTYPES
 
 DIMENSIONS = ("dp", "tp")
-"""Data parallel ranks have data of their own; tensor parallel ones, which are neighbours, share each product."""
+"""Data parallel ranks have data of their own; tensor parallel ranks, which are neighbours, share each product."""
 
 SHARDS = ("ddp", "fsdp2", "fsdp2-whole")
-"""Of data parallelism: every rank has all parameters; FSDP2 around each block and the model; FSDP2 around the model alone."""
+"""Kinds of data parallelism: all parameters on every rank; FSDP2 around each block and the model; FSDP2 around the model alone."""
 
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """Ranks as a mesh, and what FSDP2 does on it.
+    """Ranks as a mesh, and the settings of FSDP2 on it.
 
     Attributes:
-        dp: Data parallel ranks.
-        tp: Tensor parallel ranks, the inner dimension.
+        dp: Number of data parallel ranks.
+        tp: Number of tensor parallel ranks, the inner dimension.
         shard: One of `SHARDS`.
-        reshard: FSDP2's ``reshard_after_forward``; None is torch's default: all groups but the model's own.
+        reshard: FSDP2's ``reshard_after_forward``; None is torch's default: all groups except for the model's own.
         node_size: Devices of one node.
-        param_dtype: Of FSDP2's ``MixedPrecisionPolicy``, as a name of `builders.DTYPES`: what is gathered, and what the model
-            runs in; None is the parameters' own type.
-        reduce_dtype: The same of what gradients are reduced in; None is that of the forward.
+        param_dtype: ``param_dtype`` of FSDP2's ``MixedPrecisionPolicy``, as a name of `builders.DTYPES`: the dtype of gathered
+            parameters and of the forward; None is the parameters' own dtype.
+        reduce_dtype: Its ``reduce_dtype``, in which gradients are reduced; None is the dtype of the forward.
     """
 
     dp: int = 1
@@ -41,7 +41,7 @@ class MeshLayout:
     reduce_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no mesh."""
+        """Raise a `ConfigError` for invalid settings."""
         if self.shard not in SHARDS:
             raise ConfigError(
                 f"shard = {self.shard!r}: allowed are {', '.join(SHARDS)}.{did_you_mean(self.shard, SHARDS)}"
@@ -68,10 +68,10 @@ class MeshLayout:
         param_dtype: str | None = None,
         reduce_dtype: str | None = None,
     ) -> MeshLayout:
-        """The mesh of a text such as ``dp=8,tp=2``.
+        """Returns the mesh that a text such as ``dp=8,tp=2`` describes.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The text describes none, or another setting is invalid.
         """
         sizes: dict[str, int] = {}
         for part in written.split(","):
@@ -95,29 +95,29 @@ class MeshLayout:
 
     @property
     def num_ranks(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.dp * self.tp
 
     @property
     def is_fsdp(self) -> bool:
-        """Whether FSDP2 shards the parameters."""
+        """True if FSDP2 shards the parameters."""
         return self.shard != "ddp"
 
     @property
     def forward_dtype(self) -> torch.dtype | None:
-        """What parameters are gathered in; None is their own type."""
+        """Dtype of gathered parameters; None is their own dtype."""
         return None if self.param_dtype is None else DTYPES[self.param_dtype]
 
     @property
     def reduction_dtype(self) -> torch.dtype | None:
-        """What gradients are reduced in; None is that of the forward."""
+        """Dtype in which gradients are reduced; None is the dtype of the forward."""
         return None if self.reduce_dtype is None else DTYPES[self.reduce_dtype]
 
     @property
     def data_ranks(self) -> tuple[int, ...]:
-        """The ranks that rank 0 exchanges gradients with, itself among them."""
+        """The ranks with which rank 0 exchanges gradients, itself included."""
         return tuple(range(0, self.num_ranks, self.tp))
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Returns the mesh as text that `parse` reads."""
         return f"dp={self.dp},tp={self.tp}"

@@ -1,6 +1,6 @@
-"""A model as FSDP2 runs it under a `MixedPrecisionPolicy`: gathered parameters and inputs have another type, buffers keep theirs.
+"""A model as FSDP2 runs it under a `MixedPrecisionPolicy`: gathered parameters and inputs get another dtype, buffers keep theirs.
 
-As ``FSDPState._cast_forward_inputs`` and ``FSDPParam.init_dtype_attrs`` do it (torch 2.13).
+Follows ``FSDPState._cast_forward_inputs`` and ``FSDPParam.init_dtype_attrs`` (torch 2.13).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from compile_remat._torch.operators import tree_leaves, tree_map_only
 
 
 def in_dtype(model: nn.Module, inputs: Sequence[Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], int]:
-    """Give a model of fake tensors parameters of another type, in place.
+    """Cast the floating-point parameters of a model of fake tensors to `dtype`, in place.
 
     Returns:
-        Its inputs in that type, and the bytes of those that had to be copied.
+        The inputs in that dtype, and the bytes of the inputs that had to be copied.
     """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():

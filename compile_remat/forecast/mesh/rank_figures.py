@@ -1,4 +1,4 @@
-"""Memory and time of one rank of a mesh, and the plans of its graphs: what people get, as plain data."""
+"""Memory and time of one rank of a mesh, and the plans of its graphs, as plain data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compile_remat.forecast.mesh.step_moments import StepMoment
 from compile_remat.passes import Plan
 
 BY_RULES = "the graphs of a rank are not lowered"
-"""Why the plans of ranks are estimates."""
+"""The reason why plans of ranks are estimates."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class RankGraph:
     """One of the different graphs of a step.
 
     Attributes:
-        name: The first block that it is, or under DDP the first piece between buckets; empty for what lies around blocks, or for
-            the whole model.
-        calls: How often it runs in a step.
-        plan: Its plan; the plan's peak is that of its own run.
+        name: The first block with this graph, or under DDP the first piece between buckets; empty for a part between blocks, and
+            for the whole model.
+        calls: Number of its runs in a step.
+        plan: Its plan; the plan's peak is the peak of one run of the graph alone.
     """
 
     name: str
@@ -33,28 +33,28 @@ class RankForecast:
     """Memory and time of one training step on rank 0 of a mesh, which holds as much as any other.
 
     Attributes:
-        mesh: As ``dp=8,tp=2``.
-        shard: How parameters are spread over the data parallel ranks, one of `layout.SHARDS`.
-        sizes: Of this rank's batch.
-        parameter_bytes: Of its parts of parameters, and of buffers.
-        gradient_bytes: Of its parts of gradients, as they are when the step ends.
-        optimizer_bytes: Of the optimizer's state for its parts.
-        input_bytes: Of what the model is called with.
-        gathered_bytes: The most that FSDP2's gathered parameters take at once; part of `beside_bytes`.
-        beside_bytes: The most that DDP or FSDP2 holds beside graphs: gathered parameters, reduce buckets, gradients' parts.
-        peak_bytes: The most that the step's graphs hold at once.
-        peak_moment: The moment of the step at which graphs, wrapper and optimizer together hold the most.
-        floor_bytes: The lowest that this could be.
-        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None where the device has no known capacity.
+        mesh: The mesh as text, such as ``dp=8,tp=2``.
+        shard: Kind of data parallelism, one of `layout.SHARDS`.
+        sizes: Sizes of this rank's batch.
+        parameter_bytes: Bytes of this rank's shards of parameters, and of buffers.
+        gradient_bytes: Bytes of its shards of gradients at the end of the step.
+        optimizer_bytes: Bytes of the optimizer's state for its shards.
+        input_bytes: Bytes of the model's inputs.
+        gathered_bytes: Peak bytes of FSDP2's gathered parameters; part of `beside_bytes`.
+        beside_bytes: Peak bytes that DDP or FSDP2 holds beside graphs: gathered parameters, reduce buckets, shards of gradients.
+        peak_bytes: Peak bytes of the step's graphs.
+        peak_moment: The moment of the step at which graphs, wrapper and optimizer together hold the most bytes.
+        floor_bytes: The lowest reachable `peak_bytes`.
+        limit_bytes: Capacity less the reserve and cuBLAS's workspaces; None if the device has no known capacity.
         graphs: The different graphs with their plans.
         kernel_time_ns: Estimated time of all kernels, those of recomputed values included.
-        collective_time_ns: Estimated time of all collectives; None where the device's links are not known.
-        step_time_ns: Estimated time of forward and backward, with what kernels hide of the collectives taken off.
-        extra_time_ns: The kernels' time beyond that under plain torch.compile, or of graphs of which that is not known, under
-            their fastest plans.
-        param_dtype: What FSDP2 gathers parameters in; empty for their own type.
+        collective_time_ns: Estimated time of all collectives; None if the device's links are not known.
+        step_time_ns: Estimated time of forward and backward, without the part of the collectives that kernels hide.
+        extra_time_ns: The kernels' time beyond that under plain torch.compile, or for graphs for which that is not known, beyond
+            that of their fastest plans.
+        param_dtype: Dtype in which FSDP2 gathers parameters; empty for their own dtype.
         plain_peak_bytes: The graphs' peak under plain torch.compile; None unless the budget is a fraction of it.
-        message: How the plans differ from what was asked.
+        message: Difference between the plans and the request; empty if there is none.
         seconds: Wall time of the forecast.
     """
 
@@ -94,16 +94,16 @@ class RankForecast:
 
     @property
     def fits(self) -> bool | None:
-        """Whether that is within the device's limit; None where that is not known."""
+        """True if `total_bytes` is within the device's limit; None if the limit is not known."""
         return None if self.limit_bytes is None else self.total_bytes <= self.limit_bytes
 
     @property
     def exposed_time_ns(self) -> int | None:
-        """What collectives add to the kernels' time."""
+        """Time that collectives add to the kernels' time; None if the device's links are not known."""
         return None if self.collective_time_ns is None else self.step_time_ns - self.kernel_time_ns
 
     def to_json(self) -> str:
-        """All figures, with the plan of each graph."""
+        """Returns all figures, with the plan of each graph, as JSON text."""
         data = asdict(replace(self, graphs=()))
         graphs = [{"name": g.name, "calls": g.calls, "plan": json.loads(g.plan.to_json())} for g in self.graphs]
         own = {"total_bytes": self.total_bytes, "fits": self.fits, "exposed_time_ns": self.exposed_time_ns}

@@ -1,4 +1,4 @@
-"""The forecast of one rank of a mesh that is not there, put together."""
+"""The forecast of one rank of a mesh that need not be present."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ def forecast_rank(
     network: str | None = None,
     advance: Advance = lambda text="", count=1: None,
 ) -> RankForecast:
-    """Plan the step of one rank.  Allocates no parameter, runs nothing, and talks to no other process.
+    """Plan the step of one rank.  Allocates no parameter, runs no step, and communicates with no other process.
 
     Args:
-        builder: Its batch is that of one data parallel rank.
-        network: The link between nodes, where it differs from the device's.
-        advance: Told what is done now.
+        builder: The model; its batch is the batch of one data parallel rank.
+        network: The link between nodes, if it differs from the device's.
+        advance: Called with a text at the start of each part of the work.
 
     Raises:
         BudgetError: The budget was given, and no plans keep it.
-        RematError: A setting is off, or the model cannot be traced.
+        RematError: A setting is invalid, or the model cannot be traced.
     """
     start = time.perf_counter()
     device = target.figures()
@@ -104,7 +104,7 @@ def forecast_rank(
 
 
 def _ready(trace: RankTrace, target: Target, *, is_candidate: bool) -> list[Ready]:
-    """The graphs with planners that may choose what torch does (`is_candidate`).  Under `max`, convolutions are torch's own."""
+    """Returns the graphs with planners that may choose torch's saved set if `is_candidate`.  `max` splits no convolutions."""
     found = []
     for traced in trace.graphs:
         torch_sets = chosen_by_torch(traced.joint, (1.0,))
@@ -117,7 +117,7 @@ def _ready(trace: RankTrace, target: Target, *, is_candidate: bool) -> list[Read
 
 
 def _calls(trace: RankTrace) -> list[RegionCall]:
-    """The step for the joint allocation.  FSDP2 takes a block's gradients away as soon as they are made; other gradients stay."""
+    """Returns the step for the joint allocation.  FSDP2 reduces and frees a block's gradients at once; other gradients stay."""
     takes = trace.shards.tree is not None
     return [
         RegionCall(call.graph, 0 if takes and call.block is not None else trace.graphs[call.graph].trainable_bytes)
@@ -150,7 +150,7 @@ def _times(
 
 
 def _work(problem: Problem, plan: Plan) -> Work:
-    """One run of a graph; the plan's whole time, cut as the graph's own kernels are."""
+    """Returns the time of one run of a graph: recomputation is added to the backward, the rest is split as its kernels are."""
     forward_ns = sum(value.time_ns for value in problem.values if value.in_forward)
     backward_ns = sum(step.time_ns for step in problem.steps)
     forward_ns = plan.step_time_ns * forward_ns // max(1, forward_ns + backward_ns)

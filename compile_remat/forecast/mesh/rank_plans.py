@@ -20,12 +20,12 @@ class RankPlans:
     """A plan for each graph of a step.
 
     Attributes:
-        plans: In the order of the graphs.
-        peak_bytes: The most that all graphs hold at once.
-        floor_bytes: The lowest that it could be.
-        budget_bytes: What was asked for; None where only speed or only memory counts.
-        plain_bytes: The step's peak under plain torch.compile; None where nobody asked.
-        message: How the plans differ from what was asked.
+        plans: Plans in the order of the graphs.
+        peak_bytes: Peak bytes of all graphs together.
+        floor_bytes: The lowest reachable `peak_bytes`.
+        budget_bytes: The requested bytes; None if only speed or only memory counts.
+        plain_bytes: The step's peak under plain torch.compile; None unless the budget is a fraction.
+        message: Difference between the plans and the request; empty if there is none.
     """
 
     plans: tuple[Plan, ...]
@@ -40,8 +40,8 @@ def plans_for(graphs: Sequence[Ready], calls: Sequence[RegionCall], effective: E
     """Choose a plan for each graph so that the step keeps the budget.
 
     Args:
-        graphs: Their problems know torch's choice where the budget is `max` or a fraction.
-        calls: What lies beside them counts against the budget, and is in no peak that is returned.
+        graphs: The graphs; torch's saved set is a candidate of their problems if the budget is `max` or a fraction.
+        calls: The step.  The bytes beside a call count against the budget, and are in no peak that is returned.
 
     Raises:
         BudgetError: The budget was given, and no choice of plans keeps it.

@@ -30,8 +30,8 @@ class GraphCall:
     """One run of a graph in a step.
 
     Attributes:
-        graph: Its number among the different graphs.
-        block: The number of the block that it is; None for what lies around blocks.
+        graph: Index of the graph among the different graphs.
+        block: Number of the block; None for a part between blocks.
     """
 
     graph: int
@@ -44,10 +44,10 @@ class RankTrace:
 
     Attributes:
         graphs: The different graphs.
-        names: Of each the block, or the piece between DDP's buckets, that it was first seen as; empty for what lies around blocks.
-        calls: In the order of the forward.
-        shards: What the rank holds beside the graphs.
-        input_bytes: Of what the model is called with, and of copies in the type of the forward.
+        names: First block, or piece between DDP's buckets, with each graph; empty for a part between blocks.
+        calls: Runs of the graphs, in the order of the forward.
+        shards: Bytes that the rank holds beside the graphs.
+        input_bytes: Bytes of the model's inputs, and of their copies in the dtype of the forward.
     """
 
     graphs: tuple[Traced, ...]
@@ -58,7 +58,7 @@ class RankTrace:
 
 
 TimesOf = Callable[[fx.Graph], tuple[tuple[str, int], ...]]
-"""Prices of a graph's collectives, by the nodes' names."""
+"""Returns the times of a graph's collectives, by the nodes' names."""
 
 
 def trace_rank(
@@ -71,10 +71,10 @@ def trace_rank(
     """Build and trace the step of rank 0 without allocating memory.
 
     Args:
-        times_of: Called while the mesh's process groups are known.
+        times_of: Prices collectives; called while the mesh's process groups exist.
 
     Raises:
-        ConfigError: The builder, a size or the mesh is off.
+        ConfigError: The builder, a size or the mesh is invalid.
         RematError: The model breaks into several graphs, needs no gradient, or cannot be traced without data.
     """
     if has_process_group():
@@ -124,7 +124,7 @@ def _seen(
     name: str,
     device: Device,
 ) -> list[_SeenPart]:
-    """The parts of the model's graph that need a gradient; the joint graph of those that are the first of their kind."""
+    """Returns the parts of the model's graph that need a gradient; the first part with a key also has its joint graph."""
     found: list[_SeenPart] = []
     num_graphs = 0
 

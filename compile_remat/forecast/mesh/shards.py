@@ -1,6 +1,6 @@
-"""What one rank holds of a model: its parts of parameters and gradients, and what DDP or FSDP2 holds beside the graphs.
+"""Bytes of a model on one rank: its shards of parameters and gradients, and the buffers of DDP or FSDP2 beside the graphs.
 
-FSDP2 is applied to a twin of the model on `meta`, so what it says of itself is what it says in training.
+FSDP2 is applied to a twin of the model on `meta`, so its groups are the same as in training.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Shards:
     """Bytes of one rank, apart from graphs.
 
     Attributes:
-        parameter_bytes: Of its parts of parameters, and of buffers.
-        gradient_bytes: Of its parts of the gradients of what is trained.
-        largest_bytes: The largest of the latter.
-        held: What the wrapper holds beside graphs.
-        tree: The model under FSDP2, the groups of its blocks in the blocks' order behind the model's own; None under DDP.
+        parameter_bytes: Bytes of the rank's shards of parameters, and of buffers.
+        gradient_bytes: Bytes of its shards of the gradients of trained parameters.
+        largest_bytes: Bytes of the largest such shard.
+        held: Bytes that the wrapper holds beside graphs.
+        tree: FSDP2's groups: the model's own, and behind it the blocks' groups in the blocks' order; None under DDP.
     """
 
     parameter_bytes: int
@@ -40,10 +40,10 @@ class Shards:
 def shards_of(
     model: nn.Module, blocks: Collection[str], layout: MeshLayout, mesh: Any, device_type: str = "cuda"
 ) -> Shards:
-    """What rank 0 holds; to be called outside of the fake tensors' mode, with the mesh's process group alive.
+    """Returns the bytes of rank 0.  Call it outside of a ``FakeTensorMode``, while the mesh's process group exists.
 
     Args:
-        device_type: Where it trains.
+        device_type: Type of the device on which the rank trains.
     """
     if not layout.is_fsdp:
         held = held_by_ddp_of(model) if layout.dp > 1 else NOTHING_HELD

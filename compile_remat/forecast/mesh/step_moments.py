@@ -1,14 +1,14 @@
-"""The moments of a rank's step, and what is allocated at each of them: by the graphs, and by DDP or FSDP2 around them.
+"""The moments of a rank's step, and the bytes allocated at each of them: by the graphs, and by DDP or FSDP2 around them.
 
-The peak of the graphs and the peak of what a wrapper holds seldom come at the same time, so the bytes of a step are the most of
-their sums.  What the graphs hold at a moment of `ranks.fsdp_step`:
+The graphs and the wrapper seldom have their peaks at the same moment, so the peak of a step is the maximum, over all moments, of
+the sum of both.  The graphs hold, at a moment of `ranks.fsdp_step`:
 
-    gather, copy out, forward    what the graphs in front hold; in the forward also that graph's own peak
-    gather again, ahead          the same and what this graph holds, gradients of code around blocks, and this graph's outputs where
-                                 its backward reads them: the gradients that come in lie in the others' place
-    backward                     what the graphs in front hold, its own peak, and those gradients
-    copy in, reduce, cast back   what the graphs in front hold; the gradients are FSDP2's by then
-    optimizer                    nothing: parts of gradients, and what the optimizer's step takes for itself
+    gather, copy out, forward    the saved tensors of earlier graphs; in the forward also this graph's own peak
+    gather again, ahead          the same and this graph's saved tensors, gradients of code between blocks, and this graph's outputs
+                                 if its backward reads them: the incoming gradients replace the other outputs
+    backward                     the saved tensors of earlier graphs, this graph's own peak, and these gradients
+    copy in, reduce, cast back   the saved tensors of earlier graphs; FSDP2 holds the gradients by then
+    optimizer                    nothing: only shards of gradients and the workspace of the optimizer's step are allocated
 
 Under DDP (``torch.nn.parallel.DistributedDataParallel``), whose buckets are there from its construction on, only ``forward``,
 ``backward`` and ``optimizer`` are moments.
@@ -30,13 +30,13 @@ OPTIMIZER = "optimizer"
 
 @dataclass(frozen=True)
 class GraphBytes:
-    """What one graph takes under its plan.
+    """Bytes of one graph under its plan.
 
     Attributes:
         forward_bytes: The peak of its forward.
         backward_bytes: The peak of its backward.
-        held_bytes: What lies there between the two.
-        kept_output_bytes: Outputs that its own backward reads.
+        held_bytes: Bytes held between the forward and the backward.
+        kept_output_bytes: Bytes of outputs that its own backward reads.
     """
 
     forward_bytes: int
@@ -50,10 +50,10 @@ class StepMoment:
     """One moment of a step.
 
     Attributes:
-        at: What happens: a value of `At`, or `OPTIMIZER`.
-        where: The run of a graph that it belongs to, in words; empty at the end of the step.
-        graph_bytes: What graphs hold, and gradients.
-        wrapper_bytes: What DDP or FSDP2 holds beside them, parts of gradients among it.
+        at: Kind of the moment: a value of `At`, or `OPTIMIZER`.
+        where: The run of a graph to which the moment belongs, in words; empty at the end of the step.
+        graph_bytes: Bytes that graphs hold, gradients and the optimizer's workspace.
+        wrapper_bytes: Bytes that DDP or FSDP2 holds beside these, shards of gradients included.
     """
 
     at: str
@@ -63,11 +63,11 @@ class StepMoment:
 
     @property
     def nbytes(self) -> int:
-        """Of both."""
+        """Bytes of graphs and wrapper together."""
         return self.graph_bytes + self.wrapper_bytes
 
     def __str__(self) -> str:
-        """For people."""
+        """Returns the moment as text for messages."""
         return f"{self.at}, {self.where}" if self.where else self.at
 
 
@@ -78,13 +78,13 @@ def moments_of(
     shards: Shards,
     optimizer_bytes: int,
 ) -> list[StepMoment]:
-    """All moments of a step.
+    """Returns all moments of a step.
 
     Args:
-        calls: The step, in the order of the forward.
-        regions: The same, with the gradients that wait for the step's end.
-        graphs: By the calls' numbers.
-        optimizer_bytes: What the optimizer's step takes for itself.
+        calls: The runs of a step, in the order of the forward.
+        regions: The same runs, with the bytes of gradients that stay until the step's end.
+        graphs: Bytes of each graph, indexed by `GraphCall.graph`.
+        optimizer_bytes: Workspace of the optimizer's step.
     """
     live = _GraphsAt(calls, regions, graphs)
     if shards.tree is not None:
@@ -101,7 +101,7 @@ def moments_of(
 
 
 def wrapper_bytes(calls: Sequence[GraphCall], shards: Shards) -> list[int]:
-    """The most that the wrapper holds while each of these runs, and between it and the next one; gradients not counted."""
+    """Returns the peak bytes of the wrapper during each run and until the next one, without gradients that graphs make."""
     most = [0 if shards.tree is not None else shards.held.beside_bytes] * len(calls)
     for moment in _fsdp_moments(calls, shards):
         place = min(moment.place, len(calls) - 1)
@@ -110,7 +110,7 @@ def wrapper_bytes(calls: Sequence[GraphCall], shards: Shards) -> list[int]:
 
 
 def places_of(calls: Sequence[GraphCall], shards: Shards) -> list[int | None]:
-    """The group of FSDP2 that each of these runs in; None for code around blocks, and where a group is around all blocks."""
+    """Returns the index of FSDP2's group for each run; None for code between blocks, or if all groups are outer ones."""
     assert shards.tree is not None
     groups = shards.tree.groups
     inner = [k for k, group in enumerate(groups) if not group.is_outer]
@@ -126,14 +126,14 @@ def _fsdp_moments(calls: Sequence[GraphCall], shards: Shards) -> Iterator[FsdpMo
 
 
 def graph_bytes_of(planner: Planner, plan: Plan) -> GraphBytes:
-    """What a graph takes under a plan."""
+    """Returns the bytes of a graph under a plan."""
     option = option_of(planner, plan)
     backward_bytes = backward_peak_bytes(planner, plan)
     return GraphBytes(option.forward_peak_bytes, backward_bytes, option.held_bytes, option.kept_output_bytes)
 
 
 class _GraphsAt:
-    """What the graphs of a step hold, before, in and behind the run at each place."""
+    """Bytes that the graphs of a step hold before, during and after the run at each place."""
 
     def __init__(self, calls: Sequence[GraphCall], regions: Sequence[RegionCall], graphs: Sequence[GraphBytes]) -> None:
         self.runs = [graphs[call.graph] for call in calls]
@@ -148,21 +148,21 @@ class _GraphsAt:
         return self.front[place] + self.runs[place].forward_bytes
 
     def between(self, place: int) -> int:
-        """Before the backward at a place, which has its gradient already."""
+        """Returns the bytes just before the backward at a place; its incoming gradient is there already."""
         return self.front[place + 1] + self._coming(place)
 
     def backward(self, place: int) -> int:
         return self.front[place] + self.runs[place].backward_bytes + self._coming(place)
 
     def behind(self, place: int) -> int:
-        """Behind the backward at a place, its gradients not counted."""
+        """Returns the bytes just after the backward at a place, without the gradients that it has made."""
         if place == len(self.runs):
-            return 0  # the gradients that waited are those of an outer group, which counts them
+            return 0  # the gradients that stayed belong to an outer group, whose moments count them
         kept = self.runs[place - 1].kept_output_bytes if place else 0
         return self.front[place] + kept + self.later[place + 1]
 
     def _coming(self, place: int) -> int:
-        """Gradients that wait for the end, and those that come in beside outputs."""
+        """Returns the bytes of gradients that stay until the end, and of incoming gradients beside outputs that are kept."""
         is_last = place == len(self.runs) - 1
         return self.later[place + 1] + self.runs[place].kept_output_bytes * (not is_last)
 

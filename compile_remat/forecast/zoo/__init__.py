@@ -1,6 +1,6 @@
-"""Models to plan for by name, at the sizes that people train them at; no weights, and nothing is downloaded.
+"""Models to plan for by name, at common training sizes; without weights, and without downloads.
 
-Each row names a builder, ``module:function``, of the shape that `compile_remat.forecast.builders` describes.
+Each row names a builder, ``module:function``, with the signature that `compile_remat.forecast.builders` describes.
 """
 
 BUILDERS = {

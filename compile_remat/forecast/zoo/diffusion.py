@@ -1,4 +1,4 @@
-"""A U-Net that removes noise from latent images, told what they show: ResNet blocks, and attention to a text's embedding."""
+"""A U-Net that removes noise from latent images, conditioned on text: ResNet blocks, and attention to a text's embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 GROUPS = 32
-"""Of each group normalisation."""
+"""Number of groups of each group normalisation."""
 
 Built = tuple[nn.Module, tuple[Tensor, Tensor, Tensor, Tensor]]
 
@@ -23,9 +23,9 @@ def sd_unet(batch: int = 8) -> Built:
 
 
 class DiffusionUNet(nn.Module):
-    """Levels down and up with two and three blocks each, connections across, and the loss inside.
+    """Levels down and up with two and three blocks each, skip connections, and the loss inside.
 
-    Every level but the lowest has attention behind each of its blocks.
+    Every level but the lowest has attention after each of its blocks.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class DiffusionUNet(nn.Module):
 
 
 class Level(nn.Module):
-    """Blocks of one resolution, each with attention behind it where there are `heads`, and the way to the next one."""
+    """Blocks of one resolution, each followed by attention if `heads` is not 0, and a module that resizes to the next one."""
 
     def __init__(
         self, inputs: list[int], width: int, embedding: int, context: int, heads: int, resize: nn.Module
@@ -91,7 +91,7 @@ class Level(nn.Module):
     def forward(
         self, x: Tensor, embedding: Tensor, context: Tensor, across: list[Tensor] | None
     ) -> tuple[list[Tensor], Tensor]:
-        """What each block gives, and the last of it resized; each takes one from the end of `across`, where that is given."""
+        """Returns each block's output, and the last one resized; each block also reads the last of `across`, if given."""
         found = []
         for k, block in enumerate(self.blocks):
             x = block(x if across is None else torch.cat([x, across.pop()], dim=1), embedding)
@@ -102,7 +102,7 @@ class Level(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions with group normalisation before each, the time's embedding between them, beside a shortcut."""
+    """Two convolutions, each after a group normalisation, with the time's embedding added between them; beside a shortcut."""
 
     def __init__(self, channels: int, outer: int, embedding: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Residual(nn.Module):
 
 
 class Attended(nn.Module):
-    """Pixels read each other, then the context, then a gated MLP; beside a shortcut."""
+    """Self-attention of pixels, attention to the context, and a gated MLP; beside a shortcut."""
 
     def __init__(self, width: int, context: int, heads: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Attended(nn.Module):
 
 
 class Attention(nn.Module):
-    """Heads of queries from one sequence, keys and values from another."""
+    """Multi-head attention: queries from one sequence, keys and values from another."""
 
     def __init__(self, width: int, read: int, heads: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Attention(nn.Module):
 
 
 class Raise(nn.Module):
-    """Twice as many pixels each way, then a convolution."""
+    """Nearest upsampling by 2 in both dimensions, then a convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

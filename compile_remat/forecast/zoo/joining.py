@@ -1,4 +1,4 @@
-"""What builders of `transformers` models have in common: the import, quiet construction, and the loss as the only output."""
+"""Helpers of the builders of `transformers` models: import, quiet construction, and the loss as the only output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from compile_remat.errors import RematError
 
 CAUSAL = "compile_remat_causal"
-"""Under this name `transformers` finds attention that is causal by a flag and gets no mask, as flash attention has it."""
+"""Name of an attention in `transformers` that is causal by a flag and gets no mask, as flash attention does."""
 
 
 @contextmanager
 def transformers() -> Iterator[Any]:
-    """The package, quiet meanwhile.
+    """Yields the package `transformers`, with its logging reduced to errors inside this context.
 
     Raises:
-        RematError: It is not installed.
+        RematError: The package cannot be imported.
     """
     try:
         import transformers as package
@@ -47,13 +47,13 @@ class Loss(nn.Module):
         self.model, self.first = model, first
 
     def forward(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss of one batch, a scalar."""
+        """Returns the loss of one batch, a scalar."""
         loss: Tensor = self.model(**{self.first: inputs, "labels": labels}).loss
         return loss
 
 
 def tokens(batch: int, seq: int) -> Tensor:
-    """Token numbers, [batch, seq]."""
+    """Returns token numbers, all 0, of shape [batch, seq]."""
     return torch.zeros(batch, seq, dtype=torch.int64)
 
 

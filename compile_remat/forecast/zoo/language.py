@@ -65,7 +65,7 @@ def _llama(
 def olmoe_7b(batch: int = 8, seq: int = 4096) -> Built:
     """OLMoE-1B-7B: 16 layers of width 2048, 16 heads, 64 experts of which each token takes 8 (Muennighoff and others, 2024).
 
-    The loss that spreads tokens over the experts is left out: `transformers` takes a lock for it, which breaks the graph.
+    The load-balancing loss of the experts is left out: `transformers` takes a lock for it, which breaks the graph.
     """
     with transformers() as package:
         config = package.OlmoeConfig(

@@ -1,4 +1,4 @@
-"""Tensor parallelism of the named transformers, as is usual: what makes heads and what widens by columns, the way back by rows.
+"""Tensor parallelism of the named transformers: projections to heads and to the MLP's width by columns, those back by rows.
 
 Norms are on every rank, and so are embeddings and heads that share a matrix: the scheme of Megatron-LM (Shoeybi and others, 2019).
 """
@@ -22,14 +22,14 @@ ROWS = frozenset(("o_proj", "down_proj", "fc2", "output.dense", "o", "wo"))
 
 
 def spread_over(model: nn.Module, mesh: Any, *, heads: int, vocabulary: bool = False) -> None:
-    """Spread the matrices of a transformer's layers over ``mesh["tp"]``; nothing without a mesh, or over one rank.
+    """Spread the matrices of a transformer's layers over ``mesh["tp"]``; does nothing without a mesh, or over one rank.
 
     Args:
-        heads: Each rank gets as many; the fewer ones where keys and values have fewer.
-        vocabulary: Whether the embedding and the head are spread over the vocabulary as well.
+        heads: Number of heads, which the ranks share evenly; that of keys and values if they have fewer.
+        vocabulary: True to spread the embedding and the head over the vocabulary as well.
 
     Raises:
-        ConfigError: The heads do not come out even.
+        ConfigError: The number of ranks does not divide the heads.
     """
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -51,6 +51,6 @@ def spread_over(model: nn.Module, mesh: Any, *, heads: int, vocabulary: bool = F
             plan[path] = RowwiseParallel(input_layouts=Replicate())
         elif vocabulary and names[-1] == "lm_head":
             plan[path] = ColwiseParallel(output_layouts=Replicate())
-        if isinstance(getattr(module, "n_heads", None), int):  # T5 makes its position biases for so many
+        if isinstance(getattr(module, "n_heads", None), int):  # T5 makes its position biases for this number
             module.n_heads //= size
     parallelize_module(model, mesh["tp"], plan)

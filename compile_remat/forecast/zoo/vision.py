@@ -44,7 +44,7 @@ def unet(batch: int = 16) -> Built:
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1, 3 and 1 pixels beside a shortcut."""
+    """Convolutions of kernel sizes 1, 3 and 1 beside a shortcut."""
 
     def __init__(self, channels: int, inner: int, stride: int) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class ResNet(nn.Module):
 
 
 class Double(nn.Sequential):
-    """Two convolutions of 3 pixels, each with its normalisation."""
+    """Two convolutions of kernel size 3, each with a batch normalisation and a ReLU."""
 
     def __init__(self, channels: int, outer: int) -> None:
         super().__init__(_convolution(channels, outer, 3), nn.ReLU(), _convolution(outer, outer, 3), nn.ReLU())
 
 
 class UNet(nn.Module):
-    """Levels down and up with connections across, and the loss inside."""
+    """Levels down and up with skip connections, and the loss inside."""
 
     def __init__(self, widths: tuple[int, ...] = (64, 128, 256, 512, 1024), classes: int = 2) -> None:
         super().__init__()
