@@ -307,9 +307,7 @@ class Forward:
         """Mask of the buffers that a kernel reuses in place, [values, P]; False if an unsaved part in it is read as long."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
-        free = (
-            self.stored[kernels, None] | used[kernels]
-        )  # a saved value has a buffer, even if an unsaved one has none
+        free = self.stored[kernels, None] | used[kernels]  # a saved value has a buffer, even if an unsaved one has none
         own = ~used & self.stored[:, None]
         for v, w in self.joined_at.items():
             own[w] &= used[v] | (ends[v] < ends[w])

@@ -222,7 +222,7 @@ class LifetimeModel:
             level.readers.raise_rows(ends, reach)
             handing = level.handing
             is_in_registers = recomputed[handing] & ~(stored[handing] & level.may_be_stored)
-            reach[handing] = np.where(is_in_registers, ends[handing], reach[handing])  # inputs are read after the value's slot
+            reach[handing] = np.where(is_in_registers, ends[handing], reach[handing])  # the inputs' last slot
             for k, v in level.joined:
                 w = self.whole_of[v]
                 has_place = is_in_registers[k] & recomputed[w] & stored[w]
