@@ -104,7 +104,10 @@ def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> lis
 
 
 def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:
-    """Per step: bytes of its buffer, last step that reads the buffer (number of steps: never freed), 1 if that step reuses it."""
+    """Returns three arrays, [steps]: each buffer's bytes, its last reading step, and 1 if that step reuses the buffer in place.
+
+    The last reading step of a buffer that is never freed is the number of steps.
+    """
     m = len(steps)
     nbytes = np.array([s.nbytes if stored[b] else 0 for b, s in enumerate(steps)], dtype=np.int64)
     last, in_place = list(range(m)), [0] * m

@@ -346,7 +346,7 @@ class Forward:
     # -- every plan ---------------------------------------------------------------------------------------------------
 
     def _lowest(self) -> tuple[Ints, Ints]:
-        """Returns `tops` and `order`: each buffer is freed, or reused in place, at the earliest place that any plan allows."""
+        """Returns `tops` and `order`, sets `first_stop`: each buffer is freed or reused at the earliest place of any plan."""
         own = self.stored
         may_give, shortest = np.zeros(self.size, dtype=np.int64), self.shortest.tolist()
         for w, sources in self.sources:

@@ -148,7 +148,7 @@ class LifetimeModel:
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
 
     def _readers_behind_steps(self, latest_step: Sequence[int]) -> list[tuple[int, list[int], bool]]:
-        """Values whose last read depends on the plan, last value first, with the readers that may run after the last such step.
+        """Values whose last read depends on the plan, last value first, with readers that may run after the last reading step.
 
         The third item of an entry is True for a value in registers, whose inputs may be read after the value's own slot.
         """

@@ -48,7 +48,7 @@ class Plan(Viewable):
         budget_bytes: The budget that the plan was asked to fit; None if only speed or only memory counted.
         saved: Names of the saved values that the backward reads.
         recomputed: Names of the values that the backward recomputes, once or more often.
-        again: Recomputed values with a second copy in the backward, see `recursive`; a first one that nothing reads is not run.
+        again: Recomputed values with a second copy in the backward, see `recursive`; a first run that nothing reads is left out.
         peak_bytes: Predicted peak of the region: the most bytes live at once in forward and backward.
         forward_peak_bytes: The most bytes live at once in the forward.
         saved_bytes: Bytes of saved values that the forward hands to the backward, outputs not counted.

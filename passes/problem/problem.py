@@ -120,8 +120,8 @@ class Value:
         in_forward: True if the forward computes the value even if the backward does not need it.
         is_output: True for (the root of) an output of the forward: alive to the end, so saving it takes no more memory.
         realised: True if Inductor gives the value a buffer although it is pointwise and not saved (too many reads).
-        realised_again: The same for a recomputation of the value; None if equal.  The backward may read fewer or more buffers for
-            the value than the forward: saved inputs are loaded, and inputs that the forward wrote for its readers may be computed.
+        realised_again: `realised` for the value's recomputation; None if equal.  The recomputation may read fewer or more buffers
+            than the forward: it loads saved inputs, and may recompute, in registers, inputs that the forward has in memory.
         position: Place in the forward order in which a node stands right behind its inputs.
         late_step: For a node that stands among the backward steps in the joint graph: the step before which the node
             stands, at which the partition computes it at the latest; -1 for other nodes.

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 UNITS_PER_SECOND = 7_000_000
-"""Units of work that one core of a small server does in a second, about."""
+"""Units of work that one core of a small server does in about a second."""
 
 LEAST_SECONDS, SECONDS_PER_NODE = 8, 1 / 20_000
 """Default limit of a search, in seconds of work: a fixed part, and a part for each value and step."""

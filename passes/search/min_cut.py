@@ -123,7 +123,7 @@ def lower_bound_ns(
 ) -> int | None:
     """Lower bound of the time of any plan that saves at most `saved_budget_bytes`; None if no plan saves so little.
 
-    The bound is exact on the hull: bisection finds the best multiplier, between the two hull points around the budget.
+    The bound is exact on the hull: further cuts between the two hull points around the budget find the best multiplier.
     """
     floor = min(c.saved_bytes for c in cuts)
     if saved_budget_bytes < floor:

@@ -30,7 +30,7 @@ from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable
 from compile_remat.passes.search.segments import Segments
 
 KEPT, KEPT_NODES = 16, 100_000
-"""Simulated plans on problems with copies that are kept: `KEPT`, or more while they have at most `KEPT_NODES` nodes together."""
+"""Simulated plans that are kept: `KEPT`, or more while their problems have at most `KEPT_NODES` values and steps together."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Recursion:
         return improved if improved.peak_bytes <= best.peak_bytes else best
 
     def _clearly_below(self, high_bytes: int) -> Candidate | None:
-        """A plan below the first of `SearchOptions.recursive_targets`, times `high_bytes`; None if no plan is found.
+        """A plan within `high_bytes` times the first of `SearchOptions.recursive_targets`; None if no plan is found.
 
         The search tries lower targets as well: a plan may meet a lower target after a higher one failed, because the corrected
         options depend on the target.

@@ -1,7 +1,7 @@
 """A lower bound of the lowest peak: bytes live at some place in every plan, however often the plan recomputes a value.
 
-In the forward, these are the buffers that later kernels read.  While a step of the backward runs, these are outputs, gradients,
-temporaries, the values that the step reads, and values that must be saved and are still to be read.
+In the forward, these bytes are the buffers that later kernels read.  While a step of the backward runs, these bytes are outputs,
+gradients, temporaries, the values that the step reads, and values that must be saved and are still to be read.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def gradient_bytes(simulator: Simulator) -> Ints:
 
 
 def last_steps(simulator: Simulator) -> Ints:
-    """The last step that reads each value and does not write over it, [values]; -1 where there is none."""
+    """The last step that reads each value and does not reuse its buffer in place, [values]; -1 if there is none."""
     last = simulator.lifetimes.last_step.astype(np.int64)
     for b, sources in simulator.lifetimes.step_in_place_sources:
         last[[v for v in sources if simulator.lifetimes.last_step[v] == b]] = b - 1

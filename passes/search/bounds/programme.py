@@ -25,8 +25,8 @@ class Solution:
     """The solver's solution at one budget.
 
     Attributes:
-        multipliers: Multipliers of the rules in ns, of the points in ns per byte, [rows]; without a solution zeros (no proof).
-        values: Values of the variables, [variables]; None without a solution.
+        multipliers: Multipliers of the rules in ns, of the points in ns per byte, [rows]; zeros, which prove nothing, if unsolved.
+        values: Values of the variables, [variables]; None if unsolved.
     """
 
     multipliers: Floats
