@@ -3,7 +3,7 @@
 Bisection finds the lowest budget that the segments' dynamic programme meets.  Local search then lowers the peak of the best
 plan: several times, its target is a part of the plan's own peak.  Next, the search tries random neighbours of that plan, and runs
 as a whole for a budget that no plan can meet: without this run, a U-Net's plan for a budget had a peak 2 % below the lowest plan.
-Last, it runs for budgets just below the lowest peak so far: a WaveNet's plan for a budget lay below its lowest plan.
+Last, the search runs for budgets just below the lowest peak so far: a WaveNet's plan for a budget lay below its lowest plan.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class SearchOptions:
         rounding_levels: Thresholds: a start saves the values whose saved fraction in the programme's answer exceeds one of these.
         max_levels: Cuts of the hull whose saved sets are starts of the search.
         close_gap: A plan this close to its lower bound, as a fraction of the step, is good enough: its search ends.
-        wide_gap: If more than this fraction of the step stays open, the search also tries a plan's random neighbours.  With
-            moments, it tries plans for other budgets only then, too.
+        wide_gap: Beyond a gap of this fraction of the step, the search also tries a plan's random neighbours.  A search with
+            moments tries plans for other budgets only beyond this gap.
         excess_weight: A peak of twice the budget scores like this many forward passes.
         strict_factor: Factor on that weight while a plan is still above the budget, or while its peak is to be lowered.
         rms_weight: Weight of the root mean square of the excess over all slots of the backward, relative to the peak's excess.
@@ -91,7 +91,7 @@ class SearchOptions:
             instead of 36.3 (`compile-remat explain llama-2-7b --device h100-sxm --batch 41 --budget min`).
         recursive_bisections: Budgets tried to find the lowest budget that recursive segments can meet.
         recursive_targets: Budgets for which recursive segments are sought first, as fractions of the lowest peak without
-            recursion.  The search stops at a plan below the first target, and ignores plans above it.  With the first target
+            recursion.  The search stops at a plan within the first target, and ignores plans above it.  With the first target
             alone, `min` of a GraphSAGE was 4.1 % higher (`python -m benchmarks.zoo --model graph_sage --setting min`).
         recursive_lead: A recursive plan below this fraction of the quickly found lowest peak is the lowest plan: no other is
             sought, and a budget below that peak counts as out of reach of plans without recursion.

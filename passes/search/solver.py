@@ -107,7 +107,7 @@ class Planner:
         return self.plan_of(self.search.mask(self.problem.reference) | self.pinned, budget_bytes)
 
     def within(self, budget_bytes: int, *, once: bool = False) -> Plan:
-        """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE.
+        """The fastest plan found within the budget, else the plan of lowest peak with status INFEASIBLE.
 
         Args:
             once: True to allow one recomputation of each value at most.  Such plans are tried first in any case, because other

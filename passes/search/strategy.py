@@ -168,7 +168,7 @@ class Search:
         return mask
 
     def from_below(self, mask: Bools, budget_bytes: int) -> Bools:
-        """Returns `mask`, which fits, or a faster plan from plans for lower budgets, as the search for this one found none."""
+        """Returns `mask`, which fits, or a faster plan from plans for lower budgets; the search for this budget found none."""
         starts = [mask]
         for share in self.options.lower_targets:
             if self.work.is_spent:

@@ -54,7 +54,7 @@ class LpBound:
 
         Args:
             anchors: If any, the programme is solved at the nearest of these budgets instead.  The multipliers of one budget prove
-                a bound at every budget, which is little below the best bound at a near budget.
+                a bound at every budget; at a near budget, this bound is little below the best bound.
         """
         anchor = min(anchors, key=lambda b: abs(b - budget_bytes), default=budget_bytes)
         return max(0, self.programme.proven_ns(self.solution(anchor).multipliers, budget_bytes))
