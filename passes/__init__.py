@@ -1,4 +1,4 @@
-"""Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  Knows nothing of Inductor or the environment."""
+"""Joint graph -> `Problem` -> `Plan` -> forward and backward modules.  The code is independent of Inductor and the environment."""
 
 from compile_remat._util.live_buffer import LiveBuffer as LiveBuffer
 from compile_remat.passes.graph.build import ProblemBuilder as ProblemBuilder

@@ -1,4 +1,4 @@
-"""Which bytes live when: liveness of plans on a problem, forward and backward.
+"""Liveness model: the live bytes of plans at each place of the forward and at each slot of the backward.
 
-Numpy alone.  Chooses nothing.
+The modules need numpy alone, no torch, and choose no plan.
 """

@@ -1,7 +1,7 @@
-"""Which nodes get a buffer in memory and who may write over it: Inductor's rules, node by node.
+"""Inductor's rules for buffers, node by node: the nodes with a buffer in memory, and the kernels that can reuse a buffer in place.
 
-Read from torch 2.13's ``graph.py`` (realisation of values that are read by extern kernels or gather too many reads)
-and ``scheduler.py`` (``decide_inplace_update``).  A buffer that a fused kernel alone uses is never allocated.
+The rules are read from torch 2.13's ``graph.py`` (realisation of values that extern kernels read or that gather too many reads)
+and ``scheduler.py`` (``decide_inplace_update``).  Inductor never allocates a buffer that one fused kernel alone uses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_always_stored(node: Value | Step) -> bool:
 
 
 def is_always_stored_again(value: Value) -> bool:
-    """The same where the value is computed again."""
+    """Like `is_always_stored`, for a value that the backward recomputes."""
     return value.nbytes > 0 and ((value.kernel != POINTWISE and is_always_stored(value)) or value.is_realised_again)
 
 
@@ -39,12 +39,12 @@ def overwrites(node: Value | Step) -> bool:
 
 
 def may_be_written_over(node: Value | Step, by: Value | Step) -> bool:
-    """Whether a pointwise kernel can write one into the other's buffer: equal bytes, in the same order, written by one kernel."""
+    """Returns whether the kernel of `by` can reuse `node`'s buffer in place: equal bytes, equal layout, written by one kernel."""
     return node.nbytes == by.nbytes and node.is_channels_last == by.is_channels_last and node.kernel != SCATTER
 
 
 def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tuple[int, list[int]]]:
-    """For each pointwise value, the values of its size that its kernel may read; whether it does, the plan decides."""
+    """Pointwise values, each with the values of its size whose buffers its kernel reads in some plan and could reuse in place."""
     pairs = []
     for w, value in enumerate(values):
         if overwrites(value):
@@ -56,7 +56,7 @@ def sources_in_place(values: Sequence[Value], stored: Sequence[bool]) -> list[tu
 
 
 def register_path(reads: Iterable[int], values: Sequence[Value], stored: Sequence[bool]) -> list[int]:
-    """The values that a kernel reads, and those that these read in registers, ascending."""
+    """Indices of the values in `reads`, and of the values that these read through fused (not stored) values, ascending."""
     stack = list(reads)
     seen = set(stack)
     while stack:
@@ -78,7 +78,7 @@ def stored_steps(steps: Sequence[Step]) -> list[bool]:
 
 
 def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
-    """The last step whose kernel reads what the step reads: its own, or that of the readers it is fused into."""
+    """For each step, the last step whose kernel reads the step's inputs: the step itself, or the last reader it is fused into."""
     ends = list(range(len(steps)))
     last = len(steps) - 1
     for b in range(len(steps) - 1, -1, -1):
@@ -91,7 +91,7 @@ def effective_ends(steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
 
 
 def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
-    """Values that the kernel of step `b` reads, through steps that stay in registers."""
+    """Indices of the values that the kernel of step `b` reads, directly or through fused steps."""
     found: list[int] = []
     stack, seen = [b], set[int]()
     while stack:
@@ -104,7 +104,10 @@ def register_reads(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> lis
 
 
 def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[int]) -> tuple[Ints, Ints, Ints]:
-    """Bytes of each step's buffer, the step after which it is free (the number of steps: never), 1 if in place."""
+    """Returns three arrays, [steps]: each buffer's bytes, its last reading step, and 1 if that step reuses the buffer in place.
+
+    The last reading step of a buffer that is never freed is the number of steps.
+    """
     m = len(steps)
     nbytes = np.array([s.nbytes if stored[b] else 0 for b, s in enumerate(steps)], dtype=np.int64)
     last, in_place = list(range(m)), [0] * m
@@ -124,7 +127,7 @@ def step_buffers(steps: Sequence[Step], stored: Sequence[bool], ends: Sequence[i
 
 
 def register_gradients(b: int, steps: Sequence[Step], stored: Sequence[bool]) -> list[int]:
-    """The buffers that the kernel of step `b` reads through steps that stay in registers."""
+    """Indices of the steps whose results the kernel of step `b` reads, directly or through fused steps."""
     found, seen = list[int](), set[int]()
     stack = list(reversed(steps[b].gradients))
     while stack:

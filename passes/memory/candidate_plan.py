@@ -1,4 +1,4 @@
-"""A plan with what the simulator says of it, on the problem with copies where values are computed a third time."""
+"""A plan with its simulation.  A value that the plan computes a third time has a copy in the simulated problem."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from compile_remat.passes.problem.work_budget import WorkBudget
 
 
 def may_run_again(value: Value) -> bool:
-    """Whether the value may be computed a third time."""
+    """Returns whether a plan may compute the value a third time."""
     return value.pin != SAVE and not value.may_differ
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan some of whose values are computed three times.
+    """A plan that may compute some values three times, with its simulation.
 
     Attributes:
-        saved: Mask over the values of the problem with copies, [values].
+        saved: Mask of the saved values, over the values of the problem with copies, [values].
         again: Names of the values with a copy.
-        simulator: Of that problem.
-        batch: What the plan does there.
+        simulator: Simulator of the problem with copies.
+        batch: Simulation of this plan alone.
     """
 
     saved: Bools
@@ -44,10 +44,10 @@ class Candidate:
 
 
 def candidate(problem: Problem, saved: Bools, again: Collection[str], work: WorkBudget | None = None) -> Candidate:
-    """The plan that saves the values in the mask `saved`, [values], and computes those in `again` twice in the backward.
+    """Simulates the plan that saves the mask `saved`, [values], and computes the values named in `again` twice in the backward.
 
     Raises:
-        ValueError: A value of `again` is not in the problem, or may not be computed twice in the backward.
+        ValueError: A value named in `again` is not in the problem, or the backward may not compute it twice.
     """
     known = {v.name for v in problem.values if may_run_again(v)}
     if wrong := sorted(set(again) - known):
@@ -60,13 +60,13 @@ def candidate(problem: Problem, saved: Bools, again: Collection[str], work: Work
 
 
 def has_copy(problem: Problem, names: Collection[str]) -> Bools:
-    """Whether a value has a copy in the problem with copies of the named ones, [values]."""
+    """Mask of the values that get a copy in the problem with copies of the named values, [values]."""
     wanted = frozenset(names)
     return np.array([v.name in wanted for v in problem.values], dtype=bool)
 
 
 def widened(mask: Bools, is_copied: Bools) -> Bools:
-    """A mask over the values as one over the values with copies."""
+    """Converts a mask over the values to a mask over the values with copies, which is False at each copy."""
     wide = np.zeros(len(mask) + int(is_copied.sum()), dtype=bool)
     wide[np.arange(len(mask)) + np.cumsum(is_copied) - is_copied] = mask
     return wide

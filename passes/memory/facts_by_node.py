@@ -1,4 +1,4 @@
-"""What the planner assumed of each node of a plan, beside what was observed of its two graphs."""
+"""Table of a plan's nodes: the bytes that the planner assumed beside the bytes observed in the plan's two graphs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class NodeFacts:
 
     Attributes:
         graph: `forward` or `backward`.
-        node: Its name; a value that the backward computes again has the one that it has in the forward.
-        assumed_bytes, observed_bytes: Of its buffer; 0 for what stays in registers, and for what the other side does not know.
-        assumed_live_bytes, observed_live_bytes: Bytes in use while it is computed; None where it was not simulated, or no kernel
-            computes it.
+        node: Name of the node; a recomputed value has the same name in both graphs.
+        assumed_bytes, observed_bytes: Bytes of the node's buffer; 0 if the node stays in registers or is unknown on that side.
+        assumed_live_bytes, observed_live_bytes: Bytes in use while the node is computed; None if the node was not simulated, or
+            no observed kernel computes it.
     """
 
     graph: str
@@ -38,12 +38,12 @@ class NodeFacts:
 
     @property
     def differs(self) -> bool:
-        """Whether one side has a buffer of other bytes."""
+        """True if the assumed and the observed bytes of the buffer differ."""
         return self.assumed_bytes != self.observed_bytes
 
 
 class NodeTable(tuple[NodeFacts, ...]):
-    """The nodes of a plan in the order in which they run, forward first; as text a table."""
+    """The nodes of a plan in execution order, forward first; ``str`` formats them as a table."""
 
     __slots__ = ()
 
@@ -53,10 +53,10 @@ class NodeTable(tuple[NodeFacts, ...]):
 
 
 def node_facts(problem: Problem, plan: Plan, facts: RegionFacts) -> NodeTable:
-    """The facts of each node that has a buffer or a kernel in the simulated plan or in the observed graphs.
+    """Rows of the nodes that have a buffer in the simulated plan or the observed graphs, or that the simulator runs.
 
     Args:
-        problem: The one that the plan was found in.
+        problem: The problem that the plan was found in.
     """
     found = candidate_of(problem, plan.saved, plan.again)
     spans = forward_spans(found.simulator, found.batch), backward_spans(found.simulator, found.batch)
@@ -72,7 +72,7 @@ def _buffers(spans: Iterable[Span]) -> dict[str, int]:
 
 
 def _rows(graph: str, buffers: Mapping[str, int], levels: Mapping[str, int], facts: GraphFacts) -> Iterator[NodeFacts]:
-    """One row for each node: those that a kernel computes in the order of the kernels, then the others."""
+    """Rows of one graph: first the nodes that observed kernels compute, in kernel order, then the other nodes."""
     live = {name: kernel.live_bytes for kernel in reversed(facts.kernels) for name in kernel.nodes}
     ran = [name for kernel in facts.kernels for name in kernel.nodes]
     for name in dict.fromkeys([*ran, *facts.stored, *levels, *buffers]):

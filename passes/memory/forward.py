@@ -1,8 +1,8 @@
 """Live bytes of the forward under many plans at once.
 
-A saved value has a buffer of its own.  What it was computed from may then be freed there: it is not kept for readers that would
-compute the value once more in registers.  No kernel writes over a saved buffer.  A value that is computed in the
-`forward_epilogue` keeps what it reads until then.
+A saved value has a buffer of its own.  The value's inputs may be freed once the buffer is written, because later readers load the
+buffer and do not recompute the value in registers.  No kernel reuses a saved buffer in place.  A value computed in the
+`forward_epilogue` keeps its inputs alive to the end of the forward.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from compile_remat.passes.problem.problem import ITEM, POINTWISE, Value
 
 @dataclass(frozen=True)
 class ForwardLifetimes:
-    """The buffers of P plans in the forward; arrays are [values, P].
+    """Live ranges of the buffers of P plans in the forward; arrays are [values, P].
 
     Attributes:
-        saved: Saved in a buffer that is not another value's.
-        stops: The place before which a buffer is freed that is not saved.
-        taken: Whether the kernel at that place writes over it.
-        beside: Buffers that others may be written with, and whether these wait for the end, [P].
-        copy_stops: For `Forward.held`, the place before which the copy of an input is freed, [K, P]: behind the last kernel that
-            reads it, or never where the backward computes the value once more.
+        saved: True where a value is saved in a buffer of its own, not in a buffer reused in place.
+        stops: The place before which the buffer of an unsaved value is freed.
+        taken: True where the kernel at that place reuses the buffer in place.
+        beside: Sources with `Source.written_with`, each with a mask of the plans that compute these values at the end, [P].
+        copy_stops: For `Forward.held`, the place before which the copy of an input is freed, [K, P]: after the last kernel that
+            reads the copy, or never if the backward recomputes the value.
     """
 
     saved: Bools
@@ -42,18 +42,18 @@ class ForwardLifetimes:
 
 
 class _Epilogue:
-    """Buffers that values behind the forward read, [sources].
+    """The sources: buffers of the forward that values of the epilogue read; arrays are [sources].
 
     Attributes:
-        values: Whose buffers they are.
-        last_readers: The last reader of each.
-        turns: Numbers of those that their last reader may be written over: the first ones of all readers, then their second ones.
-        others: The readers of each that are not written with it, or all where there is no such, one source behind the other.
-        firsts: Where in `others` each source begins.
+        values: Index of the value in each source's buffer.
+        last_readers: The last reader of each source.
+        turns: Indices of sources whose last reader can reuse their buffer; turn k holds each reader's k-th such source.
+        others: Readers of each source outside `Source.written_with`, or all its readers if none is outside; source by source.
+        firsts: Position in `others` at which each source's readers begin.
     """
 
     def __init__(self, sources: Sequence[Source], joined: Collection[int] = ()) -> None:
-        """`joined` are values that have no buffer of their own to be written over."""
+        """No reader can reuse the values in `joined` in place: these values lie in the buffer of a concatenation."""
         self.sources = sources
         self.values = np.array([s.value for s in sources], dtype=np.int64)
         self.last_readers = np.array([s.readers[-1] for s in sources], dtype=np.int32)
@@ -76,23 +76,23 @@ def _turns(sources: Sequence[Source], joined: Collection[int]) -> list[list[int]
 
 
 class Forward:
-    """The forward of one problem; what does not depend on the plan is worked out once.
+    """The forward of one problem; facts that are equal in every plan are computed once.
 
     Args:
-        stored: Whether a value has a buffer though it is not saved, [values].
-        readers: The readers of each value.
-        held_bytes: Copies of inputs that live through the whole forward.
+        stored: True for a value that has a buffer even if the plan does not save it, [values].
+        readers: Indices of each value's readers.
+        held_bytes: Bytes of the input copies that live through the whole forward.
 
     Attributes:
-        held: Indices of the values that are computed from copies of inputs.
-        held_by_one: Which of them are computed in a kernel of their own, not in those of their readers, [K].
-        joined_at: Parts of concatenations that have a buffer, with the concatenation: a part that is not saved lies in its buffer,
-            one that is saved is copied into it by its own kernel.
-        copied: Concatenations that are copied for their readers, once what they are made of is freed, unless one of these values
-            is saved (`Value.ordered_by`).
-        order: Values sorted by the place from which saving them costs bytes.
-        first_stop: The first place before which a plan may free a value's buffer.
-        tops: For each of `order`, the bytes that every plan has from that place to the next; for lower bounds.
+        held: Indices of the values computed from copies of inputs, [K].
+        held_by_one: True if one kernel computes such a value, False if the kernel of each of its readers does, [K].
+        joined_at: Maps parts of concatenations, which have a buffer, to the concatenation: an unsaved part lies in the
+            concatenation's buffer, and the kernel of a saved part also copies the part into that buffer.
+        copied: Maps concatenations that are copied for their readers, once their inputs are freed, to `Value.ordered_by`: if one
+            of these values is saved, no copy is made.
+        order: Indices of the values, sorted by the place from which saving a value costs bytes.
+        first_stop: The earliest place before which a plan may free each value's buffer, [values].
+        tops: For each value in `order`, the most bytes live in every plan from that place to the next one; for lower bounds.
     """
 
     def __init__(
@@ -128,24 +128,24 @@ class Forward:
         self.held_by_one: Bools = np.array([self.runs_once(v) for v in self.held.tolist()], dtype=bool)
         self.fixed = self._fixed_bytes(held_bytes)
         is_part = (self.begin != np.arange(n)) & np.array([v.in_forward for v in values], dtype=bool)[self.begin]
-        self.begins_if_saved = self.begin + is_part  # where a value that has no buffer otherwise gets one
-        self.begins_if_saved[[v.is_snapshot for v in values]] = n  # copies are made at the end
+        self.begins_if_saved = self.begin + is_part  # the place at which a value without a buffer gets one if saved
+        self.begins_if_saved[[v.is_snapshot for v in values]] = n  # the forward copies inputs at its end
         for v, w in self.joined_at.items():
             self.begin[w] = min(self.begin[w], v)
         self.sure = np.flatnonzero(self.stored & (self.nbytes > 0))
         begun = np.bincount(self.begin[self.sure], self.nbytes[self.sure], minlength=n + 1)
-        self.always = self.fixed + np.cumsum(begun)  # with what is always written, before it is freed
+        self.always = self.fixed + np.cumsum(begun)  # and all buffers of every plan, none of them freed
         self.tops, self.order = self._lowest()
         self._freed_at = {w: self._may_be_freed_at(w) for w in self.copied}
 
     def _is_in_open_registers(self, v: int) -> bool:
-        """Whether a value stays in registers, and may be saved from there."""
+        """Returns whether an unsaved value stays in registers and a plan may save the value."""
         value = self.values[v]
         is_in_registers = value.in_forward and value.kernel == POINTWISE and not self._is_stored[v]
         return is_in_registers and value.is_saveable and value.nbytes > 0
 
     def reading(self, v: int) -> list[int]:
-        """The kernels of the forward that read a value's buffer, through what stays in registers."""
+        """Indices of the forward's kernels that read a value's buffer, directly or through values in registers."""
         found, seen, stack = list[int](), set[int](), [v]
         while stack:
             for w in self.readers[stack.pop()]:
@@ -156,11 +156,11 @@ class Forward:
         return found
 
     def runs_once(self, v: int) -> bool:
-        """Whether a value is not computed once more by each kernel that reads it."""
+        """Returns whether one kernel computes the value; if not, each kernel that reads the value computes it in registers."""
         return self._is_stored[v] or self.values[v].kernel != POINTWISE
 
     def _find_ends(self) -> None:
-        """Last places with nothing saved, with all saved, and the values for which that differs."""
+        """Sets each buffer's last place with no value saved and with all values saved, and lists the values where these differ."""
         n = self.size
         longest, shortest = list(range(n)), list(range(n))
         for v in range(n - 1, -1, -1):
@@ -181,7 +181,7 @@ class Forward:
             self._common_ends[v] = least
 
     def _bounded_end(self, v: int, varying: frozenset[int], longest: Sequence[int]) -> tuple[int, list[int]]:
-        """The last place that all plans have in common, and the readers that lead further in some."""
+        """Returns the last place common to all plans, and the readers through which some plans read the value's buffer later."""
         if self.values[v].is_output:
             return self.size, []
         is_open = {w: w in varying and not self.runs_once(w) for w in self.readers[v]}
@@ -189,13 +189,13 @@ class Forward:
         return max([v, *fixed]), [w for w in self.readers[v] if is_open[w]]
 
     def _find_sources(self) -> list[tuple[int, list[int]]]:
-        """Kernels with the buffers of their size that they may be the last to read, in order."""
+        """Kernels in order, each with the buffers of its size whose last reader the kernel is in some plan."""
         found, stored, values = [], self._is_stored, self.values
         shortest, longest = self.shortest.tolist(), self.longest.tolist()
         for w, value in enumerate(values):
             if value.kernel == POINTWISE and value.in_forward and (stored[w] or self._may_be_cut[w]):
                 path = register_path(value.reads, values, stored)
-                own = [v for v in path if stored[v] and v not in self.joined_at]  # not a part of another
+                own = [v for v in path if stored[v] and v not in self.joined_at]  # no part of a concatenation
                 last_read = [v for v in own if shortest[v] <= w <= longest[v]]
                 sources = [v for v in last_read if may_be_written_over(values[v], value) and not values[v].is_output]
                 if sources:
@@ -203,9 +203,10 @@ class Forward:
         return found
 
     def _find_joins(self) -> dict[int, int]:
-        """Parts that have a buffer, with the concatenation that they are in, which has one too.
+        """Maps parts of concatenations to the concatenation, where both have a buffer.
 
-        A part that nothing else reads is computed where the concatenation stands: what it reads lives until then in its stead.
+        Parts that only the concatenation reads are left out: such a part is computed at the concatenation, and the part's inputs
+        live until then instead of the part.
         """
         found = dict[int, int]()
         for w, value in enumerate(self.values):
@@ -216,7 +217,7 @@ class Forward:
         return found
 
     def _fixed_bytes(self, held_bytes: int) -> Ints:
-        """At each place, and at the end, in every plan: copies, workspaces, outputs of kernels that nothing reads."""
+        """Bytes live in every plan at each place and at the end, [values + 1]: input copies, workspaces, unread outputs."""
         fixed = np.full(self.size + 1, held_bytes, dtype=np.int64)
         begin = self.begin.tolist()
         for v, value in enumerate(self.values):
@@ -226,11 +227,11 @@ class Forward:
             if value.in_forward and beside_bytes:
                 fixed[v] += beside_bytes - (value.nbytes if v in self.copied else 0)
             if begin[v] != v and self.values[begin[v]].in_forward and not self._is_stored[v]:
-                fixed[begin[v]] += value.nbytes  # only the backward reads it, but the kernel writes it
+                fixed[begin[v]] += value.nbytes  # only the backward reads this output, but the kernel writes it
         return fixed
 
     def _may_be_freed_at(self, w: int) -> Ints:
-        """Values that some plan frees behind a place; a concatenation with the last part that is read from it."""
+        """Indices of stored values that some plan frees after place `w`; concatenations with parts of their own always count."""
         is_last = (self.first_stop <= w + 1) & (self.longest >= w)
         is_last[list(self.joined_at.values())] = True
         return self.sure[(is_last & (self.begin <= w))[self.sure]]
@@ -238,20 +239,20 @@ class Forward:
     # -- many plans ---------------------------------------------------------------------------------------------------
 
     def peak(self, used: Bools, recomputed: Bools) -> Ints:
-        """Most bytes live at once, [P], of the plans that save the columns of `used`, [values, P], for the backward.
+        """Most bytes live at once, [P], in plans that save the columns of `used`, [values, P], for the backward.
 
         Args:
-            recomputed: What they compute once more, [values, P].
+            recomputed: True for a value that the plan recomputes in the backward, [values, P].
         """
         if not self.size:
             return np.zeros(used.shape[1], dtype=np.int64)
         return np.asarray(self.live(self.lifetimes(used, recomputed)).max(axis=1), dtype=np.int64)
 
     def lifetimes(self, used: Bools, recomputed: Bools, *, with_epilogue: bool = True) -> ForwardLifetimes:
-        """When the buffers of plans live, as in `peak`.
+        """Live ranges of the plans' buffers; arguments as in `peak`.
 
         Args:
-            with_epilogue: Whether what is computed at the end keeps what it reads.
+            with_epilogue: True to keep the inputs of the epilogue's values alive to the end of the forward.
         """
         ends, epilogue = self._ends(used), self.epilogue if with_epilogue else _Epilogue(())
         never = self.size + 1
@@ -263,7 +264,7 @@ class Forward:
         taken = self._overwritten(used, ends)
         stops = ends + 1 - taken
         np.copyto(stops, never, where=used)
-        covered = np.zeros(used.shape, dtype=bool)  # by the buffer that it is written over
+        covered = np.zeros(used.shape, dtype=bool)  # values saved in a buffer reused in place
         for turn in epilogue.turns:
             u, last = epilogue.values[turn], epilogue.last_readers[turn]
             over = held[turn] & used[last] & self.stored[u, None] & ~covered[last]
@@ -274,13 +275,13 @@ class Forward:
         return ForwardLifetimes(used & ~covered, stops, taken, beside, copy_stops)
 
     def _join(self, used: Bools, stops: NDArray[np.int32]) -> None:
-        """Change `stops`: a part that is not saved has no buffer, and what it lies in stays for it."""
+        """Changes `stops`: an unsaved part has no buffer, and its concatenation's buffer lives as long as the part is read."""
         for v, w in self.joined_at.items():
             np.maximum(stops[w], stops[v], out=stops[w], where=~used[v])
             np.copyto(stops[v], self.begin[v], where=~used[v])
 
     def _are_held(self, epilogue: _Epilogue, used: Bools) -> Bools:
-        """Whether what is computed behind the forward waits with a buffer that is not saved, [sources, P]."""
+        """Mask of the unsaved sources that values of the epilogue keep alive to the end of the forward, [sources, P]."""
         held = (
             np.logical_or.reduceat(used[epilogue.others], epilogue.firsts, axis=0) if len(epilogue.firsts) else used[:0]
         )
@@ -294,7 +295,7 @@ class Forward:
     def _ends(self, used: Bools) -> NDArray[np.int32]:
         """The last place at which each value's buffer is read, [values, P]."""
         ends = np.repeat(self._common_ends[:, None], used.shape[1], axis=1)
-        reach = np.empty_like(ends)  # what a value hands to what it reads
+        reach = np.empty_like(ends)  # the place until which a value's inputs stay alive
         for level in self._levels:
             level.raise_rows(ends, reach)
             rows = ends[level.values]
@@ -303,12 +304,10 @@ class Forward:
         return ends
 
     def _overwritten(self, used: Bools, ends: NDArray[np.int32]) -> Bools:
-        """Whether a kernel writes over the value's buffer, [values, P]; not where a part that lies in it is read as long."""
+        """Mask of the buffers that a kernel reuses in place, [values, P]; False if an unsaved part in it is read as long."""
         taken = np.zeros(used.shape, dtype=bool)
         kernels = self.overwriting.kernels
-        free = (
-            self.stored[kernels, None] | used[kernels]
-        )  # what is saved has a buffer, though it may have none otherwise
+        free = self.stored[kernels, None] | used[kernels]  # a saved value has a buffer, even if an unsaved one has none
         own = ~used & self.stored[:, None]
         for v, w in self.joined_at.items():
             own[w] &= used[v] | (ends[v] < ends[w])
@@ -316,7 +315,7 @@ class Forward:
         return taken
 
     def live(self, lifetimes: ForwardLifetimes) -> Ints:
-        """Live bytes at each place, and at the end, [P, values + 1]."""
+        """Live bytes at each place and at the end of the forward, [P, values + 1]."""
         saved, stops = lifetimes.saved, lifetimes.stops
         plans, width = saved.shape[1], self.size + 2
         rows = np.arange(plans, dtype=np.int64) * width
@@ -347,7 +346,7 @@ class Forward:
     # -- every plan ---------------------------------------------------------------------------------------------------
 
     def _lowest(self) -> tuple[Ints, Ints]:
-        """What no plan goes below: each buffer dies as early as it can, and gives its place to another where it can."""
+        """Returns `tops` and `order`, sets `first_stop`: each buffer is freed or reused at the earliest place of any plan."""
         own = self.stored
         may_give, shortest = np.zeros(self.size, dtype=np.int64), self.shortest.tolist()
         for w, sources in self.sources:

@@ -1,9 +1,9 @@
 """Values that the forward computes only because they are saved: derivatives of activations, masks, casts of weights.
 
-Nothing in the forward reads such a value.  It is computed after everything else, and the buffers that its kernel reads stay alive
-until then.  But what a kernel of the forward gives beside what the forward reads is written with that: a pooling's offsets.  And
-what is computed of one pointwise buffer alone is written by that buffer's kernel, where it takes no more bytes: the mask of a ReLU,
-and of random numbers the factors of a dropout's gradient, which are bfloat16 where the numbers are float32.
+Nothing in the forward reads such a value.  The forward computes the value last (the epilogue), and the buffers that its kernel
+reads stay alive until then.  There are two exceptions.  A kernel of the forward writes its second output, such as a pooling's
+offsets, with its first one.  The kernel of a pointwise buffer also writes values computed from that buffer alone, if they take no
+more bytes: the mask of a ReLU, or the factors of a dropout's gradient (bfloat16) from random numbers (float32).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from compile_remat.passes.problem.problem import ITEM, POINTWISE, Value
 
 @dataclass(frozen=True)
 class Source:
-    """A buffer of the forward that values behind it read if they are saved.
+    """A buffer of the forward that saved values of the epilogue read.
 
     Attributes:
-        value: Whose buffer it is.
-        readers: Those values, in order.
-        may_be_taken: Whether the last of them may be written over it: it takes the first of its sources that it may and that is not
+        value: Index of the value in the buffer.
+        readers: Indices of the epilogue's values that read the buffer, ascending.
+        may_be_taken: True if the last reader can reuse the buffer in place.  A reader takes its first such source that is not
             saved.
-        written_with: Where the buffer is a pointwise value, readers that are computed of it alone: its kernel writes them too, if
-            they take no more bytes and no other reader waits.
+        written_with: For the buffer of a pointwise value, the readers computed from this buffer alone: the buffer's kernel also
+            writes these readers if they take no more bytes and no other reader waits for the buffer.
     """
 
     value: int
@@ -35,10 +35,10 @@ class Source:
 
 
 def epilogue_sources(values: Sequence[Value], stored: Sequence[bool]) -> list[Source]:
-    """All such buffers.
+    """Lists the forward's buffers that values of the epilogue read, ascending.
 
     Args:
-        stored: Whether the forward writes a value to memory though it is not saved, [values].
+        stored: True for a value that the forward writes to memory even if the plan does not save it, [values].
     """
     readers: dict[int, list[int]] = {}
     read: dict[int, set[int]] = {}
@@ -59,7 +59,7 @@ def epilogue_sources(values: Sequence[Value], stored: Sequence[bool]) -> list[So
 
 
 def _read_from_memory(v: int, values: Sequence[Value], stored: Sequence[bool], written: Mapping[int, int]) -> set[int]:
-    """Buffers of the forward that the value's kernel reads, or those of other such values that it reads."""
+    """Indices of the forward's buffers, without outputs, that value `v` reads, directly or through values without such a buffer."""
     found, seen, stack = set[int](), {v}, [v]
     while stack:
         reader = stack.pop()
@@ -76,7 +76,7 @@ def _read_from_memory(v: int, values: Sequence[Value], stored: Sequence[bool], w
 
 
 def _written(values: Sequence[Value], stored: Sequence[bool]) -> dict[int, int]:
-    """The concatenation in which a value lies that has no buffer of its own: what stands behind it reads it there."""
+    """Maps each value without a buffer of its own to the concatenation that stores the value; later readers read it there."""
     found: dict[int, int] = {}
     for w, value in enumerate(values):
         if value.in_forward and stored[w]:

@@ -1,7 +1,7 @@
-"""Which kernel writes over which buffer, in many plans at once.
+"""In-place reuse: the kernels that overwrite the buffers of their inputs, in many plans at once.
 
-A kernel takes the first of its sources that it is the last to read.  No two kernels are the last, so kernels do not stand in each
-other's way, and all of them look at their first source together, then at their second one, and so on.
+A kernel reuses the first of its sources that no other kernel reads later.  A buffer has one last reader, so kernels never compete
+for a buffer: all kernels test their first source together, then their second source, and so on.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from compile_remat.passes.memory.buffers import Bools, Ints
 
 @dataclass(frozen=True)
 class _Turn:
-    """The k-th sources of all kernels that have so many.
+    """The k-th sources of all kernels with at least k sources.
 
     Attributes:
-        kernels: Which kernels, by their number, [T].
-        sources: Their sources, ascending, [T].
-        firsts: Where in `sources` another one begins.
+        kernels: Position of each kernel in `Overwriting.kernels`, [T].
+        sources: Index of each kernel's k-th source, ascending, [T].
+        firsts: Positions in `sources` at which another source begins.
     """
 
     kernels: Ints
@@ -31,10 +31,10 @@ class _Turn:
 
 
 class Overwriting:
-    """Kernels with the buffers that each may write over, in the order in which it looks at them.
+    """Kernels, each with the buffers that the kernel may reuse in place, in order of preference.
 
     Attributes:
-        kernels: The index of each kernel, [K].
+        kernels: Index of each kernel's value or step, [K].
     """
 
     def __init__(self, pairs: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -52,13 +52,13 @@ class Overwriting:
             self._turns.append(_Turn(kernels, sources, firsts))
 
     def mark(self, taken: Bools, free: Bools, at: NDArray[np.integer], may: Bools, ends: NDArray[np.integer]) -> None:
-        """Set `taken`, [values, P], where a kernel writes over a value's buffer.
+        """Sets `taken`, [values, P], to True where a kernel reuses a value's buffer in place.
 
         Args:
-            free: Whether each kernel writes a buffer at all, [K, P]; not kept.
+            free: True where a kernel writes a buffer at all, [K, P]; overwritten by this method.
             at: The slot or place of each kernel, [K, P] or [K, 1].
-            may: Whether each value has a buffer that can be written over, [values, P].
-            ends: The last slot or place at which it is read, [values, P].
+            may: True where a value has a buffer that a kernel can reuse, [values, P].
+            ends: The last slot or place at which each value is read, [values, P].
         """
         for turn in self._turns:
             hit = free[turn.kernels]

@@ -1,8 +1,8 @@
-"""Which values and steps have a buffer in the backward, and from when to when, for many plans at once.
+"""Buffers of values and steps in the backward, and their live ranges, for many plans at once.
 
-Which values are buffers follows Inductor: a pointwise value stays in registers, and what it reads stays alive until
-its own readers run, unless it is saved or returned, a kernel that is not fused reads it, or it gathers too many reads.
-A pointwise kernel writes over an input of its own size that dies there (``config.inplace_buffers``).
+The rules are Inductor's.  A pointwise value stays in registers, and its inputs stay alive until its readers run, unless the value
+is saved or returned, an extern kernel reads the value, or the value gathers too many reads.
+A pointwise kernel reuses the buffer of an input of its own size that dies there (``config.inplace_buffers``).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from compile_remat.passes.problem.problem import CONSTANT, EXTERN, ITEM, POINTWI
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """The buffers of P plans in the backward.
+    """Live ranges of the buffers of P plans in the backward.
 
     Attributes:
-        buffers: Computed once more into memory, not just into registers, [values, P].
-        alive: The same, and what is saved, [values, P].
-        begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
-        ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
-        taken: A later kernel writes over the buffer, which counts one slot less for that, [values, P].
-        copied: For each copy that a reader of a concatenation may get: the concatenation, and the reader's slot if the two are
-            alive there, [P]; -1 elsewhere.
-        held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P]; meaningless where the value
+        buffers: True where the plan recomputes a value into a buffer of its own, not into registers, [values, P].
+        alive: True where a value has such a buffer or a saved one, [values, P].
+        begins: The slot at which a value's buffer begins, [values, P]; undefined where the value has no buffer.
+        ends: The last slot at which a value's buffer is live, [values, P]; undefined where the value has no buffer.
+        taken: True where a later kernel reuses the buffer in place, which ends the buffer one slot earlier, [values, P].
+        copied: For each copy that a reader of a concatenation may get: the concatenation, and the reader's slot if copy and
+            concatenation are both alive there, [P]; -1 elsewhere.
+        held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P]; undefined where the value
             is not recomputed.
     """
 
@@ -61,13 +61,13 @@ class Lifetimes:
 
 @dataclass(frozen=True)
 class _Level:
-    """A level of values whose ends depend on the plan.
+    """A level of values whose last reads depend on the plan.
 
     Attributes:
-        readers: The values with the readers that may run behind the last step that reads them.
-        handing: Those that stay in registers: what they read may be read behind their own slot, [H].
-        may_be_stored: Whether these have a buffer in some plan, [H, 1].
-        joined: The numbers and indices of those of them that are parts of a concatenation.
+        readers: The values, with the readers that may run after the last step that reads the value.
+        handing: Fused values: their inputs stay alive until the consumers of the fused kernel run.  Shape [H].
+        may_be_stored: True for a fused value that has a buffer in some plan, [H, 1].
+        joined: Fused values that are parts of a concatenation: pairs of position in `handing` and index.
     """
 
     readers: ReaderLevel
@@ -77,19 +77,19 @@ class _Level:
 
 
 class LifetimeModel:
-    """Lifetimes of buffers of one problem; what does not depend on the plan is worked out once.
+    """Live ranges of one problem's buffers in the backward; facts that are equal in every plan are computed once.
 
     Args:
         latest_step: See `RecomputeSchedule`.
 
     Attributes:
-        always_stored: Whether a value that is recomputed has a buffer in every plan, [values].
-        forward_stored: Whether a value has a buffer in the forward though it is not saved, [values].
+        always_stored: True for a value that has a buffer in every plan that recomputes the value, [values].
+        forward_stored: True for a value that has a buffer in the forward even if the plan does not save it, [values].
         last_step: The last step whose kernel reads each value, [values]; -1 for none.
         step_bytes, step_last, step_in_place: See `step_buffers`.
-        step_in_place_sources: Pointwise steps with the values that each may be written over.
-        held: Indices of the values that are computed from copies of inputs.
-        copied_for: For each concatenation that is copied, the values and the steps that get a copy.
+        step_in_place_sources: Pointwise steps, each with the values whose buffers the step could reuse in place.
+        held: Indices of the values computed from copies of inputs, [K].
+        copied_for: Maps each concatenation that is copied to the values and the steps that get a copy.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class LifetimeModel:
         self.is_sometimes_stored = has_extern_reader & ~self.always_stored & (self.nbytes > 0)
 
     def _readers_behind_steps(self, latest_step: Sequence[int]) -> list[tuple[int, list[int], bool]]:
-        """Values, from the last, whose end depends on the plan, with the readers that may run behind the last step that reads it.
+        """Values whose last read depends on the plan, last value first, with readers that may run after the last reading step.
 
-        With each, whether what it reads may be read behind its own slot.
+        The third item of an entry is True for a value in registers, whose inputs may be read after the value's own slot.
         """
         last, runs_once = self.last_step.tolist(), self.runs_once.tolist()
         behind = list(latest_step)  # the last step before which a reader's kernel runs
@@ -164,7 +164,7 @@ class LifetimeModel:
         return found
 
     def _levels_of(self, walk: Sequence[tuple[int, list[int], bool]]) -> list[_Level]:
-        """What `_readers_behind_steps` gives, in levels."""
+        """Sorts the entries of `_readers_behind_steps` into levels."""
         handing = {v for v, _, hands_on in walk if hands_on}
         found = []
         for level in in_levels([(v, readers) for v, readers, _ in walk]):
@@ -175,7 +175,7 @@ class LifetimeModel:
         return found
 
     def _step_sources(self, values: Sequence[Value], steps: Sequence[Step]) -> list[tuple[int, list[int]]]:
-        """For each pointwise step that writes over no gradient, the values that it might be written over."""
+        """Pointwise steps that reuse no gradient's buffer, each with the values whose buffers the step could reuse in place."""
         busy = set(self.step_last[self.step_in_place > 0].tolist())
         pairs: list[tuple[int, list[int]]] = []
         for b, step in enumerate(steps):
@@ -187,7 +187,7 @@ class LifetimeModel:
         return pairs
 
     def of(self, schedule: Schedule) -> Lifetimes:
-        """The buffers of the plans of a schedule."""
+        """Live ranges of the buffers of a schedule's plans."""
         recomputed = schedule.recomputed
         stored = self._stored(recomputed)
         ends, held_until = self._ends(schedule, stored)
@@ -199,7 +199,7 @@ class LifetimeModel:
         return Lifetimes(buffers, alive, begins, ends, taken, copied, held_until)
 
     def _stored(self, recomputed: Bools) -> Bools:
-        """Whether each value has a buffer if it is recomputed, [values, P]."""
+        """Mask of the values that have a buffer if the plan recomputes them, [values, P]."""
         stored = np.repeat(self.always_stored[:, None], recomputed.shape[1], axis=1)
         for v in np.flatnonzero(self.is_sometimes_stored):
             for w in self.extern_readers[v]:
@@ -209,20 +209,20 @@ class LifetimeModel:
     def _ends(self, schedule: Schedule, stored: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The last slot at which each value is read from memory, [values, P].
 
-        With that, the last slot at which what `held` values read is read, [K, P].
+        The second array is the last slot at which the input copies of the `held` values are read, [K, P].
         """
         recomputed, slots = schedule.recomputed, schedule.slots
         plans = recomputed.shape[1]
         by_step = np.concatenate(
             [schedule.step_slots.T, np.full((1, plans), -1, dtype=np.int32)]
-        )  # for -1 its last row
+        )  # the last row is for -1
         ends = by_step[self.last_step]
         reach = np.where(recomputed, slots, np.int32(-1))  # the last slot at which a reader's kernel runs
         for level in self._levels:
             level.readers.raise_rows(ends, reach)
             handing = level.handing
             is_in_registers = recomputed[handing] & ~(stored[handing] & level.may_be_stored)
-            reach[handing] = np.where(is_in_registers, ends[handing], reach[handing])  # it is read behind its own slot
+            reach[handing] = np.where(is_in_registers, ends[handing], reach[handing])  # the inputs' last slot
             for k, v in level.joined:
                 w = self.whole_of[v]
                 has_place = is_in_registers[k] & recomputed[w] & stored[w]
@@ -234,10 +234,10 @@ class LifetimeModel:
     def _around(
         self, v: int, schedule: Schedule, by_step: NDArray[np.int32], reach: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The last slots at which a value in registers is computed and at which its concatenation is read for it, [P]; -1 for none.
+        """The last slots, each [P], at which a fused part is computed and at which it is read from its concatenation; -1 for none.
 
-        The concatenation writes it to memory (``ConcatKernel.realize_into`` in ``ir.py``): what stands behind it reads that,
-        what stands before it has the value's expression in its own.
+        The concatenation writes the part to memory (``ConcatKernel.realize_into`` in ``ir.py``): a reader after the concatenation
+        loads that memory, a reader before the concatenation inlines the part's expression.
         """
         place = schedule.slots[self.whole_of[v]]
         before, behind = place.copy(), np.full_like(place, -1)
@@ -252,14 +252,14 @@ class LifetimeModel:
     def _joined(
         self, schedule: Schedule, buffers: Bools, ends: NDArray[np.int32]
     ) -> tuple[NDArray[np.int32], list[tuple[int, NDArray[np.int32]]]]:
-        """Where buffers begin, [values, P]; what is made inside a concatenation has none of its own any more.
+        """Returns the slots at which buffers begin, [values, P], and `Lifetimes.copied`; changes `buffers` and `ends`.
 
-        A part that had none is written by the concatenation's kernel, and read from there.
-        With that, `Lifetimes.copied`.
+        A part made inside of a concatenation loses its own buffer.  The concatenation's kernel writes a part that had no buffer,
+        and readers load the part from the concatenation, which stays alive for them.
         """
         recomputed, slots = schedule.recomputed, schedule.slots
         begins = slots[self.item_of]
-        kept: dict[int, NDArray[np.int32]] = {}  # the last slot at which a concatenation is read for its parts
+        kept: dict[int, NDArray[np.int32]] = {}  # the last slot at which parts are read from a concatenation
         for w, parts in self.parts:
             last = np.full(ends.shape[1], -1, dtype=np.int32)
             for v in parts:
@@ -275,20 +275,20 @@ class LifetimeModel:
     def _copies_of(
         self, w: int, schedule: Schedule, kept_until: NDArray[np.int32] | None
     ) -> list[tuple[int, NDArray[np.int32]]]:
-        """What `Lifetimes.copied` has for one concatenation: it stays for the next reader that gets a copy, or for its parts."""
+        """`Lifetimes.copied` of concatenation `w`, which stays alive for the next reader that gets a copy, or for its parts."""
         values, steps = self.copied_for[w]
         at = np.concatenate(
             [np.where(schedule.recomputed[values], schedule.slots[values], -1), schedule.step_slots.T[steps]]
         )
         at = np.where(schedule.recomputed[w] & ~self.is_in_order(w, schedule), at, np.int32(-1))
-        until = at.max(axis=0) - 1  # for the last of them it is not alive itself, but its copy
+        until = at.max(axis=0) - 1  # at the last reader, only the copy is alive
         until = until if kept_until is None else np.maximum(until, kept_until)
         return [(w, np.where(row <= until, row, np.int32(-1))) for row in at]
 
     def is_in_order(self, w: int, schedule: Schedule) -> Any:
-        """Whether a concatenation is made directly in its reader's memory order, [P]: a saved channels-last input decides.
+        """Mask of the plans that make concatenation `w` directly in its reader's layout, [P]: a saved channels-last input decides.
 
-        With two readers each gets a copy.
+        A plan that also recomputes a value which gets a copy makes copies for all readers.
         """
         telling = list(self.values[w].ordered_by)
         if not telling:
@@ -297,7 +297,7 @@ class LifetimeModel:
         return schedule.used[telling].any(axis=0) & ~schedule.recomputed[readers].any(axis=0)
 
     def _taken(self, schedule: Schedule, buffers: Bools, alive: Bools, ends: NDArray[np.int32]) -> Bools:
-        """Whether a later kernel writes over the value's buffer, so that it counts one slot less, [values, P]."""
+        """Mask of the buffers that a later kernel reuses in place, so that the buffer ends one slot earlier, [values, P]."""
         taken = np.zeros(buffers.shape, dtype=bool)
         by_steps, by_values = self.overwriting_steps, self.overwriting
         free = np.ones((len(by_steps.kernels), buffers.shape[1]), dtype=bool)

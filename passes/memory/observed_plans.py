@@ -1,7 +1,7 @@
-"""Compares a plan in the simulator with what was observed of its two graphs, and says what the next search is to assume.
+"""Compares a plan's simulation with the facts observed of its two graphs, and returns the assumptions for the next search.
 
-An assumption only ever rises: what one plan's graphs write to memory, another plan's are taken to write as well.  So the search
-does not go back and forth between plans of which each looks better while the other one is observed.
+An assumption only ever rises: a node that one plan's graphs write to memory counts as written in every other plan.  So the search
+does not alternate between two plans, each of which looks better while the other plan is observed.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from compile_remat.passes.problem.problem import POINTWISE, Origin, Problem, Ste
 WORKSPACE = "workspace"
 
 NOTEWORTHY = 1e-4
-"""Bytes below this part of the peak are not worth an assumption."""
+"""Excess bytes below this fraction of the peak cause no assumption."""
 
 
 def assumptions_after(problem: Problem, plan: Plan, facts: RegionFacts, before: Assumptions) -> Assumptions:
-    """What to assume in the next search, after a plan was observed.
+    """Assumptions for the next search, after a plan was observed.
 
-    In the problem with these assumptions the plan's peak is at least the one that was observed, but for steps that the plan has in
-    memory and that were left in registers: what they are computed from stays alive until their last reader.  Where that took more
-    than was planned, they are written from now on, and nothing else of the plan's backward is a fact any more.
+    In the problem with these assumptions, the plan's peak is at least the observed peak.  There is one exception: steps that the
+    plan has in memory, but that Inductor left in registers, keep their inputs alive until their last reader.  If the observed peak
+    then exceeds the plan's peak, these steps are written from now on, and the excess bytes of this observation are dropped.
 
     Args:
-        problem: The one that the plan was found in, `before` among its facts.
-        plan: Its names are those of the problem.
+        problem: The problem that the plan was found in, with `before` among its facts.
+        plan: The observed plan, in names of `problem`.
     """
     is_first = before.is_empty
     found = candidate_of(problem, plan.saved, plan.again)
@@ -82,7 +82,7 @@ def _sums(before: Iterable[tuple[str, int]], more: Mapping[str, int]) -> tuple[t
 
 
 def _forward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
-    """Pointwise values that are not saved, and whether the forward writes them, where the simulator says otherwise."""
+    """Maps unsaved pointwise values to True if the forward writes them, where the simulator assumed the contrary."""
     simulator, used = found.simulator, found.batch.used[:, 0]
     computed, assumed = facts.computed, simulator.lifetimes.forward_stored
     return {
@@ -94,9 +94,9 @@ def _forward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
 
 
 def _backward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
-    """Pointwise values that are computed again, and steps, and whether the backward writes them, where that was not assumed.
+    """Maps recomputed pointwise values and steps to True if the backward writes them, where the simulator assumed the contrary.
 
-    A value that is computed twice there is written if either is.
+    A value that the backward computes twice counts as written if either copy is written.
     """
     simulator, batch, computed = found.simulator, found.batch, facts.computed
     recomputed, buffers = batch.recomputed[:, 0], batch.buffers[:, 0]
@@ -118,19 +118,19 @@ def _backward_stored(found: Candidate, facts: GraphFacts) -> dict[str, bool]:
 
 
 def _may_be_inside(node: Value | Step) -> bool:
-    """Whether a node's buffer is a matter of the kernels around it."""
+    """Returns whether the node may be fused into a kernel and so have no buffer."""
     return node.kernel == POINTWISE and node.nbytes > 0
 
 
 def forward_levels(found: Candidate) -> dict[str, int]:
-    """Live bytes of the simulated forward at each value's place."""
+    """Maps each value of the forward to the live bytes of the simulated forward at the value's place."""
     forward, batch = found.simulator.forward, found.batch
     live = forward.live(forward.lifetimes(batch.used, batch.recomputed))[0].tolist()
     return {value.name: live[v] for v, value in enumerate(found.simulator.problem.values) if value.in_forward}
 
 
 def backward_levels(found: Candidate) -> dict[str, int]:
-    """Live bytes of the simulated backward at each recomputed value and each step, in the order in which they run."""
+    """Maps each recomputed value and each step to the live bytes of the simulated backward there, in execution order."""
     batch, problem = found.batch, found.simulator.problem
     live = batch.live[0].tolist()
     again = np.flatnonzero(batch.recomputed[:, 0]).tolist()
@@ -140,7 +140,7 @@ def backward_levels(found: Candidate) -> dict[str, int]:
 
 
 def _of_originals(found: Candidate, nbytes: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by the names that the problem has: a value that is computed twice in the backward has the larger of both."""
+    """Bytes by the problem's own names; a value that the backward computes twice gets the larger of both figures."""
     known: dict[str, int] = {}
     for name, each in nbytes.items():
         name = original(name, found.again)
@@ -149,15 +149,15 @@ def _of_originals(found: Candidate, nbytes: Mapping[str, int]) -> dict[str, int]
 
 
 def excess_at_nodes(kernels: Sequence[KernelFacts], levels: Mapping[str, int], small_bytes: int) -> dict[str, int]:
-    """Bytes that were observed above the simulated levels, at the node of each kernel that has the highest of these.
+    """Maps nodes to the bytes observed above their simulated level.  A kernel's excess goes to its node of the highest level.
 
-    The code generator may run a kernel at another place than the simulator, among other buffers: an index that nothing forces to be
-    early, say.  Their bytes are no property of its nodes, which run elsewhere in another plan.  So such a kernel belongs to one of
-    the two nearest that run in their simulated order, to the one of the higher level.  So does a kernel none of whose nodes is in
-    the problem, a copy that the code generator made.
+    The code generator may run a kernel at another place than the simulator, among other buffers: for example, an index that
+    nothing forces to be early.  The bytes of these buffers are no property of the kernel's nodes, which run elsewhere in another
+    plan.  So the excess of such a kernel goes to one of the two nearest nodes that run in simulated order, the node of the higher
+    level.  The same holds for a kernel without a node of the problem: a copy that the code generator made.
 
     Args:
-        levels: In the order in which the simulator runs them.
+        levels: Simulated live bytes of each node, in the order in which the simulator runs the nodes.
     """
     places = {name: place for place, name in enumerate(levels)}
     own = [[name for name in kernel.nodes if name in levels] for kernel in kernels]
@@ -174,13 +174,13 @@ def excess_at_nodes(kernels: Sequence[KernelFacts], levels: Mapping[str, int], s
 
 
 def _latest(names: Sequence[str | None]) -> list[str | None]:
-    """For each place the name there, or else the last one before it."""
+    """For each place, the name there, or else the last name before that place."""
     return list(accumulate(names, lambda last, name: name or last))
 
 
 def longest_ascending(numbers: Sequence[int | None]) -> set[int]:
-    """The places of the longest subsequence that never falls, among those that are numbers; of several, one."""
-    ends: list[int] = []  # of the subsequences of each length, the place of the smallest last number
+    """The places of a longest subsequence that never falls, among the entries that are numbers."""
+    ends: list[int] = []  # for each length, the last place of the subsequence with the smallest last number
     previous: dict[int, int | None] = {}
     for place, number in enumerate(numbers):
         if number is not None:
@@ -195,7 +195,7 @@ def longest_ascending(numbers: Sequence[int | None]) -> set[int]:
 
 
 def largest_at_peak(problem: Problem, plan: Plan, facts: RegionFacts, keep: int = 5) -> tuple[LiveBuffer, ...]:
-    """The largest buffers at the peak that was observed, largest first, with where the model makes them."""
+    """The `keep` largest buffers at the observed peak, largest first, with their origin in the model."""
     is_forward = facts.forward.peak_bytes > facts.backward.peak_bytes
     buffers = facts.forward.at_peak if is_forward else facts.backward.at_peak
     values = {value.name: value for value in problem.values}

@@ -1,4 +1,4 @@
-"""The buffers of one plan, each with the time that it lives: what the simulator adds up, tensor by tensor."""
+"""The buffers of one plan with their live ranges: the terms of the simulator's sums, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Span:
     """One buffer of a graph.
 
     Attributes:
-        node: What is in it.
-        role: Why it is live, as in `LiveBuffer`.
-        begin, end: The first and the last place at which it counts: of the forward a value's index, of the backward a slot.  A
-            buffer that is never freed ends at NEVER.
+        node: The value or the step in the buffer.
+        role: The reason that the buffer is live, as in `LiveBuffer`.
+        begin, end: The first and the last place at which the buffer counts: a value's index in the forward, a slot in the
+            backward.  A buffer that is never freed ends at NEVER.
     """
 
     node: Value | Step
@@ -32,7 +32,7 @@ class Span:
 
 
 def backward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
-    """Buffers in the backward of a batch of one plan.  Workspaces and what a kernel writes for nobody are not among them."""
+    """Buffers in the backward of a batch of one plan, without workspaces and unread outputs of kernels."""
     spans = [*_of_values(simulator, batch), *_of_others(simulator, batch), *_of_steps(simulator, batch)]
     return [span for span in spans if span.nbytes]
 
@@ -52,7 +52,7 @@ def _of_values(simulator: Simulator, batch: Batch) -> Iterator[Span]:
 
 
 def _of_others(simulator: Simulator, batch: Batch) -> Iterator[Span]:
-    """What is as large as a value and lives because of it."""
+    """Buffers as large as a value: the gradients that come in for outputs, and copies of concatenations."""
     values = simulator.problem.values
     for v, last in simulator.incoming:
         if batch.used[v, 0]:
@@ -75,7 +75,7 @@ def _of_steps(simulator: Simulator, batch: Batch) -> Iterator[Span]:
 
 
 def forward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
-    """Buffers in the forward of a batch of one plan, without workspaces and what a kernel writes for nobody."""
+    """Buffers in the forward of a batch of one plan, without workspaces and unread outputs of kernels."""
     forward, values = simulator.forward, simulator.problem.values
     if not values:
         return []
@@ -85,7 +85,7 @@ def forward_spans(simulator: Simulator, batch: Batch) -> list[Span]:
     for v, value in enumerate(values):
         is_saved = bool(found.saved[v, 0]) and not value.is_output
         if v in forward.joined_at and not found.saved[v, 0]:
-            continue  # it has no buffer of its own
+            continue  # this part lies in a concatenation's buffer
         if forward.stored[v]:
             stop = int(found.stops[v, 0])
             role = OUTPUT if value.is_output else SAVED if stop > forward.size else TEMPORARY

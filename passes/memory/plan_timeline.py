@@ -1,4 +1,4 @@
-"""The exact timeline of one plan: which buffer lives when, in forward and backward."""
+"""The exact timeline of one plan: live bytes at each node of the backward, the peaks, and the largest buffers at the peak."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Timeline:
     """Live bytes of one plan.
 
     Attributes:
-        kernels: Names of what runs in the backward, in order: recomputed values and steps.
-        live_bytes: Live bytes while each of them runs.
+        kernels: Names of the nodes that run in the backward, in order: recomputed values and steps.
+        live_bytes: Live bytes while each of these nodes runs.
         forward_peak_bytes: The most bytes live at once in the forward.
-        peak_bytes: The most of both.
+        peak_bytes: The most bytes live at once in forward and backward.
         largest: The largest buffers at the backward's peak, largest first.
     """
 
@@ -35,18 +35,18 @@ class Timeline:
 
 
 def timeline(problem: Problem, plan: Plan) -> Timeline:
-    """Liveness of `plan` on `problem`; ValueError where the plan saves what the problem lacks or what cannot be saved."""
+    """Timeline of `plan` on `problem`; ValueError if the plan saves a value that the problem lacks or that cannot be saved."""
     found = candidate_of(problem, plan.saved, plan.again)
     return timeline_of(found.simulator, found.saved)
 
 
 def peak_bytes_of(problem: Problem, saved: Sequence[str], again: Sequence[str] = ()) -> int:
-    """Region peak of the plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
+    """Peak bytes of the plan that saves the values in `saved` and computes those in `again` twice; ValueError as in `timeline`."""
     return candidate_of(problem, saved, again).peak_bytes
 
 
 def candidate_of(problem: Problem, names: Sequence[str], again: Sequence[str]) -> Candidate:
-    """The plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
+    """Simulates the plan that saves the named values and computes those in `again` twice; ValueError as in `timeline`."""
     index = {v.name: i for i, v in enumerate(problem.values)}
     unknown = [name for name in names if name not in index]
     if unknown:
@@ -60,7 +60,7 @@ def candidate_of(problem: Problem, names: Sequence[str], again: Sequence[str]) -
 
 
 def timeline_of(simulator: Simulator, saved: Bools, keep: int = 5) -> Timeline:
-    """Liveness of the plan that saves the values in `saved`, bool [values]."""
+    """Timeline of the plan that saves the values in `saved`, bool [values], with the `keep` largest buffers."""
     batch = simulator.one(saved)
     problem = simulator.problem
     length = int(batch.step_slots[0, -1]) + 1

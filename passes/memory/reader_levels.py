@@ -1,7 +1,7 @@
-"""Rows that follow from the rows of a value's readers, for many values at once.
+"""Computes the row of a value from the rows of its readers, for many values at once.
 
-A walk from the last value to the first costs some calls of numpy for each value, which is much of the time of a small batch of
-plans.  Values that do not read each other are walked over together here.
+A walk from the last value to the first costs some numpy calls for each value, which is much of the time of a small batch of plans.
+So values that do not read each other form a level, and one call computes the rows of a whole level.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from compile_remat.passes.memory.buffers import Ints
 
 WIDE_BATCH = 192
-"""Of batches with more plans than that each value is taken by itself: there `reduceat` takes longer than single rows."""
+"""Most plans in a batch for which a level is computed at once: in wider batches, `reduceat` takes longer than single rows."""
 
 
 @dataclass(frozen=True)
 class ReaderLevel:
-    """Values none of which reads another one of them.
+    """Values none of which reads another value of the level.
 
     Attributes:
-        values: All of them, in the order of the walk.
-        reading: Those that have readers in the walk.
-        readers: The readers of the first of `reading`, then those of the next, and so on.
-        firsts: Where in `readers` those of each begin.
+        values: Indices of the values, in the order of the walk.
+        reading: Indices of the values that have readers in the walk.
+        readers: Indices of the readers of the first value in `reading`, then of the next value's readers, and so on.
+        firsts: Position in `readers` at which the readers of each value begin.
     """
 
     values: Ints
@@ -35,7 +35,7 @@ class ReaderLevel:
     firsts: Ints
 
     def raise_rows(self, rows: NDArray[np.int32], of_readers: NDArray[np.int32]) -> None:
-        """Raise the rows of values, [values, P], to the largest of what their readers hand them, [values, P]; in place."""
+        """Raises each value's row in `rows`, [values, P], to the largest row of its readers in `of_readers`, [values, P]."""
         if not len(self.reading):
             return
         if rows.shape[1] <= WIDE_BATCH:
@@ -49,7 +49,7 @@ class ReaderLevel:
 
 
 def in_levels(walk: Sequence[tuple[int, Sequence[int]]]) -> list[ReaderLevel]:
-    """Values with their readers, each behind its readers, as levels: a value's readers are in earlier ones or in none."""
+    """Sorts (value, readers) entries, readers first, into levels: a value's readers are in earlier levels or in none."""
     levels: list[list[tuple[int, Sequence[int]]]] = []
     level_of: dict[int, int] = {}
     for v, readers in walk:

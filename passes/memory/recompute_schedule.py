@@ -1,7 +1,7 @@
-"""When a plan recomputes each value: torch's order of the backward, for many plans at once.
+"""The slots at which plans recompute values: torch's order of the backward, for many plans at once.
 
-The rule is that of torch's ``reordering_to_mimic_autograd_engine``: a value is computed once more just before its first reader,
-missing ancestors first, in graph order.
+The rule is that of torch's ``reordering_to_mimic_autograd_engine``: a value is recomputed just before its first reader, after the
+value's missing ancestors, in graph order.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from compile_remat.passes.memory.buffers import Bools
 from compile_remat.passes.problem.problem import Step, Value
 
 NEVER = np.int32(1 << 30)
-"""Start of a value that the backward does not compute."""
+"""Larger than every anchor and slot: the anchor of a value that the backward does not compute, the end of an unfreed buffer."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The backward of P plans, a slot for each node that runs.
+    """The backward of P plans: each node that runs has a slot.
 
     Attributes:
-        used: Saved and read in the backward, [values, P].
-        recomputed: Computed once more in the backward, [values, P].
-        slots: Slot of each recomputed value, [values, P]; meaningless elsewhere.
+        used: True for a value that is saved and read in the backward, [values, P].
+        recomputed: True for a value that the backward recomputes, [values, P].
+        slots: Slot of each recomputed value, [values, P]; undefined for other values.
         step_slots: Slot of each step, [P, steps].
-        length: Slots of the longest backward.
+        length: Number of slots of the longest backward.
     """
 
     used: Bools
@@ -41,15 +41,15 @@ class Schedule:
 class RecomputeSchedule:
     """Schedules of one problem's plans.
 
-    An *anchor* is a place in the order that torch's reordering walks over: the steps, and before them the values that stand among
-    them in the joint graph.
+    An *anchor* is a place in the order that torch's reordering walks over: a step, or a value that stands among the steps in the
+    joint graph (`Value.late_step`).
 
     Attributes:
-        first_anchor: The first anchor that reads each value, [values]; NEVER for none.
-        late_anchor: The anchor of each value that is one, [values]; NEVER for the others.
+        first_anchor: The anchor of the first step that reads each value, [values]; NEVER for none.
+        late_anchor: The anchor of each value that stands among the steps, [values]; NEVER for the other values.
         step_anchor: The anchor of each step, [steps].
-        earliest: The anchor before which no plan recomputes each value, [values]; NEVER for none.
-        latest_step: The step before which each value is computed in every plan that recomputes it, [values]; -1 for none.
+        earliest: The anchor before which no plan recomputes the value, [values]; NEVER if no plan recomputes it.
+        latest_step: The step before which every plan that recomputes a value has done so, [values]; -1 for none.
     """
 
     def __init__(self, values: Sequence[Value], steps: Sequence[Step], readers: Sequence[Sequence[int]]) -> None:
@@ -64,7 +64,7 @@ class RecomputeSchedule:
         self._bound()
 
     def _bound(self) -> None:
-        """Find what all plans have in common, and with it the readers that move a value in some plan."""
+        """Sets `earliest` and `latest_step`, and lists the readers that move a value to an earlier anchor in some plan."""
         first, late, never = self.first_anchor.tolist(), self.late_anchor.tolist(), int(NEVER)
         earliest = np.minimum(self.first_anchor, self.late_anchor).tolist()
         latest = [anchor if anchor < never else -1 for anchor in first]
@@ -80,7 +80,7 @@ class RecomputeSchedule:
         self.latest_step = np.append(self.anchor_step, np.int32(-1))[latest]
 
     def _number_anchors(self, values: Sequence[Value]) -> None:
-        """Number the anchors in the joint graph's order."""
+        """Numbers the anchors in the joint graph's order."""
         late = [(value.late_step, 0, v) for v, value in enumerate(values) if value.late_step >= 0]
         walk = sorted(late + [(b, 1, b) for b in range(self.num_steps)])
         self.late_anchor = np.full(len(values), NEVER, dtype=np.int32)
@@ -96,7 +96,7 @@ class RecomputeSchedule:
         return Schedule(saved & (start < NEVER), recomputed, slots, step_slots, length)
 
     def needs(self, saved: Bools) -> tuple[Bools, Bools]:
-        """What of each plan's saved values the backward reads, and what it recomputes, [values, P]; `of` says when as well."""
+        """Masks of the saved values that the backward reads, and of the values that it recomputes, both [values, P]."""
         plans, rows = saved.shape[1], np.packbits(saved, axis=1)
         width = rows.shape[1]
         everywhere = (1 << 8 * width) - 1  # a bit for each plan
@@ -112,12 +112,12 @@ class RecomputeSchedule:
         return _unpacked(used, width, plans), _unpacked(recomputed, width, plans)
 
     def _starts(self, saved: Bools) -> tuple[NDArray[np.int32], Bools]:
-        """For each value the last anchor before which it may be recomputed, and the mask of what is recomputed; [values, P]."""
+        """The anchor before which each value is recomputed, if at all, and the mask of the recomputed values, both [values, P]."""
         plans = saved.shape[1]
         start = np.repeat(self.first_anchor[:, None], plans, axis=1)
         rows = list(start)
-        reach = rows.copy()  # the start that a value hands to what it reads
-        hidden = list(np.where(saved, NEVER, np.int32(0)))  # what is saved hands on nothing
+        reach = rows.copy()  # the anchor before which a value needs its inputs
+        hidden = list(np.where(saved, NEVER, np.int32(0)))  # a saved value needs no inputs
         is_saved = np.any(saved, axis=1).tolist()
         for v, readers, is_late in self._walk:
             row = rows[v]
@@ -130,7 +130,7 @@ class RecomputeSchedule:
         return start, (start < NEVER) & ~saved
 
     def _slots(self, start: NDArray[np.int32], recomputed: Bools) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-        """Slots of values, [values, P], of steps, [P, steps], and how many there are."""
+        """Slots of values, [values, P], slots of steps, [P, steps], and the number of slots of the longest backward."""
         n, plans = start.shape
         m = self.num_steps
         last = len(self.anchor_step) - 1
@@ -149,6 +149,6 @@ class RecomputeSchedule:
 
 
 def _unpacked(rows: Sequence[int], width: int, plans: int) -> Bools:
-    """Rows of bits, in so many bytes, as a matrix [rows, plans]."""
+    """Unpacks rows of bits, each an integer of `width` bytes, to a mask [rows, plans]."""
     packed = np.frombuffer(b"".join(row.to_bytes(width) for row in rows), dtype=np.uint8)
     return np.unpackbits(packed.reshape(len(rows), width), axis=1, count=plans).view(bool)

@@ -1,9 +1,9 @@
 """Exact liveness of many plans at once.
 
-A plan is a column of a boolean matrix `saved[value, plan]`.  From it follows when each value is computed once more
-(`recompute_schedule`), from that which buffers live from when to when (`lifetimes`), and from that the live bytes at each slot
-of the backward.  All plans of a batch go through the same numpy operations, so that a plan costs about 0.05 ms where a
-walk over the graph costs 10.
+A plan is a column of a boolean matrix `saved[value, plan]`.  The matrix gives the slot at which each value is recomputed
+(`recompute_schedule`), the slots give the live ranges of buffers (`lifetimes`), and the live ranges give the live bytes at each
+slot of the backward.  All plans of a batch go through the same numpy operations, so a plan costs about 0.05 ms where a walk over
+the graph costs 10 ms.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from compile_remat.passes.problem.work_budget import WorkBudget
 Floats = NDArray[np.float64]
 
 BATCH_CELLS = 1 << 21
-"""Values and steps times plans of one batch: about 60 bytes each while it runs."""
+"""Most cells of one batch, (values + steps) x plans: each cell takes about 60 bytes while the batch is simulated."""
 
 KEPT = 16
-"""Batches of one plan that are kept."""
+"""Number of batches of one plan that `Simulator.one` keeps."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a batch of P plans does; arrays are [values, P], [P] or [P, slots].
+    """Simulation of P plans; arrays are [values, P], [P] or [P, slots].
 
     Attributes:
-        used: Saved and read in the backward.
-        recomputed: Computed once more in the backward.
-        time_ns: Recomputed work plus the traffic of saving, [P].
-        saved_bytes: Bytes handed from forward to backward, without outputs, [P].
+        used: True for a value that is saved and read in the backward.
+        recomputed: True for a value that the backward recomputes.
+        time_ns: Time of the recomputed values plus the traffic of saving, [P].
+        saved_bytes: Bytes of the saved tensors that the forward hands to the backward, without outputs, [P].
         forward_peak: Largest number of live bytes in the forward, [P].
         live: Live bytes at each slot of the backward, [P, slots]; slots past a plan's end hold 0.
         step_slots: Slot of each step, [P, steps].
-        slots: Slot of each recomputed value, [values, P]; meaningless elsewhere.
-        begins: The slot at which a value's buffer begins, [values, P]; meaningless where it has none.
-        ends: The last slot at which a value's buffer counts, [values, P]; meaningless where it has none.
-        buffers: Computed once more into memory, not just into registers, [values, P].
+        slots: Slot of each recomputed value, [values, P]; undefined for other values.
+        begins: The slot at which a value's buffer begins, [values, P]; undefined where the value has no buffer.
+        ends: The last slot at which a value's buffer is live, [values, P]; undefined where the value has no buffer.
+        buffers: True where the plan recomputes a value into a buffer of its own, not into registers, [values, P].
         held_until: For `LifetimeModel.held`, the last slot at which a copy of an input is read, [K, P].
         copied: See `Lifetimes.copied`.
     """
@@ -80,7 +80,7 @@ class Batch:
         return np.asarray(np.maximum(self.backward_peak, self.forward_peak))
 
     def plan(self, p: int) -> Batch:
-        """The batch of one of its plans, as if that had been simulated alone."""
+        """The batch of plan number `p` alone, as if only this plan had been simulated."""
         own = slice(p, p + 1)
         length = int(self.step_slots[p, -1]) + 1 if self.step_slots.shape[1] else 0
         return Batch(
@@ -101,13 +101,13 @@ class Batch:
 
 
 class Simulator:
-    """Liveness of plans of one problem; what does not depend on the plan is worked out once.
+    """Simulates plans of one problem; facts that are equal in every plan are computed once.
 
     Args:
-        work: Where the plans are counted.
+        work: Counts the work of the simulated plans; None for a count without a limit.
 
     Attributes:
-        incoming: Outputs whose gradients come in beside them, with the last step that reads that gradient.
+        incoming: Pairs of an output with `Value.gradient_readers` and the last step that reads the gradient coming in for it.
     """
 
     def __init__(self, problem: Problem, work: WorkBudget | None = None) -> None:
@@ -146,7 +146,7 @@ class Simulator:
         self._kept: OrderedDict[bytes, Batch] = OrderedDict()
 
     def _place_steps(self) -> None:
-        """Bytes that begin at each step's slot, less those that are written over there, and those that end behind it, [steps]."""
+        """Sets bytes that begin at each step's slot, less those reused in place there, and bytes (negative) that end behind it."""
         model, dying = self.lifetimes, self.lifetimes.step_last < self.num_steps
         self._begin_bytes, self._end_bytes = np.zeros(self.num_steps), np.zeros(self.num_steps)
         np.subtract.at(self._end_bytes, np.array(model.step_end, dtype=np.int64), self.step_held)
@@ -158,7 +158,7 @@ class Simulator:
     # -- a batch ------------------------------------------------------------------------------------------------------
 
     def one(self, mask: Bools) -> Batch:
-        """Simulate the plan that saves the values in `mask`, [values]; the last ones asked for are kept."""
+        """Simulates the plan that saves the values in `mask`, [values]; the last `KEPT` batches are kept."""
         key = mask.tobytes()
         found = self._kept.pop(key, None)
         if found is None:
@@ -167,7 +167,7 @@ class Simulator:
         return self._keep(key, found)
 
     def known(self, mask: Bools, batch: Batch) -> Batch:
-        """What `one` returns, where `Batch.plan` gave it before: nothing is simulated, and it counts as if it were."""
+        """Returns `batch`, which `Batch.plan` gave for `mask`: keeps the batch and charges its work, but simulates nothing."""
         self._charge(1)
         key = mask.tobytes()
         self._kept.pop(key, None)
@@ -183,13 +183,13 @@ class Simulator:
         self.work.charge(plans * (self.num_values + self.num_steps))
 
     def batches(self, saved: Bools) -> Iterator[Batch]:
-        """Simulate the plans in the columns of `saved`, as many at a time as memory should bear."""
+        """Simulates the plans in the columns of `saved`, [values, P], in batches of at most `BATCH_CELLS` cells."""
         most = max(1, BATCH_CELLS // (self.num_values + self.num_steps))
         for first in range(0, saved.shape[1], most):
             yield self.run(saved[:, first : first + most])
 
     def run(self, saved: Bools) -> Batch:
-        """Simulate the plans in the columns of `saved`, bool [values, P].  That pins are kept is up to the caller."""
+        """Simulates the plans in the columns of `saved`, bool [values, P].  The caller has to obey the pins."""
         self._charge(saved.shape[1])
         schedule = self.schedules.of(saved)
         lifetimes = self.lifetimes.of(schedule)
@@ -212,17 +212,17 @@ class Simulator:
         )
 
     def times_ns(self, saved: Bools) -> Ints:
-        """`Batch.time_ns` of the plans in the columns of `saved` alone, a small part of the work."""
+        """`Batch.time_ns` of the plans in the columns of `saved`: a small part of the work of `run`."""
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed)
 
     def outlines(self, saved: Bools) -> tuple[Ints, Ints]:
-        """`times_ns`, and the number of slots of each plan's backward, [P]."""
+        """Returns `times_ns` of the plans in the columns of `saved`, and the number of slots of each plan's backward, [P]."""
         used, recomputed = self.schedules.needs(saved)
         return self._times_ns(used, recomputed), self.num_steps + recomputed.sum(axis=0)
 
     def input_copy_bytes(self, recomputed: Bools) -> Ints:
-        """Copies of inputs that the forward hands to the backward, [P]: what its steps read, or what is recomputed from."""
+        """Bytes of the input copies that the forward hands to the backward, [P]: steps or recomputed values read these copies."""
         held = self.forward.held
         return np.asarray(self.forward.held_nbytes @ recomputed[held] + self.step_held.sum(), dtype=np.int64)
 
@@ -230,7 +230,7 @@ class Simulator:
         return np.asarray(_sums(self.time_ns, recomputed) + _sums(self.save_time_ns, used))
 
     def _live(self, schedule: Schedule, lifetimes: Lifetimes, saved_bytes: Ints) -> Ints:
-        """Live bytes at each slot, [P, slots]: what begins and ends at each, summed up."""
+        """Live bytes at each slot, [P, slots]: the running sum of the bytes that begin and end at each slot."""
         step_slots, length = schedule.step_slots, schedule.length
         alive, plans = lifetimes.alive, lifetimes.buffers.shape[1]
         width = length + 2
@@ -271,7 +271,7 @@ class Simulator:
         return live
 
     def _add_transients(self, live: Any, schedule: Schedule) -> None:
-        """Outputs of multi-output kernels that nothing reads, or that are saved and made once more for a sibling."""
+        """Adds the bytes that live at one slot: workspaces, unread outputs, and outputs that a kernel makes again for a sibling."""
         recomputed, slots, step_slots = schedule.recomputed, schedule.slots, schedule.step_slots
         plans = np.arange(live.shape[0])
         steps = np.flatnonzero(self.step_transient)
@@ -290,7 +290,7 @@ class Simulator:
 
 
 def _sums(weights: Ints, mask: Bools) -> Ints:
-    """`weights @ mask`, [P]: exact below 2**53, and six times as fast as numpy's product of integers."""
+    """Returns `weights @ mask`, [P]: exact below 2**53, and six times as fast as numpy's product of integers."""
     return np.asarray(np.einsum("v,vp->p", weights.astype(np.float64), mask.astype(np.float64)), dtype=np.int64)
 
 
@@ -306,13 +306,13 @@ def _is_item(step: Step) -> bool:
 
 
 class _Several:
-    """Kernels with several outputs, or with bytes that nothing reads.
+    """Kernels with several outputs, or with output bytes that nothing reads.
 
     Attributes:
-        values: Their indices, ascending, [K].
-        transient_bytes: What each writes for nobody, [K].
-        items: Which of them have a k-th output that is read, and these outputs, for each k.
-        ordered: Those among the concatenations that may be made in their reader's order: number and index.
+        values: Indices of the kernels' values, ascending, [K].
+        transient_bytes: Bytes of each kernel's unread outputs, [K].
+        items: For each k, the positions in `values` of the kernels with a k-th output, and the indices of these outputs.
+        ordered: Pairs (position in `values`, index) of the concatenations that may be made in their reader's layout.
     """
 
     def __init__(self, values: Sequence[Value]) -> None:

@@ -1,1 +1,1 @@
-"""`Problem` and `Plan` -> the figures that a page shows (`compile_remat.pages.figures`).  Free of torch; draws nothing."""
+"""Computes the figures of a page (`compile_remat.pages.figures`) from a `Problem` and a `Plan`: no torch, no drawing."""

@@ -1,4 +1,4 @@
-"""What a plan does with the values of each module; equal layers are one row."""
+"""The values that a plan saves and recomputes, counted by module; equal layers share one row."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from compile_remat.passes.memory.candidate_plan import Candidate
 from compile_remat.passes.problem.duplication import SUFFIX
 
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A part of a module's path that is a number, as in ``layers.3.mlp``."""
+"""Matches a part of a module's path that is a number, as in ``layers.3.mlp``."""
 
 
 def rows_of_modules(found: Candidate) -> tuple[ModuleRow, ...]:
-    """A row for each module that has something saved or recomputed, the one with the most bytes first.
+    """One row for each module that has a saved or a recomputed value, most bytes first.
 
-    Modules whose paths differ in one number alone, and that have equal figures, are one row.
+    Modules whose paths differ in one number alone, and whose counts and bytes are equal, share a row.
     """
     values, simulator, batch = found.simulator.problem.values, found.simulator, found.batch
     rows: dict[str, ModuleRow] = {}
@@ -46,7 +46,7 @@ def _size(row: ModuleRow) -> tuple[int, int, str]:
 
 
 def folded(rows: Iterable[ModuleRow]) -> list[ModuleRow]:
-    """The rows with equal ones of numbered modules put together: ``layers.0-2.mlp``, ``layers.3,7.mlp``."""
+    """Merges rows of numbered modules with equal counts and bytes: ``layers.0-2.mlp``, ``layers.3,7.mlp``."""
     groups: dict[tuple[object, ...], list[ModuleRow]] = {}
     for row in rows:
         pattern = NUMBER.sub("*", row.path, count=1)
@@ -72,7 +72,7 @@ def _merged(pattern: object, group: Sequence[ModuleRow]) -> ModuleRow:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as people write them: ``0-3,7``."""
+    """Writes ascending numbers as ranges: ``0-3,7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

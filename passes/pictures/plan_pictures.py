@@ -1,4 +1,4 @@
-"""What a plan carries so that somebody may look at it later: its problem, and what plain torch.compile would do."""
+"""The data by which a plan can be drawn later: the plan's problem, and the memory that plain torch.compile would take."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ from compile_remat.passes.search.solver import Planner
 
 
 class PlanPictures:
-    """A `PictureSource` of the plans of one problem.  Nothing is worked out before somebody asks.
+    """A `PictureSource` of the plans of one problem.  Each method computes its figures on the call.
 
     Args:
-        problem: That the plans solve.
-        plain: The problem whose `reference` is what plain torch.compile saves; None where that is not known, and the fastest plan
-            stands in its place.
-        observed: What plain torch.compile takes, where that was observed; else it is that of a plan that saves the same.
+        problem: The problem that the plans solve.
+        plain: The problem whose `reference` plain torch.compile saves; None if unknown: plans are compared with the fastest plan.
+        observed: Observed memory of plain torch.compile; None if not observed: a plan that saves the same values is simulated.
         work_seconds: The limit of each search for the frontier, as for `Planner`.
 
     Attributes:
-        facts: What was observed of the plan's own graphs, where they were lowered in this process.
+        facts: Facts observed of the plan's own graphs; None if they were not lowered in this process.
     """
 
     facts: RegionFacts | None = None
@@ -53,49 +52,49 @@ class PlanPictures:
         self.observed, self.work_seconds = observed, work_seconds
 
     def __deepcopy__(self, memo: dict[int, object]) -> PlanPictures:
-        """Itself: a plan that is made a dictionary shall not copy a whole problem."""
+        """Returns itself, so that converting a plan to a dictionary does not copy a whole problem."""
         return self
 
     def to_text(self) -> str:
-        """Everything, compressed, as `StoredPictures` reads it."""
+        """Returns the arguments as compressed text, which `StoredPictures` reads."""
         plain = None if self.plain is None else self.plain.to_json()
         observed = None if self.observed is None else astuple(self.observed)
         data = [self.problem.to_json(), plain, observed, self.work_seconds]
         return base64.b64encode(zlib.compress(json.dumps(data).encode(), level=3)).decode()
 
     def step(self, plan: Plan) -> StepFigures:
-        """Live bytes over the step, beside plain torch.compile or the fastest plan."""
+        """Live bytes over the step, beside the live bytes of plain torch.compile or of the fastest plan."""
         return figures_of_step(self._candidate(plan), (self.label, *self._other_levels()))
 
     def with_facts(self, facts: RegionFacts) -> PlanPictures:
-        """The same with what was observed of the plan's graphs."""
+        """Returns a copy with the facts observed of the plan's graphs."""
         pictures = PlanPictures(self.problem, self.plain, observed=self.observed, work_seconds=self.work_seconds)
         pictures.facts = facts
         return pictures
 
     def nodes(self, plan: Plan) -> NodeTable:
-        """What was assumed of each node, beside what was observed; empty where nothing was."""
+        """Table of the bytes assumed and observed at each node; empty if nothing was observed."""
         return NodeTable() if self.facts is None else node_facts(self.problem, plan, self.facts)
 
     @property
     def label(self) -> str:
-        """What plans are compared with."""
+        """Name of the plan that other plans are compared with."""
         return FASTEST if self.plain is None else PLAIN
 
     def modules(self, plan: Plan) -> tuple[ModuleRow, ...]:
-        """What happens in each module, the largest first."""
+        """Rows of the saved and recomputed values of each module, largest first."""
         return rows_of_modules(self._candidate(plan))
 
     def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
-        """Plans from the fastest to the one of lowest peak, this one among them, from a search for that many budgets."""
+        """Points of the plans from the fastest to the lowest peak, and of `plan`, from a search at `points` budgets."""
         return marked(self.plans(points), plan)
 
     def plans(self, points: int) -> list[Plan]:
-        """The plans of the frontier themselves."""
+        """The plans from the fastest to the lowest peak, from a search at `points` budgets."""
         return [replace(p, pictures=self) for p in frontier(Planner(self.problem, self.work_seconds), points)]
 
     def _candidate(self, plan: Plan) -> Candidate:
-        """The plan, whatever tags it set aside."""
+        """Simulates the plan on the problem without tags, because the plan may have set tags aside."""
         return candidate_of(obeying(self.problem, ()), plan.saved, plan.again)
 
     def _other_levels(self) -> tuple[Levels, Levels]:
@@ -114,7 +113,7 @@ class PlanPictures:
 
 
 class StoredPictures:
-    """A `PictureSource` that is read from what `PlanPictures.to_text` wrote when somebody looks; ValueError where it is damaged."""
+    """A `PictureSource` that reads the text of `PlanPictures.to_text` at first use; ValueError then if the text is damaged."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -123,7 +122,7 @@ class StoredPictures:
         return self
 
     def to_text(self) -> str:
-        """What it is read from."""
+        """Returns the text that this object reads."""
         return self.text
 
     @cached_property
@@ -140,19 +139,19 @@ class StoredPictures:
             raise ValueError(f"the graph of this plan cannot be read ({error})") from None
 
     def step(self, plan: Plan) -> StepFigures:
-        """As of `PlanPictures`."""
+        """See `PlanPictures.step`."""
         return self._read.step(plan)
 
     def modules(self, plan: Plan) -> tuple[ModuleRow, ...]:
-        """As of `PlanPictures`."""
+        """See `PlanPictures.modules`."""
         return self._read.modules(plan)
 
     def frontier(self, plan: Plan, points: int) -> tuple[FrontierPoint, ...]:
-        """As of `PlanPictures`."""
+        """See `PlanPictures.frontier`."""
         return self._read.frontier(plan, points)
 
     def plans(self, points: int) -> list[Plan]:
-        """As of `PlanPictures`."""
+        """See `PlanPictures.plans`."""
         return self._read.plans(points)
 
 
@@ -164,12 +163,12 @@ def pictured(
     observed: PlainFacts | None = None,
     work_seconds: float | None = None,
 ) -> Plan:
-    """The plan with what it takes to draw it; the arguments are those of `PlanPictures`."""
+    """Returns the plan with `PlanPictures` to draw it; the other arguments are those of `PlanPictures`."""
     return replace(plan, pictures=PlanPictures(problem, plain, observed=observed, work_seconds=work_seconds))
 
 
 def marked(plans: Sequence[Plan], chosen: Plan | None) -> tuple[FrontierPoint, ...]:
-    """The points of `plans` of which none is better than another, and the chosen one, which stays among them."""
+    """Points of the plans that no other plan beats in time and peak, and of the chosen plan, which is always kept."""
     points = [FrontierPoint(p.peak_bytes, p.time_ns) for p in plans]
     points += [FrontierPoint(chosen.peak_bytes, chosen.time_ns, is_chosen=True)] if chosen is not None else []
     kept: list[FrontierPoint] = []

@@ -1,4 +1,4 @@
-"""Live bytes over a training step, column by column, and the buffers that they are made of."""
+"""Live bytes over a training step, column by column, and the buffers that make up these bytes."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ KINDS = {
     GRADIENT: Kind.GRADIENT,
     INCOMING: Kind.GRADIENT,
 }
-"""Roles of buffers; all others are temporary."""
+"""The kind of each role of a buffer; buffers of any other role are temporary."""
 
 
 def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None = None) -> StepFigures:
-    """The figures of a plan.
+    """The figures of a plan's training step.
 
     Args:
-        found: The plan, simulated.
-        other: What it is compared with: a label, and the live bytes of forward and backward.
+        found: The simulated plan.
+        other: The plan to compare with: a label, and the live bytes of forward and backward.
     """
     simulator, batch = found.simulator, found.batch
     forward = simulator.forward
@@ -75,7 +75,7 @@ def figures_of_step(found: Candidate, other: tuple[str, Levels, Levels] | None =
 
 
 def _shown(simulator: Simulator, live: Ints) -> list[int]:
-    """The places of the forward that have a column: where something runs, or the live bytes change."""
+    """The places of the forward that have a column: a value is computed there, or the live bytes change."""
     values = simulator.problem.values
     changes = np.flatnonzero(np.diff(live, prepend=0))
     return sorted({*(v for v, value in enumerate(values) if value.in_forward), *changes.tolist(), len(values)})
@@ -94,7 +94,7 @@ def _backward_names(found: Candidate) -> list[str]:
 def _tensors(
     forward: Iterable[tuple[Span, int, int]], backward: Iterable[tuple[Span, int, int]], recomputed: frozenset[str]
 ) -> tuple[Tensor, ...]:
-    """Buffers with their columns; one that the forward leaves for the backward is one tensor."""
+    """Buffers with their columns; a buffer that the forward hands to the backward is one tensor."""
     forward = list(forward)
     begins = {(s.node.name, s.role): begin for s, begin, _ in forward if s.role in (SAVED, OUTPUT, COPIES)}
     made = [_tensor(s, begins.pop((s.node.name, s.role), begin), end, recomputed) for s, begin, end in backward]
@@ -123,7 +123,7 @@ def _tensor(span: Span, begin: int, end: int, recomputed: frozenset[str]) -> Ten
 
 
 def _fate(span: Span, recomputed: frozenset[str]) -> str:
-    """What happens to a buffer, for a reader who sees nothing but this."""
+    """Describes the use of a buffer in words that need no other context."""
     fates = {
         SAVED: "saved for the backward",
         RECOMPUTED: "computed again in the backward",
@@ -142,7 +142,7 @@ def _fate(span: Span, recomputed: frozenset[str]) -> str:
 
 
 def _areas(levels: Ints, tensors: Sequence[Tensor]) -> dict[Kind, tuple[int, ...]]:
-    """Live bytes by kind; what no tensor accounts for is workspace of kernels, which is temporary."""
+    """Live bytes by kind; bytes that no tensor accounts for are workspace of kernels, which is temporary."""
     deltas = {kind: np.zeros(len(levels) + 1, dtype=np.int64) for kind in Kind}
     for tensor in tensors:
         deltas[tensor.kind][tensor.begin] += tensor.nbytes
@@ -158,9 +158,9 @@ def _curve(other: tuple[str, Levels, Levels], columns: Sequence[str], num_forwar
 
 
 def aligned(levels: Levels, columns: Sequence[str]) -> list[int]:
-    """Live bytes in the columns of another plan: the most of what runs at a column, and at the others what was live before.
+    """Maps the levels of one plan to the columns of another: the most live bytes of a column's nodes, or the level before them.
 
-    Nodes are put together by name.  What the other plan does not have, or has earlier, stands where the node before it does.
+    Nodes are matched by name.  A node that `columns` lacks, or has at an earlier column, joins the column of the node before it.
     """
     places: Mapping[str, int] = {name: place for place, name in enumerate(columns)}
     most: dict[int, int] = {}

@@ -1,4 +1,4 @@
 """The planning problem and its plan as plain data, and the work that a search may spend.
 
-Standard library and numpy alone.
+The modules need numpy and the standard library alone.
 """

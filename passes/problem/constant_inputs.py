@@ -1,4 +1,4 @@
-"""The problem of a graph whose backward may read every input: that without copies of inputs."""
+"""Removes the copies of inputs from a problem, for a graph whose backward may read every input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ INDICES = ("reads", "copies", "ordered_by", "parts")
 
 
 def has_snapshots(problem: Problem) -> bool:
-    """Returns whether there is an input that the backward may not read."""
+    """Returns whether the problem has a copy of an input, because the backward may not read the input itself."""
     return any(value.is_snapshot for value in problem.values)
 
 
 def without_snapshots(problem: Problem) -> Problem:
-    """The same problem where nothing that the graph reads from outside changes before the backward (`inputs="constant"`).
+    """Returns the problem without copies of inputs, for inputs that do not change before the backward (`inputs="constant"`).
 
-    It equals the problem that is built of the graph under that setting, its key included.
+    The result equals the problem that is built from the graph under this setting, and has the same key.
     """
     if not has_snapshots(problem):
         return problem

@@ -1,4 +1,4 @@
-"""Problems in which some values are computed a third time: a second copy of each, which the backward reads."""
+"""Problems in which a plan can compute some values a third time: each of these has a second copy, which the backward reads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Node = TypeVar("Node", Value, Step)
 
 
 def original(name: str, names: Collection[str]) -> str:
-    """The value that a name stands for in a problem with copies of the values in `names`."""
+    """Name of the original value that `name` stands for, in a problem with copies of the values in `names`."""
     base = name.removesuffix(SUFFIX)
     return base if base in names else name
 
 
 def with_copies(problem: Problem, names: Collection[str]) -> Problem:
-    """The problem in which the named values have a copy each, right behind them, that the backward reads in their stead.
+    """Returns the problem in which each named value is followed by a copy, which the backward reads instead of the value.
 
-    A copy reads copies where there are any.  It cannot be saved.
+    A copy reads the copies of its inputs, where these exist.  A plan cannot save a copy.
     """
     values, wanted = problem.values, frozenset(names)
     is_copied = np.array([v.name in wanted for v in values], dtype=bool)
@@ -40,7 +40,7 @@ def with_copies(problem: Problem, names: Collection[str]) -> Problem:
     for v, value in enumerate(values):
         reads, copies = _moved(value.reads, read_own), _moved(value.copies, read_own)
         parts = _moved(value.parts, read_own)
-        ordered_by = _moved(value.ordered_by, read_own)  # who is saved is an original
+        ordered_by = _moved(value.ordered_by, read_own)  # only originals are saved
         changes = {"reads": reads, "copies": copies, "ordered_by": ordered_by, "parts": parts}
         made.append(_with(value, position=places[v], **changes))
         if is_copied[v]:
@@ -75,14 +75,14 @@ def _moved(indices: tuple[int, ...], places: Sequence[int]) -> tuple[int, ...]:
 
 
 def _with(node: Node, **changes: Any) -> Node:
-    """What `dataclasses.replace` gives, which asks for each field and took most of the time here."""
+    """Like `dataclasses.replace`, whose check of each field took most of the time here."""
     made = object.__new__(type(node))
     vars(made).update(vars(node), **changes)
     return made
 
 
 def _unread_by_copies(values: Sequence[Value], is_copied: npt.NDArray[np.bool_]) -> dict[int, int]:
-    """Bytes of the parts that a copy of a kernel with several outputs makes for nobody."""
+    """Maps kernels with several outputs to the bytes of their outputs without a copy: a copy of the kernel writes these unread."""
     found: dict[int, int] = {}
     for v, value in enumerate(values):
         if value.kernel == ITEM and value.reads and not is_copied[v]:

@@ -1,8 +1,8 @@
-"""Facts about the two graphs of one plan, as the code generator lowered them: plain data, whoever observed it.
+"""Facts about the two graphs of one plan, as the code generator lowered them: plain data, independent of the observer.
 
-A `Problem` is built by crude rules: a pointwise value is in registers unless something needs it in memory.  A code generator
-decides by more than that, and by other rules in each version.  So a plan's own graphs are lowered, and the facts that come back
-replace what was assumed (`Assumptions`, `Problem.with_facts`).
+A `Problem` is built by crude rules: a pointwise value is in registers unless something needs the value in memory.  A code
+generator uses more rules, and each version has other rules.  So a plan's own graphs are lowered, and the observed facts replace
+the assumed ones (`Assumptions`, `Problem.with_facts`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class KernelFacts:
     """One kernel, or one call of an operator.
 
     Attributes:
-        nodes: Names of the graph's nodes that it computes.
-        live_bytes: Bytes in use while it runs, with those that it takes for itself.
+        nodes: Names of the graph's nodes that the kernel computes.
+        live_bytes: Bytes in use while the kernel runs, workspace included.
     """
 
     nodes: tuple[str, ...]
@@ -33,8 +33,8 @@ class BufferFacts:
     """One buffer that is in use at a peak.
 
     Attributes:
-        node: Name of the node that is in it, or that takes it for itself while it runs.
-        is_workspace: Whether a kernel takes it for itself.
+        node: Name of the node in the buffer, or of the node whose kernel takes the buffer as workspace.
+        is_workspace: True if the buffer is a kernel's workspace.
     """
 
     node: str
@@ -44,12 +44,12 @@ class BufferFacts:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """A forward, or a backward.
+    """Facts of a forward or a backward graph.
 
     Attributes:
-        kernels: In the order in which they run.
-        stored: For each node that is written to memory, the bytes of its buffer.
-        at_peak: The graph's buffers at its own peak; of a backward, without the forward's outputs.
+        kernels: The kernels in execution order.
+        stored: Maps each node that is written to memory to the bytes of its buffer.
+        at_peak: The buffers in use at the graph's own peak; for a backward, without the forward's outputs.
     """
 
     kernels: tuple[KernelFacts, ...]
@@ -63,13 +63,13 @@ class GraphFacts:
 
     @property
     def computed(self) -> frozenset[str]:
-        """Names of the nodes that some kernel computes, written to memory or not."""
+        """Names of the nodes that kernels compute, in memory or in registers."""
         return frozenset(name for kernel in self.kernels for name in kernel.nodes)
 
 
 @dataclass(frozen=True)
 class RegionFacts:
-    """Both graphs of a plan.
+    """Facts of both graphs of a plan.
 
     Attributes:
         peak_bytes: The most bytes in use at once between the start of the forward and the end of the backward.
@@ -81,20 +81,20 @@ class RegionFacts:
 
 
 Levels = tuple[tuple[str, int], ...]
-"""Names of nodes with the bytes in use while their kernels run, in that order."""
+"""Pairs of a node's name and the bytes in use while the node's kernel runs, in execution order."""
 
 
 Plans = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
-"""For each plan the names of the values that it saves, and of those that it computes twice in the backward."""
+"""For each plan, the names of its saved values, and the names of the values that its backward computes twice."""
 
 
 @dataclass(frozen=True)
 class PlainFacts:
-    """What plain torch.compile takes for a graph: its own partition, lowered under its own options.
+    """Memory that plain torch.compile takes for a graph: its own partition, lowered under its own options.
 
     Attributes:
         forward_peak_bytes, peak_bytes: The most bytes in use at once, in the forward and in both graphs.
-        forward, backward: Kernel by kernel; empty where the graph holds its backward itself.
+        forward, backward: Levels of both graphs, kernel by kernel; empty if the graph contains its own backward.
     """
 
     forward_peak_bytes: int
@@ -104,7 +104,7 @@ class PlainFacts:
 
     @staticmethod
     def of(facts: RegionFacts) -> PlainFacts:
-        """The facts of its two graphs."""
+        """Converts the facts of torch's two graphs."""
         forward, backward = (
             tuple((kernel.nodes[0] if kernel.nodes else "", kernel.live_bytes) for kernel in graph.kernels)
             for graph in (facts.forward, facts.backward)
@@ -113,10 +113,10 @@ class PlainFacts:
 
     @staticmethod
     def from_object(value: object) -> PlainFacts:
-        """What ``dataclasses.astuple`` and JSON made of it.
+        """Reads the list that ``dataclasses.astuple`` and JSON made of a `PlainFacts`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: `value` is no such list.
         """
         parts: list[Any] = value if isinstance(value, list) else []
         if len(parts) != 4 or list(map(type, parts[:2])) != [int, int]:
@@ -126,16 +126,16 @@ class PlainFacts:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Facts of plans that were observed, for the plans that are still to be found.  Each part is sorted by name.
+    """Facts of observed plans, to be assumed of the plans that are still to be found.  Each part is sorted by name.
 
     Attributes:
-        stored: Pointwise values that are written to memory in the forward though they are not saved, or are not, by name.
-        stored_again: The same where they are computed again in the backward, and for the backward's steps.
-        forward_bytes: Bytes in use in the forward while a value is computed, above those that the problem knows of.
-        backward_bytes: The same in the backward, of values that are computed again and of steps.
-        plain: What plain torch.compile takes, where that was observed.
-        plans: What the plans save that were observed, and what they compute twice: a search goes on from each of them.
-        written: Steps that plans have in memory, and that were left in registers: from now on the graph says that they are written.
+        stored: Pairs (name, True if the forward writes the value to memory) of pointwise values that are not saved.
+        stored_again: Such pairs for the values that the backward recomputes, and for the backward's steps.
+        forward_bytes: Pairs (name, bytes in use in the forward while the value is computed, above those that the problem knows).
+        backward_bytes: Such pairs in the backward, for recomputed values and for steps.
+        plain: Memory that plain torch.compile takes; None if not observed.
+        plans: The observed plans; a search continues from each of these plans.
+        written: Steps that plans have in memory, but that Inductor left in registers: the graph now marks these steps as written.
     """
 
     stored: tuple[tuple[str, bool], ...] = ()
@@ -148,21 +148,21 @@ class Assumptions:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no plan was observed: crude rules alone."""
+        """True if no plan was observed, so that the crude rules alone hold."""
         return not self.written and not any(getattr(self, name) for name in _PARTS)
 
     def to_text(self) -> str:
-        """As `from_text` reads it."""
+        """Returns the text that `from_text` reads."""
         plain = None if self.plain is None else astuple(self.plain)
         parts = [getattr(self, name) for name in _PARTS]
         return json.dumps([*parts, plain, self.plans, self.written], separators=(",", ":"))
 
     @staticmethod
     def from_text(text: str) -> Assumptions:
-        """What `to_text` wrote.
+        """Reads the text that `to_text` wrote.
 
         Raises:
-            ValueError: It is another text.
+            ValueError: `text` is another text.
         """
         parts = json_values.parse(text)
         if not isinstance(parts, list) or len(parts) != len(_PARTS) + 3:
@@ -177,10 +177,10 @@ class Assumptions:
 
 
 def _read_names(part: object) -> tuple[str, ...]:
-    """Names.
+    """Reads a list of names.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: `part` is no such list.
     """
     names: list[Any] = part if isinstance(part, list) else [None]
     if not all(isinstance(name, str) for name in names):
@@ -189,10 +189,10 @@ def _read_names(part: object) -> tuple[str, ...]:
 
 
 def _read_plans(part: object) -> Plans:
-    """Names by plans.
+    """Reads a list of plans, each a pair of lists of names.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: `part` is no such list.
     """
     plans: list[Any] = part if isinstance(part, list) else [None]
     if not all(map(_is_pair_of_lists, plans)):
@@ -208,10 +208,10 @@ _PARTS: dict[str, type] = {"stored": bool, "stored_again": bool, "forward_bytes"
 
 
 def _read(part: Any, kind: type) -> tuple[tuple[str, Any], ...]:
-    """One part, whose values are of a type.
+    """Reads a list of pairs of a name and a value of type `kind`.
 
     Raises:
-        ValueError: It holds something else.
+        ValueError: `part` is no such list.
     """
     pairs: list[Any] = part if isinstance(part, list) else [None]
     if not all(isinstance(pair, list) and list(map(type, pair)) == [str, kind] for pair in pairs):
@@ -220,4 +220,4 @@ def _read(part: Any, kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 NOTHING_ASSUMED = Assumptions()
-"""Crude rules alone."""
+"""Assumptions before any plan is observed: the crude rules alone."""

@@ -1,4 +1,4 @@
-"""The planner's answer, as plain data: what to save, what it costs, and how far from the best it can be."""
+"""The planner's answer as plain data: the saved values, their cost, and a bound on the distance to the best plan."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compile_remat.pages.viewable import Viewable
 from compile_remat.passes.problem.problem import SCHEMA
 
 NARROWED = "narrowed"
-"""A field that plan files had: the values that the plan saves in fewer bits.  Read where it names none."""
+"""A former field of plan files: the values that the plan saves in fewer bits.  A file is read only if this field is empty."""
 
 
 class Status(StrEnum):
-    """How a plan ended; failure is data, not an exception."""
+    """The outcome of planning; a failure is data, not an exception."""
 
     OPTIMAL = "optimal: no plan within the budget is faster"
     FEASIBLE = "feasible: fits the budget; the gap says how much faster another plan could be at most"
@@ -29,7 +29,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class SlicedProduct:
-    """A product whose rows, with all that is made of them, are computed in slices.
+    """A product whose rows, with all values computed from these rows, are computed in slices.
 
     Attributes:
         name: The product's node in the joint graph.
@@ -41,32 +41,32 @@ class SlicedProduct:
 
 @dataclass(frozen=True)
 class Plan(Viewable):
-    """Which values to save; the rest of what the backward reads is recomputed.
+    """A choice of values to save; the backward recomputes the other values that it reads.
 
     Attributes:
-        problem_key: `Problem.key()` of the problem that it solves.
-        budget_bytes: What it was asked to fit; None where only speed or only memory counted.
+        problem_key: `Problem.key()` of the problem that the plan solves.
+        budget_bytes: The budget that the plan was asked to fit; None if only speed or only memory counted.
         saved: Names of the saved values that the backward reads.
-        recomputed: Names of the values computed once more, or more often.
-        again: Those of them that have a second copy in the backward, see `recursive`; where nothing reads the first, it is not run.
-        peak_bytes: Predicted region peak: the most bytes live at once in forward and backward.
-        forward_peak_bytes: The same, of the forward alone.
+        recomputed: Names of the values that the backward recomputes, once or more often.
+        again: Recomputed values with a second copy in the backward, see `recursive`; a first run that nothing reads is left out.
+        peak_bytes: Predicted peak of the region: the most bytes live at once in forward and backward.
+        forward_peak_bytes: The most bytes live at once in the forward.
         saved_bytes: Bytes of saved values that the forward hands to the backward, outputs not counted.
-        input_copy_bytes: Bytes of copies of inputs that it hands on with them: weights in the order of a convolution.
+        input_copy_bytes: Bytes of input copies that the forward also hands to the backward: weights in a convolution's layout.
         output_bytes: Bytes of the outputs.
-        step_time_ns: Estimated time of forward and backward with nothing recomputed, and nothing written only to be saved.
+        step_time_ns: Estimated time of forward and backward if nothing is recomputed and nothing is written only to be saved.
         recompute_time_ns: Estimated time of the recomputed values.
         saving_time_ns: Estimated time of the traffic of saving.
-        extra_time_ns: Estimated time beyond the fastest plan of any size, which the search minimises.  People are told the time
-            beyond `base`.
-        bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or where none was given, within the plan's
-            own peak; for a plan without `again`, of any other such plan.
-        least_peak_bytes: Proven: no plan has a lower peak, whatever it recomputes and how often.
-        simulations: Plans tried on the way: the deterministic measure of the planner's work.
-        written: Steps that the backward's graph says are written to memory, see `Assumptions`.
-        sliced: What is computed in slices of rows; the other names are those of the graph that has it so.
-        plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None where nobody asked for it.
-        pictures: What draws it; None for a plan that was read from JSON, of which the totals alone are known.  Not in its JSON.
+        extra_time_ns: Estimated time beyond the fastest plan of any size; the search minimises this time.  Reports show the time
+            beyond `base` instead.
+        bound_time_ns: Proven least `extra_time_ns` of any plan within the budget, or without a budget, within the plan's own
+            peak; for a plan without `again`, of any other plan without `again`.
+        least_peak_bytes: Proven bound: no plan has a lower peak, whatever values it recomputes and how often.
+        simulations: Number of plans tried in the search: the deterministic measure of the planner's work.
+        written: Steps that the backward's graph marks as written to memory, see `Assumptions`.
+        sliced: Products computed in slices of rows; the other names are those of the graph that has these slices.
+        plain_time_ns: Estimated time of the step under plain torch.compile's own plan; None if not asked for.
+        pictures: Draws the plan; None for a plan read from JSON, whose totals alone are known.  Not part of the plan's JSON.
     """
 
     problem_key: str
@@ -95,29 +95,29 @@ class Plan(Viewable):
 
     @property
     def held_bytes(self) -> int:
-        """What lies there from the end of the forward to the backward."""
+        """Bytes held from the end of the forward to the backward: saved values, input copies and outputs."""
         return self.saved_bytes + self.input_copy_bytes + self.output_bytes
 
     @property
     def time_ns(self) -> int:
-        """Estimated time of the step: that of its kernels, of what is recomputed, and of the traffic of saving."""
+        """Estimated time of the step: its kernels, the recomputed values, and the traffic of saving."""
         return self.step_time_ns + self.recompute_time_ns + self.saving_time_ns
 
     @property
     def base(self) -> BaseStep:
-        """The base of its extra time: plain torch.compile's own plan, or where that is not known, the fastest plan."""
+        """The base of the plan's extra time: plain torch.compile's own plan, or the fastest plan if that is not known."""
         if self.plain_time_ns is None:
             return BaseStep(self.time_ns - self.extra_time_ns)
         return BaseStep(self.plain_time_ns, PLAIN)
 
     @property
     def extra_share(self) -> float:
-        """Its extra time as a share of the `base`; below 0 where it is faster."""
+        """The plan's extra time as a share of the `base`; below 0 if the plan is faster."""
         return self.base.share_of(self.time_ns)
 
     @property
     def bound_share(self) -> float:
-        """The lower bound of that."""
+        """The lower bound of `extra_share`."""
         return self.base.share_of(self.time_ns - self.extra_time_ns + self.bound_time_ns)
 
     @property
@@ -127,12 +127,12 @@ class Plan(Viewable):
 
     @property
     def slices_text(self) -> str:
-        """Which products are computed in how many slices; empty where none is."""
+        """Text: the sliced products with their numbers of slices; empty if there is none."""
         return ", ".join(f"{product.name} in {product.slices}" for product in self.sliced)
 
     @property
     def is_feasible(self) -> bool:
-        """Whether the predicted peak lies within what was asked; always, where no bytes were asked for."""
+        """True if the predicted peak lies within the budget, or if there is no budget."""
         return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
 
     def __str__(self) -> str:
@@ -163,9 +163,9 @@ class Plan(Viewable):
 
     @property
     def _overhead_text(self) -> str:
-        """Text: time of recomputing and saving beside that of the base; the differences add up to the extra time."""
+        """Text: the times of recomputing and saving, beside those of the base; the differences add up to the extra time."""
         text = f"{format_time(self.recompute_time_ns)}; saving takes {format_time(self.saving_time_ns)}"
-        if self.sliced:  # its kernels are others
+        if self.sliced:  # sliced kernels are not those of the base
             return text
         return f"{text} ({self.base.name}: {format_time(self.base.time_ns - self.step_time_ns)} for both)"
 
@@ -180,7 +180,7 @@ class Plan(Viewable):
         ]
 
     def figures(self, points: int = 0) -> PageFigures:
-        """What a page shows of it, with a frontier of so many budgets; without `pictures` the totals alone."""
+        """The figures of the plan's page, with a frontier of `points` budgets; the totals alone if `pictures` is None."""
         held = f"{format_bytes(self.saved_bytes)} in {len(self.saved)} tensors"
         again = f"{len(self.recomputed)} values, {self._overhead_text}"
         facts = (
@@ -209,21 +209,21 @@ class Plan(Viewable):
         return replace(bare, step=self.pictures.step(self), modules=self.pictures.modules(self), frontier=frontier)
 
     def to_json(self) -> str:
-        """The plan as JSON that a person can read and diff; `from_json` gives an equal one."""
+        """Returns the plan as JSON that a person can read and diff; `from_json` returns an equal plan."""
         fields = {name: value for name, value in asdict(self).items() if name != "pictures"}
         return json.dumps({"schema": SCHEMA, **fields, "status": self.status.name}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """Read what `to_json` wrote; ValueError where it is no plan of this schema."""
+        """Reads the text of `to_json`; ValueError if the text is no plan of this schema."""
         return Plan.from_object(json_values.parse(text))
 
     @staticmethod
     def from_object(data: object) -> Plan:
-        """The same of JSON that is parsed already."""
+        """Reads a plan from parsed JSON; ValueError as in `from_json`."""
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             raise ValueError(f"not a plan of schema {SCHEMA}")
         if data.get(NARROWED, []) != []:
             raise ValueError('it saves values in fewer bits (narrow="auto"), which no version does any more')
         fields = {name: item for name, item in data.items() if name not in ("schema", NARROWED)}
-        return json_values.read_as(Plan, {"written": [], **fields})  # files of before it was there
+        return json_values.read_as(Plan, {"written": [], **fields})  # older files have no such field

@@ -1,8 +1,8 @@
-"""The planning problem: what a joint graph asks of a planner, as plain data that knows nothing of torch.
+"""The planning problem: the facts of a joint graph that a planner needs, as plain data without torch.
 
-Two lists stand for the joint graph, both in its order and both without views (reading a view is reading its root):
-`values` can be computed without a tangent, so they may be saved or recomputed; `steps` depend on a tangent and run in
-the backward, once, in order.  Graph inputs are in neither: they are alive anyway and do not count.
+Two lists stand for the joint graph, both in its order and both without views (reading a view is reading its root).
+`values` can be computed without a tangent, so they may be saved or recomputed.  `steps` depend on a tangent and run in
+the backward, once, in order.  Graph inputs are in neither list: they are alive anyway and do not count.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from compile_remat.passes.problem.facts import Assumptions, Plans
 
 
 class Kernel(StrEnum):
-    """How a node reaches memory."""
+    """The way in which a node's result reaches memory."""
 
     EXTERN = "extern"
     """A kernel of its own."""
     REDUCTION = "reduction"
     """The reduction of a fused kernel."""
     SCATTER = "scatter"
-    """Writes elements by a fused kernel into a buffer that another kernel has filled; a constant needs no buffer for that."""
+    """A fused kernel writes elements into a buffer that another kernel has filled; a constant needs no buffer for that."""
     POINTWISE = "pointwise"
-    """Part of a fused kernel: in registers, unless something needs it in memory."""
+    """Part of a fused kernel: in registers, unless something needs the result in memory."""
     ITEM = "item"
     """One output of a node with several."""
     CONSTANT = "constant"
@@ -38,21 +38,21 @@ EXTERN, REDUCTION, SCATTER, POINTWISE, ITEM, CONSTANT = Kernel
 
 
 class Pin(StrEnum):
-    """What a plan may do with a value."""
+    """A plan's freedom to save a value or not."""
 
     FREE = "free"
     """The planner chooses."""
     SAVE = "save"
-    """Must be saved where the backward needs it."""
+    """The value must be saved if the backward needs it."""
     RECOMPUTE = "recompute"
-    """Must not be saved."""
+    """The value must not be saved."""
 
 
 FREE, SAVE, RECOMPUTE = Pin
 
 
 class Tag(StrEnum):
-    """What the user asked for by selective checkpointing; ``checkpoint`` alone is PREFER_RECOMPUTE everywhere."""
+    """The user's policy from selective checkpointing; ``checkpoint`` alone means PREFER_RECOMPUTE everywhere."""
 
     NONE = ""
     MUST_SAVE = "must_save"
@@ -79,7 +79,7 @@ KERNELS_OWN = frozenset(
         "observed_bytes",
     }
 )
-"""Fields that tell how a node runs, most of them on this processor; the graph is the same whatever they say."""
+"""Fields that say how a node runs, most of them on this processor; the graph is the same for any values of these fields."""
 
 NOT_IN_KEY = KERNELS_OWN | {"origin"}
 
@@ -91,10 +91,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a node comes from in the user's program, for messages.
+    """The place in the user's program that a node comes from, for messages.
 
     Attributes:
-        region: Number of the checkpointed region that it lies in, in the graph's order from 1; 0 for none.
+        region: Number of the checkpointed region that contains the node, in the graph's order from 1; 0 for none.
     """
 
     shape: tuple[int, ...] = ()
@@ -106,45 +106,45 @@ class Origin:
 
 @dataclass(frozen=True)
 class Value:
-    """A node that needs no tangent: a candidate to be saved, or to be computed once more in the backward.
+    """A node that needs no tangent: a plan may save the value, or recompute it in the backward.
 
     Attributes:
         name: The node's name in the joint graph.
-        nbytes: Bytes of its buffer; 0 for tuples and for what takes no memory.
-        kernel: How it reaches memory.
-        reads: Indices of the values that it reads, ascending and each below its own.
-        time_ns: Time to compute it once more: its share of a fused kernel, or a kernel of its own.
-        save_time_ns: Time that saving it costs: traffic which recomputing it would not cause.
-        pin: What a plan may do with it.
-        tag: The user's tag that the pin comes from; NONE where it has another reason, which no budget can set aside.
-        in_forward: Whether the forward computes it even if the backward does not need it.
-        is_output: Whether it is (the root of) an output of the forward: alive to the end, saved for nothing.
-        realised: Whether Inductor gives it a buffer although it is pointwise and not saved (too many reads).
-        realised_again: The same where it is computed again; None where that is no different.  The backward reads fewer or more
-            buffers for it than the forward: what is saved is loaded, and what the forward wrote for its readers may be computed.
-        position: Place in the forward order in which a node stands right behind what it reads.
-        late_step: For a node that stands among the backward steps in the joint graph: the step before which it
-            stands, at which the partition computes it at the latest; -1 where there is none.
-        transient_bytes: Bytes that live only while its kernel runs: outputs that nothing reads.
-        workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
-        held_bytes: Bytes of copies of inputs that the forward makes at its start and that this value is computed from: they
-            live until then, in the backward as well where it is computed once more.
-        is_channels_last: Whether its buffer has the channels innermost, as convolutions have it: nothing of another order is
-            written over it.
-        may_differ: Whether a second run may give other numbers: then it has one only where a tag asks for it, and never a third.
-        copies: Indices of concatenations among its reads that it gets a copy of, right before its own kernel.  The kernel of
-            the copy is no node: where one reader alone gets a copy, the two are alive where the concatenation is made
-            (`transient_bytes`), and then the copy stands for both.
-        ordered_by: Of a concatenation, indices of values with their channels innermost: where one of them is saved, it tells
-            the order, and the concatenation is made in it and not copied for a step, if that is all that gets a copy.
-        parts: Of a concatenation, indices of values whose buffers, where both are computed again, are places in its own: they
-            live as long as it does, and it as long as they.
-        is_snapshot: Whether it is a copy of an input, for readers that are computed again: nothing in the forward reads it.  The
-            forward makes it at its end, and only if it is saved.
-        observed_forward_bytes: Bytes in use in the forward while it is computed, above what all else here explains.
-        observed_bytes: The same in the backward, where it is computed once more.
-        gradient_readers: Of an output, the steps that read the gradient that comes in for it, which is as large.  Where the
-            backward reads the output itself, both are alive; else one stands for the other (`is_output`).
+        nbytes: Bytes of the value's buffer; 0 for tuples and for values that take no memory.
+        kernel: The way in which the value reaches memory.
+        reads: Indices of the values that this value reads, ascending and each below its own.
+        time_ns: Time to recompute the value: its share of a fused kernel, or a kernel of its own.
+        save_time_ns: Time of saving the value: memory traffic that recomputing it would not cause.
+        pin: A plan's freedom to save the value or not.
+        tag: The user's tag that the pin comes from; NONE if the pin has another reason, which no budget can set aside.
+        in_forward: True if the forward computes the value even if the backward does not need it.
+        is_output: True for (the root of) an output of the forward: alive to the end, so saving it takes no more memory.
+        realised: True if Inductor gives the value a buffer although it is pointwise and not saved (too many reads).
+        realised_again: `realised` for the value's recomputation; None if equal.  The recomputation may read fewer or more buffers
+            than the forward: it loads saved inputs, and may recompute, in registers, inputs that the forward has in memory.
+        position: Place in the forward order in which a node stands right behind its inputs.
+        late_step: For a node that stands among the backward steps in the joint graph: the step before which the node
+            stands, at which the partition computes it at the latest; -1 for other nodes.
+        transient_bytes: Bytes that live only while the value's kernel runs: outputs that nothing reads.
+        workspace_bytes: Bytes of workspace that the value's kernel takes while it runs, beside all outputs.
+        held_bytes: Bytes of the input copies that the value is computed from.  The forward makes these copies at its start; they
+            live until the value is computed, in the backward if the value is recomputed there.
+        is_channels_last: True if the buffer has the channels innermost, as for convolutions: no kernel reuses the buffer in place
+            for a value of another layout.
+        may_differ: True if a second run may give other numbers: the value is recomputed only if a tag asks for it, at most once.
+        copies: Indices of the concatenations among `reads` that are copied for this value right before its kernel.  The copy's
+            kernel is no node: if one reader alone gets a copy, concatenation and copy are both alive where the concatenation is
+            made (`transient_bytes`), and then the copy stands for both.
+        ordered_by: For a concatenation, indices of channels-last values: if one of them is saved, the concatenation is made in
+            that layout and not copied for a step, provided that no recomputed value gets a copy.
+        parts: For a concatenation, indices of values whose buffers lie inside the concatenation's buffer if both are recomputed:
+            then parts and concatenation live equally long.
+        is_snapshot: True for a copy of an input for recomputed readers: nothing in the forward reads the copy.  The forward makes
+            the copy at its end, and only if the copy is saved.
+        observed_forward_bytes: Bytes in use in the forward while the value is computed, beyond what the other fields explain.
+        observed_bytes: Such bytes in the backward, while the value is recomputed.
+        gradient_readers: For an output, the steps that read its incoming gradient, which is as large as the output.  If the
+            backward reads the output itself, both are alive; else one buffer stands for both (`is_output`).
     """
 
     name: str
@@ -177,28 +177,28 @@ class Value:
 
     @property
     def is_realised_again(self) -> bool:
-        """Whether Inductor gives it a buffer where it is computed again, although it is pointwise."""
+        """True if Inductor gives the recomputed value a buffer although it is pointwise."""
         return self.realised if self.realised_again is None else self.realised_again
 
     @property
     def is_saveable(self) -> bool:
-        """Tuples and constants are never saved: their parts are, or they cost nothing."""
+        """False for tuples (a plan saves their parts), constants (these cost nothing), and values pinned to RECOMPUTE."""
         return self.nbytes > 0 and self.pin != RECOMPUTE and self.kernel != CONSTANT
 
 
 @dataclass(frozen=True)
 class Step:
-    """A node of the backward: runs once, whatever the plan.
+    """A node of the backward, which runs once in every plan.
 
     Attributes:
-        reads: Indices of the values that it reads.
-        gradients: Indices of the steps that it reads, each below its own.
-        is_output: Whether it is (the root of) a gradient that the backward returns: alive to the end.
-        copies: As for a `Value`.
-        workspace_bytes: Bytes that its kernel takes for itself while it runs, beside all outputs.
-        is_channels_last: As for a `Value`.
-        held_bytes: Bytes of copies of inputs that the forward makes at its start and that this step is the last to read.
-        observed_bytes: As for a `Value`.
+        reads: Indices of the values that the step reads.
+        gradients: Indices of the steps that this step reads, each below its own.
+        is_output: True for (the root of) a gradient that the backward returns: alive to the end.
+        copies: See `Value`.
+        workspace_bytes: Bytes of workspace that the step's kernel takes while it runs, beside all outputs.
+        is_channels_last: See `Value`.
+        held_bytes: Bytes of input copies that the forward makes at its start and that this step is the last to read.
+        observed_bytes: See `Value`.
     """
 
     name: str
@@ -220,16 +220,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a planner may know of a joint graph.
+    """All facts that a planner may use about a joint graph.
 
     Attributes:
-        values: Candidates, in the joint graph's order.
-        steps: The backward, in its order; the last one is the return of the gradients.
+        values: Values that a plan may save or recompute, in the joint graph's order.
+        steps: Steps of the backward, in its order; the last step is the return of the gradients.
         step_time_ns: Estimated time of forward and backward with nothing recomputed.
-        reference: Indices of the values that torch's own default partition saves, roots in place of views; empty
-            where it was not asked.
-        estimated: Operators whose arithmetic no formula knows, priced by the bytes that they move; sorted, each once.
-        key_before_facts: The key of the problem that `with_facts` was asked of; empty where it was not.
+        reference: Indices of the values that torch's own default partition saves, roots in place of views; empty if unknown.
+        estimated: Operators without a formula for their arithmetic, priced by the bytes that they move; sorted, each once.
+        key_before_facts: The key of the problem on which `with_facts` was called; empty if it was not called.
         plans, written: See `Assumptions`.
     """
 
@@ -243,17 +242,17 @@ class Problem:
     written: tuple[str, ...] = ()
 
     def key(self) -> str:
-        """Hash of the graph with its sizes and prices; equal in every process, at every budget, and whatever was observed.
+        """Hash of the graph with its sizes and prices; equal in every process, at every budget, and for any observed facts.
 
-        It names pinned plans.  Of these only the names of saved values are obeyed, and all figures are worked out anew, so
-        `reference` (not known at every budget), `step_time_ns`, `estimated` and `KERNELS_OWN` are not in it.
+        The key names pinned plans.  Only the names of saved values are taken from such a plan, and all figures are computed anew,
+        so the hash omits `reference` (not known at every budget), `step_time_ns`, `estimated` and `KERNELS_OWN`.
         """
         return self.key_before_facts or self._key
 
     def with_facts(self, assumed: Assumptions) -> Problem:
-        """The problem with what was observed of plans in place of what was assumed of them.
+        """Returns the problem with the facts observed of plans in place of the crude rules.
 
-        Only pointwise nodes may be in registers; what is assumed of other nodes' buffers stays as it is.
+        Facts about buffers change pointwise nodes alone, because no other node can be in registers.
         """
         if assumed.is_empty:
             return self
@@ -290,7 +289,7 @@ class Problem:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """The problem as JSON; `from_json` gives an equal one."""
+        """Returns the problem as JSON; `from_json` returns an equal problem."""
         nodes = {"values": [_plain(v) for v in self.values], "steps": [_plain(s) for s in self.steps]}
         rest: dict[str, Any] = {
             "step_time_ns": self.step_time_ns,
@@ -303,7 +302,7 @@ class Problem:
 
     @staticmethod
     def from_json(text: str) -> Problem:
-        """Read what `to_json` wrote; ValueError where the schema is another one."""
+        """Reads the text of `to_json`; ValueError if the schema is another one."""
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
             raise ValueError(f"not a problem of schema {SCHEMA}")
@@ -324,7 +323,7 @@ def _key_of(node: Value | Step) -> list[Any]:
 
 
 def _plain(node: Value | Step) -> dict[str, Any]:
-    """What `dataclasses.asdict` gives, which copies every tuple."""
+    """Like `dataclasses.asdict`, but without a copy of every tuple."""
     return {**vars(node), "origin": vars(node.origin)}
 
 

@@ -1,9 +1,9 @@
-"""What is left of a user's tags when a budget cannot be met with all of them: `Problem` -> `Problem` with fewer pins.
+"""Sets aside some of a user's tags if no plan meets the budget with all of them: `Problem` -> `Problem` with fewer pins.
 
-`build_problem` pins every tagged value as its tag says.  Tags are given up in the order of `LAPSING`, no more of them than
-it takes: first PREFER_SAVE, which torch's own partitioner does not obey at all; then PREFER_RECOMPUTE, which is what
-``torch.utils.checkpoint`` puts on a whole region; MUST_SAVE and MUST_RECOMPUTE never, since torch's documentation says
-of these that no other system may override them.
+`build_problem` pins every tagged value as its tag says.  Tags are given up in the order of `LAPSING`, and no more of them than
+necessary: first PREFER_SAVE, which torch's own partitioner does not obey at all; then PREFER_RECOMPUTE, the tag that
+``torch.utils.checkpoint`` puts on a whole region.  MUST_SAVE and MUST_RECOMPUTE are never given up, because torch's documentation
+says that no other system may override these tags.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from compile_remat.passes.problem.problem import (
 )
 
 LAPSING = (PREFER_SAVE, PREFER_RECOMPUTE)
-"""Tags that a budget sets aside where it cannot be met otherwise, in that order."""
+"""Tags that the planner sets aside, in this order, if no plan meets the budget otherwise."""
 
 MUST = frozenset({MUST_SAVE, MUST_RECOMPUTE})
-"""What every budget obeys."""
+"""Tags that a plan obeys at every budget."""
 
 LIKE_TORCH = MUST | {PREFER_RECOMPUTE}
-"""What torch's own partitioner obeys: it makes no difference between the two ways to ask for a recomputation."""
+"""Tags that torch's own partitioner obeys: the partitioner treats MUST_RECOMPUTE and PREFER_RECOMPUTE alike."""
 
 
 def obeyed_tags(problem: Problem) -> frozenset[str]:
@@ -36,14 +36,14 @@ def obeyed_tags(problem: Problem) -> frozenset[str]:
 
 
 def obeying(problem: Problem, tags: Collection[str]) -> Problem:
-    """The problem in which values with any other tag are free; the very same one where there are none."""
+    """Returns the problem with only `tags` obeyed, values with any other tag free; the same object if no other tag pins a value."""
     if obeyed_tags(problem) <= frozenset(tags):
         return problem
     return replace(problem, values=tuple(v if v.tag in ("", *tags) else replace(v, pin=FREE) for v in problem.values))
 
 
 def relaxations(problem: Problem) -> Iterator[tuple[Problem, frozenset[str]]]:
-    """Problems with fewer and fewer of the tags obeyed, each with the tags that lapsed; the problem itself comes first."""
+    """Yields the problem itself, then problems that obey fewer and fewer tags, each with the tags that are set aside."""
     tags, lapsed = obeyed_tags(problem), frozenset[str]()
     yield problem, lapsed
     for tag in LAPSING:

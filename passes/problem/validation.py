@@ -1,4 +1,4 @@
-"""Whether a problem can be planned for at all: problems are also read from files and made by other programs."""
+"""Rejects a malformed problem before planning: problems are also read from files and made by other programs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from compile_remat.passes.problem.problem import Problem
 
 
 def check(problem: Problem) -> None:
-    """Nothing where the problem is whole.
+    """Returns None if the problem is well formed.
 
     Raises:
-        ValueError: It has no backward, a node reads itself, what stands behind it or what is not there, or a figure is negative.
+        ValueError: The problem has no backward, a node reads itself, a later or a missing node, or a figure is negative.
     """
     if not problem.steps:
         raise ValueError("the problem has no backward step: there is nothing to plan for")

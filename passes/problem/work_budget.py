@@ -1,9 +1,9 @@
-"""How much work a search may do, counted and not timed, so that it ends at the same plan everywhere.
+"""The work that a search may do, counted and not timed, so that the search ends at the same plan on every machine.
 
-A unit is one value or step of one simulated plan, or one edge of one solved cut.  What several searches share is charged to each of
-them as if it had worked it out itself: what a search finds does not depend on what was asked for before.
+A unit is one value or step of one simulated plan, or one edge of one solved cut.  A result that several searches share is charged
+to each of them as if the search had computed the result itself, so a search's plan does not depend on earlier searches.
 
-Somebody else may stop a search earlier: a clock, say, which nothing here knows of.  What is found then is not the same everywhere.
+The caller may stop a search earlier, by a clock for example.  The plan is then not the same on every machine.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 UNITS_PER_SECOND = 7_000_000
-"""About what one core of a small server does."""
+"""Units of work that one core of a small server does in about a second."""
 
 LEAST_SECONDS, SECONDS_PER_NODE = 8, 1 / 20_000
-"""By default a search may do so many seconds' work, and so much more for each value and step."""
+"""Default limit of a search, in seconds of work: a fixed part, and a part for each value and step."""
 
 WORK, CLOCK = "work", "clock"
-"""What ended a search before it was done: its limit of work, or somebody else."""
+"""The cause that ended a search before it was done: its limit of work, or the caller."""
 
 _T = TypeVar("_T")
 
 
 class WorkBudget:
-    """The work of the search that runs.
+    """The work of the running search.
 
     Args:
-        limit_units: Where it is to stop; None for never.
-        is_over: Asked now and then: whether it is to stop at once.  Once it said so, every later search stops as well.
+        limit_units: Units of work after which a search stops; None for no limit.
+        is_over: Called now and then; returns True if the search is to stop at once.  After that, every later search stops as well.
 
     Attributes:
-        spent_units: What it has done so far; may exceed the limit by what was begun before that.
-        ends: What ended any of the searches, WORK or CLOCK; empty where each came to its end.
+        spent_units: Units of work done so far; may exceed the limit by an operation begun before the limit.
+        ends: Causes that ended any of the searches early, WORK or CLOCK; empty if every search came to its end.
     """
 
     def __init__(self, limit_units: int | None = None, is_over: Callable[[], bool] | None = None) -> None:
@@ -45,7 +45,7 @@ class WorkBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether the search should end with the best that it has."""
+        """True if the search should end with the best plan that it has."""
         if self._is_worked_off:
             return True
         if CLOCK not in self.ends and self.is_over is not None and self.is_over():
@@ -57,12 +57,12 @@ class WorkBudget:
         return self.limit_units is not None and self.spent_units >= self.limit_units
 
     def charge(self, units: int) -> None:
-        """Count work."""
+        """Counts work."""
         self.spent_units += units
 
     @contextmanager
     def search(self) -> Iterator[None]:
-        """A search with a count of its own; the one around it goes on where it was."""
+        """Runs a search with a count of its own; afterwards the enclosing search's count continues where it was."""
         before = self.spent_units, self._charged
         self.spent_units, self._charged = 0, set()
         try:
@@ -73,7 +73,7 @@ class WorkBudget:
             self.spent_units, self._charged = before
 
     def shared(self, name: Hashable, build: Callable[[], _T]) -> _T:
-        """What `build` returns, worked out once and charged once to every search that asks for it."""
+        """Returns the result of `build`, computed once per `name` and charged once to every search that asks for it."""
         if name not in self._shared:
             before = self.spent_units
             made = build()
@@ -86,10 +86,10 @@ class WorkBudget:
 
 
 def limit_seconds(nodes: int, work_seconds: float | None) -> float:
-    """How many seconds' work a search on so many values and steps may do: as many as are asked for, if any are."""
+    """Seconds of work that a search on `nodes` values and steps may do: `work_seconds`, or the default if None."""
     return LEAST_SECONDS + nodes * SECONDS_PER_NODE if work_seconds is None else work_seconds
 
 
 def units_of(seconds: float) -> int:
-    """The work of so many seconds."""
+    """Converts seconds of work to units of work, at least 1."""
     return max(1, int(seconds * UNITS_PER_SECOND))

@@ -1,4 +1,4 @@
-"""Plans for a budget: cuts, segments, local search, recursion, bounds.
+"""Searches plans for a budget: cuts, segments, local search, recursion, bounds.
 
-Free of torch.  Asks `memory` what a plan costs.
+The modules need no torch.  `memory` tells them the cost of a plan.
 """

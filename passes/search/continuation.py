@@ -1,9 +1,9 @@
-"""A chain of plans for ever smaller budgets; each is the start of the local search for the next one.
+"""A chain of plans for ever smaller budgets; each plan is the start of the local search for the next budget.
 
-Where no place of a graph is narrow, segments between two cuts of the forward describe it badly, and a search that starts at
+If no place of a graph is narrow, segments between two cuts of the forward describe the graph badly, and a search that starts at
 the budget itself ends in a poor local optimum.  The plan for a slightly larger budget is a better start, because little has to
-change.  The budgets fall by a fixed factor from the fastest plan's peak, so that a plan does not depend on which budgets were
-asked for before.
+change.  The budgets fall by a fixed factor from the fastest plan's peak, so that a plan does not depend on the budgets of earlier
+searches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compile_remat.passes.search.local_search import LocalSearch
 
 
 class Continuation:
-    """The budgets of one problem from the largest, worked out as far down as a budget needs, with their plans."""
+    """The chain of one problem, computed from the largest budget as far down as the asked budget needs."""
 
     def __init__(self, searcher: LocalSearch, levels: Sequence[Bools], top_bytes: int) -> None:
         self.searcher = searcher
@@ -26,7 +26,7 @@ class Continuation:
         self.top = top_bytes, levels[0]
 
     def start(self, budget_bytes: int) -> Bools:
-        """The plan of the last budget above this one, or a level where that scores better."""
+        """The plan of the chain's last budget above `budget_bytes`, or a level if the level scores better."""
         work, step = self.searcher.simulator.work, self.searcher.options.continuation_step
         target, plan = self.top
         while target * step > max(1, budget_bytes) and not work.is_spent:

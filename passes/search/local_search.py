@@ -1,8 +1,8 @@
 """Local search over saved sets with the batch simulator: single flips and swaps with a near neighbour.
 
-A plan is scored by its time, by how far its peak exceeds the budget, and by the root mean square of the excess over all
-moments of the backward.  The last term matters: where many layers reach the same peak, mending one of them does not
-lower the maximum, and without it the search would stand on a plateau.
+The score of a plan adds up its time, the excess of its peak over the budget, and the root mean square of the excess over all
+slots of the backward.  The last term matters: if many layers reach the same peak, lowering the peak of one layer does not
+lower the maximum, and without the term the search would stay on a plateau.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from compile_remat.passes.search.pareto_archive import ParetoArchive
 
 @dataclass
 class LocalSearch:
-    """Moves over a pool of values, in forward order.
+    """Improves plans by moves over a pool of values, in forward order.
 
     Attributes:
-        simulations: Counts the plans tried (deterministic work).
-        archive: Remembers the best of them.
+        simulations: Number of plans tried (deterministic work).
+        archive: Keeps the best of the plans tried; None to keep none.
     """
 
     simulator: Simulator
@@ -37,7 +37,7 @@ class LocalSearch:
         """Time plus weighted excess, in ns; smaller is better.
 
         Args:
-            length: Slots of the longest of all plans that are compared, where it is none of this batch.
+            length: Slots of the longest of all plans to compare; None if the batch contains this plan.
         """
         plans, slots = batch.live.shape
         excess = np.zeros((plans, slots if length is None else length))
@@ -47,7 +47,7 @@ class LocalSearch:
         return np.asarray(batch.time_ns + weight * (highest + self.options.rms_weight * rms))
 
     def run(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
-        """Improve one plan; returns the best found, which may still exceed the budget."""
+        """Improves one plan; returns the best plan found, which may still exceed the budget."""
         weight = self.weight * weight_factor
         current = mask.copy()
         batch = self.simulator.one(current)
@@ -83,18 +83,18 @@ class LocalSearch:
         return current
 
     def _worth_trying(self, current: Bools, moves: Ints, below_ns: float) -> tuple[Ints, Bools]:
-        """The moves whose plans may score less than that, and the plans, [values, moves]: a plan scores its time at least."""
+        """The moves whose plans may score below `below_ns`, and these plans, [values, moves]: no score is below the plan's time."""
         columns = np.repeat(current[:, None], len(moves), axis=1)
         columns[moves[:, 0], np.arange(len(moves))] ^= True
         swaps = np.flatnonzero(moves[:, 1] >= 0)
         columns[moves[swaps, 1], swaps] ^= True
-        if self.archive is not None or not len(moves):  # an archive wants to see every plan
+        if self.archive is not None or not len(moves):  # an archive collects every plan
             return moves, columns
         may_gain = self.simulator.times_ns(columns) < below_ns
         return moves[may_gain], columns[:, may_gain]
 
     def _tried(self, columns: Bools, budget_bytes: int, weight: float) -> tuple[Floats, Batch]:
-        """The scores of the plans in `columns`, [values, P], and the batch of the first of lowest score alone."""
+        """Scores of the plans in `columns`, [values, P], and the batch of the first plan of lowest score alone."""
         self.simulations += columns.shape[1]
         found, lowest, first = list[Floats](), np.inf, 0
         for batch in self.simulator.batches(columns):
@@ -109,9 +109,9 @@ class LocalSearch:
         return np.concatenate(found), tried
 
     def _moves(self, current: Bools, batch: Batch, turn: int) -> Ints:
-        """Pairs (flip, partner or -1).  Only values that the backward knows; saved ones flip out, others in.
+        """Pairs (flip, partner or -1), [moves, 2], of values that are saved, or that the backward reads or recomputes.
 
-        Of more than a round may try, another part is tried at each turn, spread evenly over the forward.
+        If there are more moves than a round may try, each turn tries another part, spread evenly over the forward.
         """
         known = (batch.used | batch.recomputed)[:, 0][self.pool] | current[self.pool]
         places = np.flatnonzero(known & ~self.pinned[self.pool])
@@ -152,11 +152,11 @@ class LocalSearch:
 
 
 def search_pool(simulator: Simulator, pinned: Bools, share: int, among: Bools | None = None) -> Ints:
-    """Indices of the values that a search moves one by one, in forward order: the backward may need them, and they are large.
+    """Indices of the values that a search moves one by one, in forward order: large values that the backward may need.
 
     Args:
         share: Values smaller than the largest by more than this factor are left out.
-        among: Only these, [values]; None for all.
+        among: Mask of the values to choose from, [values]; None for all.
     """
     reachable = simulator.run(pinned[:, None])
     worth = (reachable.used | reachable.recomputed)[:, 0]

@@ -1,14 +1,14 @@
-"""Parametric min-cut: what to save when a saved byte costs `price` nanoseconds.
+"""Parametric min-cut: the cheapest values to save if a saved byte costs `price` nanoseconds.
 
-Each value has two binaries: *available* in the backward, and *recomputed* there.  Available without recomputed is
-saved, and costs its bytes; recomputed costs its time and makes its inputs available.  Every term is submodular, so one
-s-t cut is exact (project selection): source -> available where the backward reads it, available -> recomputed with the
-cost of saving, recomputed -> sink with the time, recomputed -> available(input) without limit.  Sweeping the price walks
-the lower convex hull of saved bytes against time, and every cut is a proof: its value minus `price` x budget bounds the
-time of all plans that save no more than the budget from below (Lagrangian duality).
+Each value has two binary variables: *available* in the backward, and *recomputed* there.  A value that is available and not
+recomputed is saved, and costs its bytes; a recomputed value costs its time and makes its inputs available.  Every term is
+submodular, so one s-t cut is exact (project selection): source -> available if the backward reads the value, available ->
+recomputed with the cost of saving, recomputed -> sink with the time, recomputed -> available(input) without limit.  Sweeping the
+price walks the lower convex hull of saved bytes against time.  Every cut is a proof: the cut's value minus `price` x budget is a
+lower bound of the time of all plans that save no more than the budget (Lagrangian duality).
 
-Max-flow is scipy's Dinic (int32 capacities, so capacities are scaled and rounded *down*: the bound stays a bound); of all
-minimum cuts the one nearest to the source is taken, which makes ties deterministic.
+Max-flow is scipy's Dinic (int32 capacities, so capacities are scaled and rounded *down*: the bound stays a bound).  Of all
+minimum cuts, the solver takes the one nearest to the source, which makes ties deterministic.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compile_remat.passes.search.options import DEFAULT
 
 INFINITE = 2**31 - 2
 SCALE_TO = 2**29
-"""The finite capacities' sum after scaling: far enough below INFINITE that no cut through it can be minimal."""
+"""The sum of the finite capacities after scaling: so far below INFINITE that no minimum cut contains an infinite edge."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Cut:
     """One point of the hull.
 
     Attributes:
-        price: Nanoseconds a saved byte costs in this cut.
+        price: Cost of a saved byte in this cut, ns.
         saved: Indices of the saved values.
-        saved_bytes: Their bytes (outputs count 0).
+        saved_bytes: Bytes of the saved values (outputs count 0).
         time_ns: Recomputed work plus the traffic of saving.
         value: Scaled-down value of the cut: at most ``time_ns + price * saved_bytes`` of any plan.
     """
@@ -100,9 +100,9 @@ class CutSolver:
 
 
 def hull(solver: CutSolver, max_cuts: int = DEFAULT.hull_cuts) -> list[Cut]:
-    """Points of the lower convex hull of saved bytes against time, richest (most bytes) first."""
+    """At most `max_cuts` points of the lower convex hull of saved bytes against time, the point of most bytes first."""
     rich, poor = solver.cut(0.0), solver.cut(_dear_price(solver))
-    found = {poor.saved_bytes: poor, rich.saved_bytes: rich}  # where they are one point, price 0 proves more
+    found = {poor.saved_bytes: poor, rich.saved_bytes: rich}  # if both are one point, price 0 proves more
     pending = [(rich, poor)]
     while pending and len(found) < max_cuts:
         pending.sort(key=lambda pair: _gap(*pair))
@@ -121,9 +121,9 @@ def hull(solver: CutSolver, max_cuts: int = DEFAULT.hull_cuts) -> list[Cut]:
 def lower_bound_ns(
     solver: CutSolver, cuts: list[Cut], saved_budget_bytes: int, max_cuts: int = DEFAULT.bound_cuts
 ) -> int | None:
-    """Least time of any plan that saves at most `saved_budget_bytes`; None where no plan saves so little.
+    """Lower bound of the time of any plan that saves at most `saved_budget_bytes`; None if no plan saves so little.
 
-    Exact on the hull: the best multiplier lies between the two hull points around the budget, found by recursion.
+    The bound is exact on the hull: further cuts between the two hull points around the budget find the best multiplier.
     """
     floor = min(c.saved_bytes for c in cuts)
     if saved_budget_bytes < floor:
@@ -146,7 +146,7 @@ def lower_bound_ns(
 
 
 def _bound_ns(cut: Cut, saved_budget_bytes: int) -> int:
-    """What the cut proves, rounded up because times are whole; the slack covers the arithmetic of floats."""
+    """The bound that the cut proves, rounded up because times are whole; the slack covers the arithmetic of floats."""
     charge = cut.price * saved_budget_bytes
     slack = 1e-6 + 1e-12 * (cut.value + abs(charge))
     return math.ceil(cut.value - charge - slack)
@@ -162,5 +162,5 @@ def _gap(left: Cut, right: Cut) -> float:
 
 
 def pinned_indices(problem: Problem) -> tuple[int, ...]:
-    """Values that every plan saves (where the backward needs them)."""
+    """Indices of the values that every plan saves if the backward needs them."""
     return tuple(i for i, v in enumerate(problem.values) if v.pin == SAVE and v.is_saveable)

@@ -1,9 +1,9 @@
 """Plans of lowest peak among those that compute no value twice in the backward.
 
 Bisection finds the lowest budget that the segments' dynamic programme meets.  Local search then lowers the peak of the best
-plan: it aims at a part of the plan's own peak, several times.  Then come random neighbours of that plan, and the whole search for a
-budget that nothing can meet: a U-Net's plan for a budget had 2 % less than the lowest plan that was found without it.  Last come
-budgets just below the lowest peak so far: a WaveNet's plan for a budget lay below its lowest plan.
+plan: several times, its target is a part of the plan's own peak.  Next, the search tries random neighbours of that plan, and runs
+as a whole for a budget that no plan can meet: without this run, a U-Net's plan for a budget had a peak 2 % below the lowest plan.
+Last, the search runs for budgets just below the lowest peak so far: a WaveNet's plan for a budget lay below its lowest plan.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from compile_remat.passes.search.strategy import Search
 
 
 class MinimumPeak:
-    """The floor of one problem."""
+    """Plans of lowest peak of one problem."""
 
     def __init__(self, search: Search) -> None:
         self.search = search
@@ -37,7 +37,7 @@ class MinimumPeak:
 
     @cached_property
     def found(self) -> list[Bools]:
-        """Plans of low peak; the one to be called the lowest stands first."""
+        """Plans of low peak; the first is the lowest plan: the fastest one of nearly the lowest peak."""
         search, pressed, options = self.search, self.first, self.search.options
         with search.work.search():
             best = pressed
@@ -55,7 +55,7 @@ class MinimumPeak:
 
     @cached_property
     def unavoidable_bytes(self) -> int:
-        """Live at the end of every backward: gradients and outputs."""
+        """Bytes live at the end of every backward: gradients and outputs."""
         simulator = self.search.simulator
         kept = simulator.lifetimes.step_last >= simulator.num_steps
         return simulator.output_bytes + int(simulator.lifetimes.step_bytes[kept].sum())
@@ -83,12 +83,12 @@ class MinimumPeak:
         return min([*pressed, *starts], key=search.peak)
 
     def _searched(self, mask: Bools, share: float) -> Bools:
-        """The plan of lowest peak from the whole search for a budget that is this share of a plan's peak."""
+        """The plan of lowest peak from the whole search for a budget of `share` times the peak of `mask`."""
         search = self.search
         return min(search.candidates(int(share * search.peak(mask))), key=search.peak)
 
     def _descended(self, mask: Bools) -> Bools | None:
-        """A plan of lower peak, from the whole search for budgets just below this plan's; None where there is none."""
+        """A plan of lower peak than `mask`, from the whole search for budgets just below its peak; None if none is found."""
         search = self.search
         for share in search.options.descent_targets:
             if search.work.is_spent:
@@ -99,7 +99,7 @@ class MinimumPeak:
         return None
 
     def _press(self, mask: Bools, share: float) -> Bools:
-        """Aim below the plan's peak; the plan itself where that does not lower it."""
+        """Runs local search for `share` times the plan's peak; returns the plan itself if its peak does not fall."""
         options, target = self.search.options, int(self.search.peak(mask) * share)
         pressed = self.search.improve(mask, target, options.min_peak_rounds, options.strict_factor)
         return min(mask, pressed, key=self.search.peak)

@@ -1,4 +1,4 @@
-"""What tunes the search: every constant that trades planning time for better plans, and the switches of its heuristics."""
+"""Options of the search: every constant that trades planning time for better plans, and the switches of its heuristics."""
 
 from __future__ import annotations
 
@@ -10,96 +10,97 @@ from dataclasses import dataclass
 class SearchOptions:
     """The search's constants with their defaults; the same options and the same problem give the same plan.
 
-    "A target" is a part of a budget, or of a known peak, that the search aims at.
+    A *target* is a budget that the search aims at, given as a fraction of the asked budget or of a known peak.
 
     Attributes:
-        uses_perturbation: Whether the plan of lowest peak is searched from random neighbours, too.
-        uses_recursion: Whether values may be recomputed more than once.
+        uses_perturbation: True to search faster plans, and the plan of lowest peak, from random neighbours, too.
+        uses_recursion: True if plans may recompute values more than once.
         hull_cuts: Most cuts on the convex hull of time against saved bytes.
         bound_cuts: Most further cuts to tighten the cuts' lower bound at one budget.
-        bound_backward_points, bound_forward_points: Points of the backward and of the forward at which the linear programme
-            holds the budget: the worst of each of so many runs of steps or values.
-        uses_moments: Whether that bound is tightened, where it leaves a gap, by moments with all that lives there.
-        moment_rounds, moments_a_round: How often moments are added, and how many each time in the backward and in the forward.
-        moment_gain: Moments are added once more where the last ones raised the bound by this part of the step at least.
-        moment_excess: A moment is added where the rounded answer exceeds the budget by this factor.
-        moment_distance: Steps or places between moments that are added together.
-        branch_values: Problems in which at most so many values may be saved or not are planned by a branch and bound over the
-            programme with these moments, nearly always to their optimum.  In larger ones it takes minutes.
+        bound_backward_points, bound_forward_points: Number of points of the backward and of the forward at which the linear
+            programme enforces the budget: the steps or values are split into so many runs, and the worst of each run is a point.
+        uses_moments: True to tighten that bound, if it leaves a gap, by moments that count all live buffers.
+        moment_rounds, moments_a_round: Rounds in which moments are added, and most moments per round in each of both graphs.
+        moment_gain: Another round follows if the last moments raised the bound by at least this fraction of the step.
+        moment_excess: A moment is added where the rounded answer exceeds this factor times the budget.
+        moment_distance: Least distance, in steps or places, between moments added together.
+        branch_values: Problems with at most so many values to decide on are planned by a branch and bound over the programme with
+            these moments, nearly always to their optimum.  For larger problems, the branch and bound takes minutes.
         branch_nodes: Most nodes of that branch and bound.
-        branch_seconds: Most seconds of each.  No limit by default: a plan does not depend on how fast a machine is.
-        branch_rounds: How often moments are added to its answer, and it is solved again.
-        moment_nodes: Larger problems, in values and steps, go without.
-        rounding_starts: Starts that the local search improves, of what the programme's answers suggest.
-        rounding_levels: The parts that a value is saved by in the programme's answer, above which it is saved in a start.
+        branch_seconds: Most seconds of each branch and bound.  No limit by default, so that a plan does not depend on the machine.
+        branch_rounds: Most branch and bounds for a budget; after each, moments are added where its answer exceeds the budget.
+        moment_nodes: Problems with more values and steps use no moments.
+        rounding_starts: Most starts from the programme's answers that the local search improves.
+        rounding_levels: Thresholds: a start saves the values whose saved fraction in the programme's answer exceeds one of these.
         max_levels: Cuts of the hull whose saved sets are starts of the search.
-        close_gap: A plan this close to its lower bound, as a part of the step, is good enough: the search for it ends.
-        wide_gap: Where more than this part of the step stays open, faster plans are sought among a plan's random neighbours, and
-            with moments from plans for other budgets, too.
+        close_gap: A plan this close to its lower bound, as a fraction of the step, is good enough: its search ends.
+        wide_gap: Beyond a gap of this fraction of the step, the search also tries a plan's random neighbours.  A search with
+            moments tries plans for other budgets only beyond this gap.
         excess_weight: A peak of twice the budget scores like this many forward passes.
-        strict_factor: Factor on that weight where a plan is still above the budget, or its peak is to be lowered.
-        rms_weight: Weight of the root mean square of the excess over all points of the backward, against that of the peak.
+        strict_factor: Factor on that weight while a plan is still above the budget, or while its peak is to be lowered.
+        rms_weight: Weight of the root mean square of the excess over all slots of the backward, relative to the peak's excess.
         pool_share: Values smaller than the largest by more than this factor are left to the cut and not moved one by one.
         swap_distance: A swap exchanges a saved value with an unsaved one at most this many places of the pool away.
         move_distance: Moves applied together stand at least this many places of the pool apart.
         max_joint_moves: Most moves applied together.
-        max_moves: Most moves of a round; of more the swaps are thinned evenly.
-        move_cells, min_moves: A round tries at most `move_cells` values and steps times moves, but `min_moves` moves at least: its
+        max_moves: Most moves of a round; beyond this number, the swaps are thinned evenly.
+        move_cells, min_moves: A round tries at most `move_cells` / (values + steps) moves, but at least `min_moves`: a round's
             work does not grow with the graph.
         min_gain_ns: The least improvement of a score that counts.
         rounds: Rounds of local search on a start for a budget.
-        lower_target: Where the gap stays open, the plan for this part of the budget is sought as well.
-        lower_targets: Where no plan for a budget is found, plans for these parts of it are sought, one after the other.
+        lower_target: If the gap stays open, the search also plans for this fraction of the budget.
+        lower_targets: If no plan for a budget is found, the search plans for these fractions of the budget, one after the other.
         max_segment_cuts: Most cuts between segments of the forward.
-        values_per_cut: Values of the graph for each such cut at least.
-        cut_width: A cut is dropped where more than this factor of its narrowest neighbour's bytes cross it.
-        short_segments, long_segments: Lengths of segments, in cuts, that are simulated: the short ones with every level, the
-            long ones with the `long_levels` levels of fewest saved bytes.
+        values_per_cut: Least number of the graph's values per such cut.
+        cut_width: A cut is dropped if more bytes cross it than this factor times the bytes of its narrower neighbour.
+        short_segments, long_segments: Lengths of simulated segments, in cuts: short ones are simulated with every level, long
+            ones with the `long_levels` levels of fewest saved bytes.
         tiling_offsets: Most tilings simulated for each length of segment.
         segment_labels: Labels (prefix bytes, time) kept per cut by the dynamic programme, spread evenly over the bytes.
         segment_rounds: Most corrections of segment costs for one budget.
-        continuation_step: Each budget of the continuation over the one above it.
-        continuation_rounds: Rounds of local search at each of them: two took half as long again and found little more.
-        window_lengths: Pool places in an exchanged window; the next window of a length begins half of it later.
+        continuation_step: Ratio of each budget of the continuation to the budget before it.
+        continuation_rounds: Rounds of local search at each of these budgets: two took half as long again and found little more.
+        window_lengths: Lengths of exchanged windows, in places of the pool; windows of a length begin half a length apart.
         window_rounds: Most exchanges, each followed by `window_search_rounds` rounds of local search.
         window_batch: Exchanges simulated together.
-        min_peak_bisections: Budgets tried to find the lowest one that segments can meet.
-        min_peak_starts: Plans of low peak whose peak is then lowered by local search.
-        start_target: The target of one round of local search on each of those.
-        min_peak_targets: Targets, as parts of the last peak, of the local search that lowers it further.
-        min_peak_rounds: Rounds of local search at each of them.
-        pressed_targets: The same of a local search that moves more values and goes on from the lowest plan of all; without it
-            `min` of a small BERT was 1.9 % higher (`python -m benchmarks.digest --part plans`).
-        floor_search_target, descent_targets: The whole search for a budget is run at the first part of the lowest peak so far, and
-            then at the others of it, one after the other, for as long as one of them lowers it.  With 0.95 alone, a WaveNet's
-            lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
-        same_peak: Of plans whose peaks differ by less than this factor the fastest counts as the lowest.
+        min_peak_bisections: Budgets tried to find the lowest budget that segments can meet.
+        min_peak_starts: Plans of low peak whose peak local search then lowers.
+        start_target: The target of one round of local search on each of these plans, as a fraction of the plan's peak.
+        min_peak_targets: Targets, as fractions of the last peak, of the local search that lowers the peak further.
+        min_peak_rounds: Rounds of local search at each of these targets.
+        pressed_targets: Such targets of a local search that moves more values and starts from the lowest plan of all; without
+            this search, `min` of a small BERT was 1.9 % higher (`python -m benchmarks.digest --part plans`).
+        floor_search_target, descent_targets: Fractions of the lowest peak so far for which the whole search runs: once at the
+            first, then at the others, one after the other, for as long as one of them lowers the peak.  With 0.95 alone, a
+            WaveNet's lowest plan was 4.5 % above its plan for a budget (`python -m benchmarks.digest --part plans`).
+        same_peak: Of plans whose peaks differ by less than this factor, the fastest counts as the lowest.
         perturbation_flips: Values flipped at random in one perturbation.
         max_floor_perturbations, perturbation_work: Most perturbations of the plan of lowest peak, and most perturbations times
-            values to choose from.  With 600, two of them, `min` of a Qwen3 was 0.5 % higher
+            values to choose from.  With a work of 600 (two perturbations), `min` of a Qwen3 was 0.5 % higher
             (`python -m benchmarks.zoo --model qwen3 --setting min`).
-        perturbation_width: Places of the pool on each side from which values are flipped, where they are flipped in one place.
-        perturbation_patience: Perturbations in a row that find no better plan and end the search for one.
+        perturbation_width: Places of the pool on each side from which a perturbation of one place flips values.
+        perturbation_patience: The search ends after this many perturbations in a row that find no better plan.
             With four, a graph of 21 values got a slower plan at one budget than at a lower one.
-        max_perturbations, faster_work: The same limits where perturbations look for a faster plan.
-        perturbation_target: The target of the local search behind each, as a part of the lowest peak.
+        max_perturbations, faster_work: The same two limits for perturbations that look for a faster plan.
+        perturbation_target: The target of the local search after each perturbation, as a fraction of the lowest peak.
         recursive_segment_cuts: Most cuts between segments that may be recursive.
         recursive_parts: Lengths, in cuts, of the segments between inner checkpoints.
         recursive_lengths: Lengths, in cuts, of recursive segments.
         max_inner_checkpoints: Most inner checkpoints of a recursive segment.
         recursive_rounds: Most corrections of segment costs for one budget.  With six, a Llama of 32 layers ended at 45.4 GiB
             instead of 36.3 (`compile-remat explain llama-2-7b --device h100-sxm --batch 41 --budget min`).
-        recursive_bisections: Budgets tried to find the lowest one that recursive segments can meet.
-        recursive_targets: Budgets for which recursive segments are sought first, as parts of the lowest peak without them; a plan
-            below the first is enough, and one above it does not count.  With the first alone, `min` of a GraphSAGE was 4.1 % higher
-            (`python -m benchmarks.zoo --model graph_sage --setting min`).
-        recursive_lead: Below this part of a quickly found lowest peak it is the lowest: no other is sought, and a budget below it
-            is out of reach of plans without recursion.
-        trusted_gain: `max` departs from torch's own choice for an estimated gain of at least this part of the step.
-        menu_targets: Budgets of the plan menu, as parts of the way from the lowest peak to that of the fastest plan.
+        recursive_bisections: Budgets tried to find the lowest budget that recursive segments can meet.
+        recursive_targets: Budgets for which recursive segments are sought first, as fractions of the lowest peak without
+            recursion.  The search stops at a plan within the first target, and ignores plans above it.  With the first target
+            alone, `min` of a GraphSAGE was 4.1 % higher (`python -m benchmarks.zoo --model graph_sage --setting min`).
+        recursive_lead: A recursive plan below this fraction of the quickly found lowest peak is the lowest plan: no other is
+            sought, and a budget below that peak counts as out of reach of plans without recursion.
+        trusted_gain: `max` departs from torch's own choice for an estimated gain of at least this fraction of the step.
+        menu_targets: Budgets of the plan menu, as fractions of the way from the lowest peak to the fastest plan's peak.
         frontier_rounds: Rounds of local search for one budget of a frontier.
         frontier_segment_rounds: Corrections of segment costs for one budget of a frontier.
-        frontier_anchors: Budgets at which a frontier solves the linear programme, as parts of that way; the others share those.
+        frontier_anchors: Budgets at which a frontier solves the linear programme, as fractions of the same way; all budgets of
+            the frontier share these solutions.
     """
 
     uses_perturbation: bool = True
@@ -186,4 +187,4 @@ class SearchOptions:
 
 
 DEFAULT = SearchOptions()
-"""The options of a planner that was given none."""
+"""The options of a planner without options of its own."""

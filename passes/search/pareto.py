@@ -1,8 +1,8 @@
-"""Plans from the fastest to the one of lowest peak: one search for all budgets instead of one for each.
+"""Plans from the fastest plan to the plan of lowest peak: one search for all budgets instead of one for each.
 
-An archive keeps every plan that no other plan tried so far beats in both peak and time: a plan that the local search for one
-budget passes is often the best one for another budget.  A budget is searched for itself only where the archive's plan is far
-from the lower bound.
+An archive keeps every plan that no other plan tried so far beats in both peak and time, because the local search for one budget
+often tries the best plan for another budget.  A budget gets a search of its own only if the archive's plan is far from the
+lower bound.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from compile_remat.passes.search.strategy import Search
 
 
 def frontier(planner: Planner, points: int) -> list[Plan]:
-    """Plans each of which is faster than all that need less memory, from the fastest to the lowest.
+    """Plans from the fastest to the lowest, each faster than all plans of a lower peak.
 
-    They may be a little slower than `Planner.within` for the same budget, which searches for that budget alone.
+    A plan may be a little slower than that of `Planner.within` for the same budget, which searches for that budget alone.
 
     Args:
-        planner: Its limits hold for each of the searches.
-        points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
+        planner: The planner, whose limits hold for each of the searches.
+        points: Number of budgets, evenly spaced from the lowest peak to the fastest plan's peak.
     """
     archive = ParetoArchive()
     planner = planner.recording(archive)
@@ -43,7 +43,7 @@ def frontier(planner: Planner, points: int) -> list[Plan]:
 
 
 def _look(search: Search, archive: ParetoArchive, budget_bytes: int, anchors: Sequence[int]) -> None:
-    """Try plans for one budget."""
+    """Tries plans for one budget; the archive keeps the best."""
     if not _is_open(search, archive, budget_bytes, anchors):
         return
     options = search.options

@@ -1,4 +1,4 @@
-"""Plans tried so far of which none beats another in both peak and time."""
+"""The plans tried so far that no other plan beats in both peak and time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compile_remat.passes.memory.simulator import Batch, Bools, Ints
 
 
 class ParetoArchive:
-    """What is worth remembering of many plans, from the lowest peak to the fastest."""
+    """The best of many plans, sorted from the lowest peak to the shortest time."""
 
     def __init__(self) -> None:
         self.peaks: Ints = np.zeros(0, dtype=np.int64)
@@ -17,11 +17,11 @@ class ParetoArchive:
         self._masks: list[NDArray[np.uint8]] = []  # eight values to a byte
 
     def add(self, batch: Batch, saved: Bools) -> None:
-        """Remember of a batch what no known plan beats; `saved` is [values, P] as it was simulated."""
+        """Adds the plans of a batch that no known plan beats; `saved` holds the batch's masks, [values, P]."""
         known = len(self._masks)
         peaks = np.concatenate([self.peaks, batch.peak])
         times = np.concatenate([self.times, batch.time_ns])
-        order = np.lexsort((times, peaks))  # stable: of equals the one known first stays
+        order = np.lexsort((times, peaks))  # stable: of equal plans, the one known first stays
         fastest = np.minimum.accumulate(times[order])
         kept = order[np.concatenate([[True], fastest[1:] < fastest[:-1]])] if len(order) else order
         self.peaks, self.times = peaks[kept], times[kept]
@@ -29,11 +29,11 @@ class ParetoArchive:
         self._num_values = saved.shape[0]
 
     def within(self, budget_bytes: int) -> Bools | None:
-        """The fastest plan within the budget."""
+        """Mask of the fastest plan within the budget; None if there is none."""
         return self._mask(int(np.searchsorted(self.peaks, budget_bytes, side="right")) - 1)
 
     def above(self, budget_bytes: int) -> Bools | None:
-        """The plan of lowest peak above the budget."""
+        """Mask of the plan of lowest peak above the budget; None if there is none."""
         return self._mask(int(np.searchsorted(self.peaks, budget_bytes, side="right")))
 
     def _mask(self, k: int) -> Bools | None:

@@ -13,7 +13,7 @@ from compile_remat.passes.search.local_search import LocalSearch
 
 
 def lower(searcher: LocalSearch, mask: Bools, rounds: int, weight_factor: float) -> Bools:
-    """The plan of lowest peak among the given one and what its perturbations lead to; so many in a row that find none end it."""
+    """The plan of lowest peak among the given plan and the results of its perturbations; stops after too many without a gain."""
     options = searcher.options
     choices = searcher.pool[~searcher.pinned[searcher.pool]]
     if len(choices) < options.perturbation_flips:
@@ -33,9 +33,10 @@ def lower(searcher: LocalSearch, mask: Bools, rounds: int, weight_factor: float)
 
 
 def faster(searcher: LocalSearch, mask: Bools, budget_bytes: int) -> Bools:
-    """The fastest plan within the budget among the given one, which fits, and what its perturbations lead to.
+    """The fastest plan within the budget among the given plan, which fits, and the results of its perturbations.
 
-    They take turns: a few values anywhere, more in one place, many anywhere.  So many in a row that find nothing are enough.
+    Perturbations of three kinds take turns: a few values anywhere, more in one place, many anywhere.  The search stops after
+    `SearchOptions.perturbation_patience` perturbations in a row without a faster plan.
     """
     options = searcher.options
     choices = searcher.pool[~searcher.pinned[searcher.pool]]

@@ -1,4 +1,4 @@
-"""How long a step takes under plain torch.compile's own plan: what extra times are measured from."""
+"""Estimated time of a step under plain torch.compile's own plan: the base of extra times."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from compile_remat.passes.problem.problem import Problem
 
 
 def plain_time_ns(problem: Problem) -> int | None:
-    """Return the estimated time of a step that saves the problem's `reference`.
+    """Returns the estimated time of a step that saves the problem's `reference`.
 
-    None where the problem does not know what torch saves.
+    The result is None if `reference` is empty: the values that torch saves are unknown.
     """
     if not problem.reference:
         return None

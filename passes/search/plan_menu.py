@@ -1,7 +1,7 @@
-"""Plans of one graph to choose from where it shares a budget with others.
+"""Plans of one graph to choose from if several graphs share a budget.
 
-Alone, a graph needs its peak.  Beside others it is also in their way: what it saves, and what it returns, lies there from
-the end of its forward to its backward, while others run.  So here a plan has three sizes, and none is left out that is
+A graph that runs alone needs its peak.  A graph that runs beside others also takes memory while these run: its saved tensors and
+outputs stay alive from the end of its forward to its backward.  So a plan has several sizes here, and no plan is left out that is
 best for some mixture of them.
 """
 
@@ -21,16 +21,16 @@ from compile_remat.passes.search.solver import Planner
 
 @dataclass(frozen=True)
 class PlanOption:
-    """What one plan costs the others, and what it costs itself.
+    """Memory and time of one plan, for its own graph and for the graphs that run in between.
 
     Attributes:
-        saved: Names of the values that it saves.
-        held_bytes: What lies there between its forward and its backward: what is saved, the outputs, and copies of inputs.
-        forward_peak_bytes: The most bytes live at once in its forward.
-        peak_bytes: The same of forward and backward.
+        saved: Names of the saved values.
+        held_bytes: Bytes held between the graph's forward and backward: saved values, outputs, and copies of inputs.
+        forward_peak_bytes: The most bytes live at once in the forward.
+        peak_bytes: The most bytes live at once in forward and backward.
         time_ns: Estimated time beyond the fastest plan.
-        kept_output_bytes: Outputs that its own backward reads.  They lie there beside the gradients that come in; of the others
-            the graph that read them has let go by then.
+        kept_output_bytes: Bytes of the outputs that the graph's own backward reads.  These outputs are alive beside the incoming
+            gradients; the graphs that read the other outputs have freed them by then.
     """
 
     saved: tuple[str, ...]
@@ -42,7 +42,7 @@ class PlanOption:
 
 
 def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
-    """Plans of which none is better than another in time and every size, fastest first."""
+    """Plans of which none beats another in time and every size, fastest first."""
     lowest, fastest = planner.lowest(once=True), planner.fastest()
     span = fastest.peak_bytes - lowest.peak_bytes
     budgets = [lowest.peak_bytes + int(span * share) for share in planner.options.menu_targets]
@@ -61,24 +61,24 @@ def plan_options(planner: Planner) -> tuple[PlanOption, ...]:
 
 
 def option_of(planner: Planner, plan: Plan) -> PlanOption:
-    """What a plan costs where its graph runs beside others."""
+    """Memory and time of a plan whose graph runs beside others."""
     mask = planner.mask_of(plan.saved)[:, None]
     (option,) = _described(planner.simulator, mask, planner.fastest_time_ns)
     return option
 
 
 def backward_peak_bytes(planner: Planner, plan: Plan) -> int:
-    """The most bytes live at once in a plan's backward, what it saved and the outputs among them."""
+    """The most bytes live at once in a plan's backward, saved values and outputs included."""
     return int(planner.simulator.one(planner.mask_of(plan.saved)).backward_peak[0])
 
 
 def plain_option(problem: Problem, observed: PlainFacts | None = None) -> PlanOption:
-    """What plain torch.compile takes: the problem's `reference` is saved, and those tags hold that torch obeys.
+    """Memory and time of plain torch.compile, which saves the problem's `reference` and obeys the tags in `LIKE_TORCH`.
 
-    Its time is that of what it recomputes.
+    `PlanOption.time_ns` is here the time of recomputing and saving, not the time beyond the fastest plan.
 
     Args:
-        observed: Its peaks, where they are known; else they are those of a plan that saves the same.
+        observed: Observed peaks of plain torch.compile; None for the simulated peaks of a plan that saves the same values.
     """
     problem = obeying(problem, LIKE_TORCH)
     mask = np.zeros((len(problem.values), 1), dtype=bool)

@@ -1,14 +1,14 @@
-"""Plans that recompute some values twice: they reach peaks below what one recomputation of each value can reach.
+"""Plans that recompute some values twice, to reach peaks below those that one recomputation of each value can reach.
 
-A *recursive* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints; between two
-of those everything is computed once more when the gradients get there.  In the joint graph that is a second copy of each value
-that runs twice: the first run computes the originals, the copies read the inner checkpoints and each other, and the backward
-steps read the copies.  Liveness, cuts and extraction treat the graph with copies like any other graph.
+A *recursive* segment runs twice in the backward.  Its first run keeps a few values inside, its *inner* checkpoints; the values
+between two inner checkpoints are recomputed once more when the gradients get there.  In the joint graph, each value that runs
+twice has a second copy: the first run computes the originals, the copies read the inner checkpoints and each other, and the
+backward steps read the copies.  Liveness, cuts and extraction treat the graph with copies like any other graph.
 
-The dynamic programme of `segments` chooses the recursive segments: for each pair of cuts it gets further options, with the best
-places of one to six inner checkpoints.  Their time and local peak are put together from the simulated segments between the
-checkpoints.  The plan that it finds is simulated on the graph with copies, options that turn out worse are corrected, and local
-search improves the result there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on
+The dynamic programme of `segments` chooses the recursive segments: for each pair of cuts, it gets further options with the best
+places of one to six inner checkpoints.  The time and the local peak of such an option are composed from the simulated segments
+between the checkpoints.  The chosen plan is simulated on the graph with copies, options that turn out worse are corrected, and
+local search improves the plan there.  The idea is that of revolve (Griewank and Walther, ACM TOMS 2000), with two levels and on
 segments of any graph.
 """
 
@@ -30,18 +30,18 @@ from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable
 from compile_remat.passes.search.segments import Segments
 
 KEPT, KEPT_NODES = 16, 100_000
-"""Plans on problems with copies that are remembered: so many, or more while they have so many values and steps together."""
+"""Simulated plans that are kept: `KEPT`, or more while their problems have at most `KEPT_NODES` values and steps together."""
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """Segments in a row whose ends but the last are inner checkpoints.
+    """Consecutive segments; the end of each segment but the last is an inner checkpoint.
 
     Attributes:
-        peak_bytes: The local peak: everything but what is saved before.
-        kept_bytes: The checkpoints.
-        time_ns: To compute what lies between them once more.
-        lengths: In cuts.
+        peak_bytes: The local peak: all live bytes except those saved before the chain.
+        kept_bytes: Bytes that the segments save, inner checkpoints included.
+        time_ns: Time to recompute the values of the segments once more.
+        lengths: Length of each segment, in cuts.
     """
 
     peak_bytes: int
@@ -59,11 +59,11 @@ class _Chain:
 
 
 class Recursion:
-    """Recursive segments of one problem; what several budgets share is worked out once.
+    """Recursive segments of one problem; results that several budgets share are computed once.
 
     Args:
-        level: What a segment saves inside besides its entry: little.
-        pinned: What must be saved.
+        level: Mask of the values, few, that a segment saves inside besides its entry, [values].
+        pinned: Mask of the values that must be saved, [values].
         weight: Price of a byte above the budget, ns, as in `LocalSearch`.
     """
 
@@ -88,7 +88,7 @@ class Recursion:
         return min(fitting, key=lambda c: c.time_ns, default=None)
 
     def lowest(self, low_bytes: int, high_bytes: int) -> Candidate | None:
-        """The plan of lowest peak found between the two; None where there is none clearly below `high_bytes`."""
+        """The plan of lowest peak found between the two peaks; None if no plan is clearly below `high_bytes`."""
         best = self._clearly_below(high_bytes)
         if best is None:
             return None
@@ -108,9 +108,10 @@ class Recursion:
         return improved if improved.peak_bytes <= best.peak_bytes else best
 
     def _clearly_below(self, high_bytes: int) -> Candidate | None:
-        """A plan below the first of `recursive_targets`; None where there is none.
+        """A plan within `high_bytes` times the first of `SearchOptions.recursive_targets`; None if no plan is found.
 
-        Which options of the segments are corrected depends on the budget, so a lower one may be met where a higher one is not.
+        The search tries lower targets as well: a plan may meet a lower target after a higher one failed, because the corrected
+        options depend on the target.
         """
         targets = [int(share * high_bytes) for share in self.options.recursive_targets]
         for target in targets:
@@ -118,13 +119,13 @@ class Recursion:
             if found is not None and found.peak_bytes <= targets[0]:
                 return found
             if found is None or self.simulator.work.is_spent:
-                break  # no path of uncorrected options: none for a lower budget either
+                break  # no path of uncorrected options fits, so none fits a lower target
         return None
 
     # -- options ------------------------------------------------------------------------------------------------------
 
     def _with_recursive(self, measured: Mapping[Key, Option]) -> dict[Key, Option]:
-        """Adds for each pair of cuts and number of inner checkpoints the chain of least peak, where more of them lower it."""
+        """Adds the chain of least peak for each pair of cuts and number of inner checkpoints, while more checkpoints lower it."""
         options, count, tuning = dict(measured), len(self.segments.bounds) - 1, self.options
         segments = [(a, length) for length in tuning.recursive_parts for a in range(count - length + 1)]
         single = {(a, length): options.get((a, a + length, 0)) for a, length in segments}
@@ -150,7 +151,7 @@ class Recursion:
     # -- plans --------------------------------------------------------------------------------------------------------
 
     def _from_segments(self, budget_bytes: int) -> Candidate | None:
-        """What the dynamic programme finds; it may still exceed the budget."""
+        """The plan that the dynamic programme finds, which may still exceed the budget; None if there is none."""
         table = self.table
         best: Candidate | None = None
         for turn in range(self.options.recursive_rounds):
@@ -169,7 +170,7 @@ class Recursion:
         return best
 
     def _candidate(self, path: Sequence[Option]) -> tuple[Candidate, Batch]:
-        """The plan of a path on the problem with copies, and what it saves on the one without."""
+        """The plan of a path on the problem with copies, and the batch of its saved values on the problem without copies."""
         bounds, position = self.segments.bounds, self.simulator.position
         saved = self.segments.union([o.first - 1 for o in path if o.first > 0]) | self.level
         kept, twice = np.zeros_like(saved), np.zeros_like(saved)
@@ -184,7 +185,7 @@ class Recursion:
         return self._simulated(saved, twice), base
 
     def _simulated(self, saved: Bools, twice: Bools) -> Candidate:
-        """The plan that saves and computes twice what these masks say; the last ones asked for are kept: paths come back."""
+        """Simulates the plan of the two masks, [values]; keeps the last simulations, because paths come back."""
         key = saved.tobytes(), twice.tobytes()
         found = self._known.pop(key, None)
         if found is None:
@@ -192,7 +193,7 @@ class Recursion:
             names = [problem.values[v].name for v in np.flatnonzero(twice)]
             found = candidate(problem, saved, names, self.simulator.work)
         else:
-            found.simulator.one(found.saved)  # counts as work, as it did at first
+            found.simulator.one(found.saved)  # charges the work again
         self._known[key] = found
         nodes = self.simulator.num_values + self.simulator.num_steps
         if len(self._known) > max(KEPT, KEPT_NODES // nodes):
@@ -204,7 +205,7 @@ class Recursion:
         return np.array([may_run_again(v) for v in self.simulator.problem.values], dtype=bool)
 
     def improved(self, found: Candidate, budget_bytes: int) -> Candidate:
-        """The plan after local search for a budget, which it may still exceed; the same values are computed twice."""
+        """The plan after local search for a budget, which the plan may still exceed; the values computed twice stay the same."""
         simulator, values = found.simulator, found.simulator.problem.values
         copied = np.array([original(v.name, found.again) in found.again for v in values], dtype=bool)
         pinned = widened(self.pinned, has_copy(self.simulator.problem, found.again))

@@ -1,7 +1,7 @@
 """The fastest path of segments whose peaks fit: resource-constrained shortest path by label setting.
 
 Labels are (cut, saved bytes so far) with exact bytes.  The result is the fastest path as long as no cut has more labels than
-are kept; beyond that the labels are thinned.
+the limit; beyond the limit, the labels are thinned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from compile_remat.passes.search.options import DEFAULT
 
 BOUND_STRIDE = 1 << 48
-"""More than any number of bytes: what bounds are apart in the keys by which labels are looked up."""
+"""Distance between bounds in the keys by which labels are looked up: more than any number of bytes."""
 
 Key = tuple[int, int, int]
 """First bound, last bound and level of an option."""
@@ -41,10 +41,10 @@ class SegmentTable:
     """Options by last bound, first bound and level, ascending.
 
     Attributes:
-        options: One in each row.
-        rows: The row of each.
-        firsts, charges, times, local_peaks: What they say, [rows].
-        ends: Where the rows of each last bound end.
+        options: The option of each row.
+        rows: Maps the key of each option to its row.
+        firsts, charges, times, local_peaks: Fields of the options as columns, [rows].
+        ends: For each last bound, the row after its last option.
     """
 
     def __init__(self, options: Iterable[Option]) -> None:
@@ -56,7 +56,7 @@ class SegmentTable:
         self.ends = np.searchsorted(lasts, np.arange(lasts.max(initial=0) + 1), side="right").tolist()
 
     def corrected(self, changes: Mapping[Key, Option]) -> SegmentTable:
-        """The table with other sizes for some of its options."""
+        """Returns a copy of the table with the sizes in `changes` for some of its options."""
         found = copy.copy(self)
         found.options, found.charges, found.local_peaks = self.options[:], self.charges.copy(), self.local_peaks.copy()
         for key, option in changes.items():
@@ -76,7 +76,7 @@ def fastest_path(
     budget_bytes: int,
     max_labels: int = DEFAULT.segment_labels,
 ) -> list[Option] | None:
-    """The fastest row of options from bound 0 to the last one whose predicted peak fits; None if there is none.
+    """The fastest path of options from bound 0 to `last_bound` whose predicted peak fits the budget; None if there is none.
 
     Args:
         max_labels: Labels (prefix bytes, time) kept per cut, spread evenly over the bytes.
@@ -95,12 +95,12 @@ def fastest_path(
 
 
 class _Labels:
-    """Ways to reach the cuts, bound by bound and in each by their bytes, ascending; the first is that of bound 0.
+    """Labels: ways to reach the cuts, sorted by bound and then by bytes; the first label is that of bound 0.
 
     Attributes:
         nbytes, times: Saved bytes and time up to the cut, [L].
-        owners, parents: The row of the option that each label ends with, and the label at its begin, [L].
-        begins: Where the labels of each bound begin, [bounds + 1].
+        owners, parents: The row of the label's last option, and the label at which that option begins, [L].
+        begins: Position at which the labels of each bound begin, [bounds + 1].
     """
 
     def __init__(self, last_bound: int, budget_bytes: int, max_labels: int) -> None:
@@ -110,14 +110,14 @@ class _Labels:
         self.begins[0] = 0
 
     def extend(self, table: SegmentTable, bound: int) -> None:
-        """Add those at one cut, of all options that end there: Pareto in (bytes, time), thinned evenly over the bytes."""
+        """Adds the labels of all options that end at one bound: Pareto in (bytes, time), thinned evenly over the bytes."""
         rows = table.into(bound)
         firsts = table.firsts[rows]
         begins = self.begins[firsts]
         room = firsts * BOUND_STRIDE + (self.budget_bytes - table.local_peaks[rows])
         counts = np.maximum(
             np.searchsorted(self._keys, room, side="right") - begins, 0
-        )  # labels beside which each fits
+        )  # the labels of the first bound that each option fits behind
         which = np.repeat(np.arange(len(counts)), counts)
         if not len(which):
             return
@@ -139,6 +139,6 @@ class _Labels:
         self.begins[bound + 1 :] = len(self.nbytes)
 
     def fastest_at(self, bound: int) -> int | None:
-        """The number of the fastest label of a bound."""
+        """Position of the fastest label of a bound; None if the bound has none."""
         begin, end = self.begins[bound : bound + 2].tolist()
         return None if begin == end else begin + int(np.argmin(self.times[begin:end]))

@@ -1,10 +1,10 @@
-"""Segment checkpoints: what a segment of the forward costs, by simulation, and the fastest combination of segments.
+"""Segment checkpoints: the simulated cost of segments of the forward, and the fastest combination of segments.
 
 Equal layers tie in every cut, so no price finds "save every fourth block", and no knapsack sees that one recomputation
 feeds another.  Here the forward is cut at about 50 places where few bytes are live.  A *segment* between two cuts saves its
-entry (the *frontier*) and some level of what lies inside.  Its saved bytes, time and local peak are read off simulated plans
+entry (the *frontier*) and the values of some level inside.  Its saved bytes, time and local peak are read off simulated plans
 that tile the whole forward with segments of that length, so that nothing is modelled twice.  A backward step belongs to
-the segment that holds the furthest forward position which any step from it on still reads (`reach`, a suffix maximum).
+the segment with the furthest forward position that this step or any later step reads (`reach`, a suffix maximum).
 `reach` falls monotonically, which makes U-Nets and encoder-decoders look like chains.
 
 The dynamic programme over segments is that of Rotor and Rockmate (Zhao et al., ICML 2023) with options taken from simulation.
@@ -26,15 +26,15 @@ from compile_remat.passes.search.segment_dp import Key, Option, SegmentTable, fa
 
 
 class Segments:
-    """Cuts, frontiers and options of one problem; nothing of it changes once it is made.
+    """Cuts, frontiers and measured options of one problem.
 
     Args:
         lengths: Lengths of the segments to simulate, in cuts.
-        archive: Remembers the best of the simulated plans.
+        archive: Keeps the best of the simulated plans; None to keep none.
 
     Attributes:
-        measured: What a segment costs beside equal ones.
-        simulations: How many plans that took.
+        measured: Options with the cost of each segment among segments of equal length.
+        simulations: Number of plans simulated.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Segments:
         self.cuts = self._choose_cuts(max_cuts)  # positions; cut k separates <= cuts[k] from > cuts[k]
         self.frontiers = [self._frontier(c) for c in self.cuts]
         self.bounds = np.concatenate([[-1], self.cuts, [simulator.num_values]])
-        self.first_steps = np.searchsorted(-self.reach, -self.bounds)  # that read nothing at or behind a bound
+        self.first_steps = np.searchsorted(-self.reach, -self.bounds)  # from there no step reads behind a bound
         self.first_steps[0] = len(self.reach)
         self.simulations = 0
         self.measured = self._measured(lengths, archive)
@@ -93,7 +93,7 @@ class Segments:
     # -- what a segment costs --------------------------------------------------------------------------------------------
 
     def _measured(self, lengths: Sequence[int], archive: ParetoArchive | None) -> dict[Key, Option]:
-        """Simulate tilings with segments of these lengths and read the options off."""
+        """Simulates tilings with segments of these lengths, and reads the options off."""
         tilings, columns = [], []
         for segment in lengths:
             if segment > len(self.cuts) + 1:
@@ -126,7 +126,7 @@ class Segments:
         return table
 
     def union(self, chosen: Sequence[int]) -> Bools:
-        """What must be saved, and the frontiers of the chosen cuts."""
+        """Mask of the values that must be saved and of the frontiers of the chosen cuts, [values]."""
         mask = self.pinned.copy()
         for k in chosen:
             mask |= self.frontiers[k]
@@ -162,12 +162,12 @@ class Segments:
         ]
 
     def _local_peaks(self, batch: Batch, p: int, marks: Sequence[int]) -> list[int | None]:
-        """Largest live bytes over the steps of each segment between two marks; None where it owns no step.
+        """Most bytes live over the steps of each segment between two marks; None if the segment has no step.
 
         Args:
             marks: Numbers of bounds, from the first one to the last one.
         """
-        edges = self.first_steps[marks]  # they fall: `reach` does, so the steps of a segment are one run
+        edges = self.first_steps[marks]  # falling like `reach`, so the steps of a segment are one run
         slots = np.concatenate([[0], batch.step_slots[p] + 1])[edges]
         owns = np.flatnonzero(edges[1:] < edges[:-1])[::-1]
         peaks: list[int | None] = [None] * (len(marks) - 1)
@@ -180,16 +180,16 @@ class Segments:
 
     @cached_property
     def table(self) -> SegmentTable:
-        """The same, to choose from."""
+        """The `measured` options as a table for the dynamic programme."""
         return SegmentTable(self.measured.values())
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
     def plan(self, budget_bytes: int, rounds: int = DEFAULT.segment_rounds) -> Bools | None:
-        """The fastest combination of options whose peak is predicted, then simulated, to fit; None if there is none.
+        """The fastest combination of options whose predicted peak fits; None if there is none.
 
-        Where a segment turns out worse beside its real neighbours than in its tiling, its option is corrected and the
-        programme runs again.
+        If a segment turns out worse beside its real neighbours than in its tiling, its option is corrected and the programme
+        runs again.  If no simulated peak fits, the plan of lowest peak among those tried is returned.
         """
         table = self.table
         best: Bools | None = None
@@ -208,7 +208,7 @@ class Segments:
             changes = self.corrections(batch, path, batch)
             if not changes:
                 return best
-            table = table.corrected(changes)  # they hold beside these neighbours, not beside others
+            table = table.corrected(changes)  # changes hold beside these neighbours alone
         return best
 
     def _mask(self, path: Sequence[Option]) -> Bools:
@@ -220,11 +220,11 @@ class Segments:
         return np.asarray(mask)
 
     def corrections(self, batch: Batch, path: Sequence[Option], base: Batch) -> dict[Key, Option]:
-        """The options of a path that were worse beside these neighbours than the table says, with their larger sizes.
+        """The options of a path that cost more bytes beside these neighbours than in the table, with their larger sizes.
 
         Args:
-            batch: The plan of the path.
-            base: What it saves, over the values of this problem.
+            batch: Simulation of the path's plan.
+            base: Simulation of the plan's saved values on this problem, without copies.
         """
         charges, _ = self._prefixes(base)
         changes = {}
@@ -237,10 +237,10 @@ class Segments:
         return changes
 
     def charging_whole_frontiers(self) -> dict[Key, Option]:
-        """The options where each segment is charged for its exit as if all behind it ran again.
+        """The options with each segment charged for its whole exit frontier, as if all values behind it were recomputed.
 
-        How much of a frontier is needed depends on what follows, and a programme that minimises finds each place where
-        too little was charged.
+        The part of a frontier that is needed depends on the segments behind it, and a programme that minimises finds each place
+        at which too little was charged.
         """
         if not len(self.cuts):
             return self.measured
@@ -261,7 +261,7 @@ class Segments:
         return np.asarray(self._prefixes(batch)[1][:, 0])
 
     def shortest(self, table: SegmentTable, budget_bytes: int) -> list[Option] | None:
-        """The fastest row of options whose predicted peak fits; None if there is none."""
+        """The fastest path of options whose predicted peak fits; None if there is none."""
         return fastest_path(table, len(self.bounds) - 1, budget_bytes, self.tuning.segment_labels)
 
 
@@ -272,7 +272,7 @@ def _reach(problem: Problem) -> Ints:
 
 
 def _needed_until(problem: Problem, reach: Ints) -> Ints:
-    """The furthest forward position whose segment still needs the value."""
+    """For each value, the furthest forward position whose segment still needs the value, [values]."""
     until = np.array([v.position for v in problem.values], dtype=np.int64)
     for value in problem.values:
         for v in value.reads:

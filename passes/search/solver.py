@@ -1,6 +1,6 @@
-"""`Problem` -> `Plan`: the fastest plan within a budget, the fastest of all, the lowest, and what each is described by.
+"""`Problem` -> `Plan`: finds and describes the fastest plan within a budget, the fastest plan of all, and the lowest plan.
 
-One code path for every graph.  The same problem gives the same plan in every process.
+All graphs take one code path.  The same problem gives the same plan in every process.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from compile_remat.passes.search.strategy import Search
 
 
 def solve(problem: Problem, budget_bytes: int) -> Plan:
-    """The fastest plan found whose predicted peak is at most `budget_bytes`; status INFEASIBLE if there is none."""
+    """The fastest plan found whose predicted peak is at most `budget_bytes`; else the lowest plan, with status INFEASIBLE."""
     return Planner(problem).within(budget_bytes)
 
 
 class Planner:
-    """Plans of one problem; what several budgets share is worked out once.
+    """Plans of one problem; results that several budgets share are computed once.
 
     Args:
-        work_seconds: The work of one search, counted as so many seconds of a small server's core (see `work_budget`); then the best
-            plan found so far stands.  None is a limit by the size of the problem.  The lowest peak is a search of its own.
-        is_over: Whether to stop at once, whatever work is left; see `WorkBudget`.
-        options: What tunes the search.
-        archive: Remembers the best of all plans that are tried.
+        work_seconds: Limit of one search, in seconds of work of a small server's core (see `work_budget`); at the limit, the search
+            ends with the best plan so far.  None for a limit by the problem's size.  The lowest peak is a search of its own.
+        is_over: Returns True to stop at once, before the limit; see `WorkBudget`.
+        options: Options of the search.
+        archive: Keeps the best of all plans tried; None to keep none.
 
     Raises:
         ValueError: The problem is empty or cyclic, see `validation.check`.
 
     Attributes:
-        ends: What ended any of its searches before it was done, as in `WorkBudget`; planners made by `on` share it.
+        ends: Causes that ended any of the searches early, as in `WorkBudget`; planners made by `on` share this set.
     """
 
     def __init__(
@@ -69,13 +69,13 @@ class Planner:
         return self.work.ends
 
     def on(self, problem: Problem) -> Planner:
-        """A planner of another problem under the same limits; this one where it is the very same problem."""
+        """Returns a planner of another problem under the same limits; this planner if `problem` is the same object."""
         if problem is self.problem:
             return self
         return self._twin(problem, None)
 
     def recording(self, archive: ParetoArchive) -> Planner:
-        """A planner of the same problem under the same limits that remembers the best of all plans that it tries."""
+        """Returns a planner of the same problem under the same limits whose tried plans go to `archive`."""
         return self._twin(self.problem, archive)
 
     def _twin(self, problem: Problem, archive: ParetoArchive | None) -> Planner:
@@ -86,11 +86,11 @@ class Planner:
     # -- what a caller asks -------------------------------------------------------------------------------------------
 
     def fastest(self) -> Plan:
-        """The fastest plan of any size: exact, by the cut at price 0."""
+        """The fastest plan of any size; exact, by the cut at price 0."""
         return self.plan_of(self._fastest, None)
 
     def no_worse_than_torch(self) -> Plan:
-        """The fastest plan whose peak and moved bytes do not exceed those of torch's own choice (`max`)."""
+        """The fastest plan whose peak, saved bytes and traffic of saving do not exceed those of torch's own choice (`max`)."""
         torch_mask = self.search.mask(self.problem.reference) | self.pinned
         candidates = np.stack([torch_mask, *self.search.levels], axis=1)
         batch = self.simulator.run(candidates)
@@ -99,19 +99,19 @@ class Planner:
         order = np.lexsort((np.arange(len(fits)), batch.time_ns))
         best = next(int(k) for k in order if fits[k])
         if batch.time_ns[0] - batch.time_ns[best] < self.options.trusted_gain * self.problem.step_time_ns:
-            best = 0  # its own choice stands
+            best = 0  # torch's own choice stands
         return self.plan_of(candidates[:, best], None)
 
     def torch_default(self, budget_bytes: int | None) -> Plan:
-        """The plan that saves the problem's `reference` and what must be saved, whatever its peak."""
+        """The plan that saves the problem's `reference` and the values that must be saved, at any peak."""
         return self.plan_of(self.search.mask(self.problem.reference) | self.pinned, budget_bytes)
 
     def within(self, budget_bytes: int, *, once: bool = False) -> Plan:
-        """The fastest plan found within the budget, else the one of lowest peak with status INFEASIBLE.
+        """The fastest plan found within the budget, else the plan of lowest peak with status INFEASIBLE.
 
         Args:
-            once: Whether no value may be recomputed more than once.  Such plans come first in any case: the others take
-                more time.
+            once: True to allow one recomputation of each value at most.  Such plans are tried first in any case, because other
+                plans take more time.
         """
         quick = self._fastest
         if self.search.peak(quick) <= budget_bytes:
@@ -136,7 +136,7 @@ class Planner:
         )
 
     def _near_known(self, found: Plan, budget_bytes: int) -> Plan:
-        """A faster plan within the budget that local search finds from a plan that was observed; else the one that was found."""
+        """The fastest fitting plan of a local search from the observed plans, if faster than `found` or if that is INFEASIBLE."""
         near = [self._recursion.improved(each, budget_bytes) for each in self._known]
         fitting = [each for each in near if each.peak_bytes <= budget_bytes]
         best = min(fitting, key=lambda each: each.time_ns, default=None)
@@ -147,7 +147,7 @@ class Planner:
         return plan if is_faster or found.status is Status.INFEASIBLE else found
 
     def _low(self, budget_bytes: int, *, once: bool) -> list[Candidate]:
-        """Plans near the floor, at least one."""
+        """Plans of nearly the lowest peak, at least one."""
         found: list[Candidate] = []
         recursive = self._lowest_recursive if self.options.uses_recursion and not once else None
         if recursive is not None:
@@ -170,16 +170,16 @@ class Planner:
         return self._found[None, once]
 
     def low(self) -> tuple[str, ...]:
-        """What a plan of low peak saves that is quickly found; `lowest` searches on."""
+        """Names of the values saved by a quickly found plan of low peak; `lowest` searches longer."""
         return tuple(self.problem.values[v].name for v in np.flatnonzero(self.minimum_peak.first))
 
     def plan_of(
         self, mask: Bools, budget_bytes: int | None, again: Sequence[str] = (), anchors: Sequence[int] = ()
     ) -> Plan:
-        """Describe the plan that saves the values in `mask` and computes those in `again` twice in the backward.
+        """Describes the plan that saves the values in `mask` and computes the values in `again` twice in the backward.
 
         Args:
-            anchors: Budgets at which its lower bound may be worked out, see `LpBound.least_time_ns`.
+            anchors: Budgets at which the plan's lower bound may be computed, see `LpBound.least_time_ns`.
         """
         if again:
             return self._plan_of(candidate(self.problem, mask, again, self.work), budget_bytes)
@@ -224,7 +224,7 @@ class Planner:
         )
 
     def mask_of(self, names: Iterable[str]) -> Bools:
-        """The mask that saves the named values, for plans from a file; KeyError names one that cannot be saved."""
+        """Mask of the named values and of the pinned ones, for plans from a file; KeyError names a value that cannot be saved."""
         index = {v.name: i for i, v in enumerate(self.problem.values) if v.is_saveable}
         return self.search.mask([index[name] for name in names]) | self.pinned
 
@@ -239,7 +239,7 @@ class Planner:
 
     @cached_property
     def _lowest(self) -> Candidate:
-        """The plan of lowest peak, recursive or not; of those of nearly the same peak not the slowest."""
+        """The plan of lowest peak, recursive or not; more local search replaces the plan only if the peak falls clearly."""
         recursive = self._lowest_recursive if self.options.uses_recursion else None
         found = self._once(self.minimum_peak.found[0]) if recursive is None else recursive
         with self.work.search():
@@ -248,7 +248,7 @@ class Planner:
 
     @cached_property
     def _known(self) -> list[Candidate]:
-        """The plans of the problem that were observed."""
+        """The observed plans of the problem, simulated."""
         names = {value.name for value in self.problem.values if value.is_saveable}
         return [
             candidate(self.problem, self.mask_of(saved), again, self.work)
@@ -257,7 +257,7 @@ class Planner:
         ]
 
     def _pressed(self, found: Candidate) -> Candidate:
-        """The plan after local search for parts of its own peak, for as long as that lowers it; what is computed twice stays."""
+        """The plan after local search for fractions of its own peak, while the peak falls; the values computed twice stay."""
         for share in self.options.pressed_targets:
             while not self.work.is_spent:
                 lower = self._recursion.improved(found, int(share * found.peak_bytes))
@@ -268,7 +268,7 @@ class Planner:
 
     @cached_property
     def _lowest_recursive(self) -> Candidate | None:
-        """The plan of lowest peak among those, where it is below that of all others."""
+        """The recursive plan of lowest peak, if its peak is clearly below that of all plans without recursion; else None."""
         peak, pressed = self.search.peak, self.minimum_peak.first
         with self.work.search():
             found = self._recursion.lowest(

@@ -1,8 +1,8 @@
 """The search for a plan within a budget among those that compute no value twice in the backward.
 
-Its starts are the saved sets of min-cuts (levels) and of the dynamic programme over segments; local search improves them; a lower
-bound tells when to stop.  All loops run in index order and count plans, not seconds, so that the same problem gives the same
-plan in every process.
+The starts are the saved sets of min-cuts (levels) and of the dynamic programme over segments.  Local search improves the starts,
+and a lower bound tells when to stop.  All loops run in index order and count plans, not seconds, so that the same problem gives
+the same plan in every process.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from compile_remat.passes.search.window_exchange import cross
 
 
 class Search:
-    """Saved sets of one problem as masks over its values; what several budgets share is worked out once.
+    """Searches saved sets of one problem, as masks over its values; results that several budgets share are computed once.
 
     Args:
         work: Counts the work, and says when to stop.
-        options: What tunes it.
-        archive: Remembers the best of all plans that are tried.
+        options: Options of the search.
+        archive: Keeps the best of all plans tried; None to keep none.
 
     Attributes:
-        hull: The cuts on the lower convex hull of time against saved bytes, from the fastest.
-        levels: Some of them, as masks.
-        pinned: What must be saved.
-        fastest_time_ns: Recomputation of the fastest plan of any size.
+        hull: The cuts on the lower convex hull of time against saved bytes, fastest first.
+        levels: Masks of some of these cuts, each [values].
+        pinned: Mask of the values that must be saved, [values].
+        fastest_time_ns: Time of recomputing and saving in the fastest plan of any size.
     """
 
     def __init__(
@@ -58,38 +58,38 @@ class Search:
 
     @property
     def simulations(self) -> int:
-        """Plans tried so far."""
+        """Number of plans tried so far."""
         return self._in_segments + (self._made_searcher.simulations if self._made_searcher is not None else 0)
 
     # -- what is known of a plan --------------------------------------------------------------------------------------
 
     def mask(self, indices: Iterable[int]) -> Bools:
-        """The values at these indices."""
+        """Mask of the values at these indices, [values]."""
         mask = np.zeros(len(self.problem.values), dtype=bool)
         mask[list(indices)] = True
         return mask
 
     def peak(self, mask: Bools) -> int:
-        """Bytes."""
+        """Peak of the plan, bytes."""
         return int(self.simulator.one(mask).peak[0])
 
     def time(self, mask: Bools) -> int:
-        """Recomputation and traffic of what is saved, ns."""
+        """Time of recomputing and saving in the plan, ns."""
         return int(self.simulator.one(mask).time_ns[0])
 
     def score(self, mask: Bools, budget_bytes: int) -> float:
-        """As the local search sees it; smaller is better."""
+        """Score of the plan in `LocalSearch.score`; smaller is better."""
         batch = self.simulator.one(mask)
         return float(self.searcher.score(batch, budget_bytes, self.searcher.weight)[0])
 
     def bound(self, budget_bytes: int, otherwise_ns: int, *, once: bool = True, anchors: Sequence[int] = ()) -> int:
-        """Extra time that no plan within the budget can avoid, or with `once`, none that computes a value more than twice.
+        """Least extra time of the plans within the budget; with `once`, of those that recompute each value at most once.
 
-        The cut asks what has to be recomputed for the begin of the backward.  Where that is not close to the plan's own
-        time, other points are asked as well, and in small problems, moments.
+        The cut's bound enforces the budget at the begin of the backward.  If this bound is not close to the plan's own time,
+        other points are used as well, and in small problems, moments.
 
         Args:
-            otherwise_ns: The plan's extra time.
+            otherwise_ns: The plan's own extra time, which is returned if the cut shows that no plan is within the budget.
             anchors: See `LpBound.least_time_ns`.
         """
         fixed_bytes = at_the_begin(self.simulator).fixed_bytes
@@ -111,10 +111,10 @@ class Search:
         return max(bound, points.least_time_ns(budget_bytes, anchors) - self.fastest_time_ns)
 
     def is_open(self, mask: Bools, budget_bytes: int, gap: float | None = None, anchors: Sequence[int] = ()) -> bool:
-        """Whether a plan within the budget may be faster by more than is worth leaving, and there is work left to find it.
+        """Returns whether a plan within the budget may be faster by more than `gap`, and work is left to find such a plan.
 
         Args:
-            gap: What is worth leaving, as a part of the step; by default `close_gap`.
+            gap: Gap that is good enough, as a fraction of the step; None for `close_gap`.
         """
         if self.work.is_spent:
             return False
@@ -123,13 +123,13 @@ class Search:
         return extra - self.bound(budget_bytes, extra, anchors=anchors) > gap * self.problem.step_time_ns
 
     def faster(self, mask: Bools, other: Bools, budget_bytes: int) -> Bools:
-        """The other plan if it fits and is faster than the one that fits."""
+        """Returns `other` if it fits the budget and is faster than `mask`, else `mask`."""
         return other if self.peak(other) <= budget_bytes and self.time(other) < self.time(mask) else mask
 
     # -- plans for a budget -------------------------------------------------------------------------------------------
 
     def candidates(self, budget_bytes: int) -> list[Bools]:
-        """Polished plans: a first round from both kinds of start, the rest from the better; then what fits, or nearly."""
+        """Improved plans, then their starts: one round from the best level and the segments, all rounds from the better one."""
         starts = [self.best_level(budget_bytes)]
         from_segments = self.from_segments(budget_bytes)
         if from_segments is not None:
@@ -140,9 +140,9 @@ class Search:
         return [best, *found, *starts]
 
     def improved(self, mask: Bools, budget_bytes: int) -> Bools:
-        """A plan that fits, or a faster one that fits too, sought where the bound leaves room for it.
+        """Returns `mask`, which fits, or a faster plan that fits too, sought while the bound leaves a gap.
 
-        Where the bound's programme suggests starts, plans for other budgets are starts only if much stays open.
+        If the bound's programme suggests starts (`uses_moments`), plans for other budgets are starts only for a wide gap.
         """
         options = self.options
         gap = options.wide_gap if self.uses_moments else None
@@ -162,13 +162,13 @@ class Search:
         return self.shaken(mask, budget_bytes)
 
     def shaken(self, mask: Bools, budget_bytes: int) -> Bools:
-        """A plan that fits, or a faster one from its random neighbours, where much is open."""
+        """Returns `mask`, which fits, or a faster plan from its random neighbours, sought only for a wide gap."""
         if self.options.uses_perturbation and self.is_open(mask, budget_bytes, self.options.wide_gap):
             return perturbation.faster(self.searcher, mask, budget_bytes)
         return mask
 
     def from_below(self, mask: Bools, budget_bytes: int) -> Bools:
-        """A plan that fits, or a faster one that fits too, from plans for lower budgets: the search for this one found none."""
+        """Returns `mask`, which fits, or a faster plan from plans for lower budgets; the search for this budget found none."""
         starts = [mask]
         for share in self.options.lower_targets:
             if self.work.is_spent:
@@ -183,7 +183,7 @@ class Search:
         return self.shaken(best, budget_bytes)
 
     def from_proof(self, mask: Bools, budget_bytes: int) -> Bools:
-        """The best plan from what the answers of the bound's programme suggest; the one given where they suggest nothing."""
+        """The best plan from the starts that the bound's programme suggests; `mask` if there are none."""
         starts = self.moments.proof(budget_bytes).starts
         if not starts:
             return mask
@@ -197,23 +197,23 @@ class Search:
         return min(found, key=lambda m: self.score(m, budget_bytes))
 
     def finish(self, start: Bools, budget_bytes: int) -> Bools:
-        """Local search to the end; what does not fit yet, once more with more weight on the budget."""
+        """The plan after all rounds of local search; if it does not fit, after as many again with more weight on the budget."""
         best = self.improve(start, budget_bytes, self.options.rounds)
         if self.peak(best) > budget_bytes:
             best = self.improve(best, budget_bytes, self.options.rounds, self.options.strict_factor)
         return best
 
     def improve(self, mask: Bools, budget_bytes: int, rounds: int, weight_factor: float = 1.0) -> Bools:
-        """See `LocalSearch.run`."""
+        """The plan after local search, see `LocalSearch.run`."""
         return self.searcher.run(mask, budget_bytes, rounds, weight_factor)
 
     def from_segments(self, budget_bytes: int, rounds: int | None = None) -> Bools | None:
-        """The plan of the segments; None where there is none, or no work left to look for it."""
+        """The plan of the segments' dynamic programme; None if there is none, or if no work is left to look for it."""
         rounds = self.options.segment_rounds if rounds is None else rounds
         return None if self.work.is_spent else self.segments.plan(budget_bytes, rounds)
 
     def best_level(self, budget_bytes: int) -> Bools:
-        """The level that scores best."""
+        """The level of lowest score."""
         batch = self.simulator.run(np.stack(self.levels, axis=1))
         scores = self.searcher.score(batch, budget_bytes, self.searcher.weight)
         return self.levels[int(np.argmin(scores))]
@@ -222,7 +222,7 @@ class Search:
 
     @property
     def segments(self) -> Segments:
-        """Segments with their options."""
+        """The segments of the forward with their options."""
         return self.work.shared("segments", self._build_segments)
 
     def _build_segments(self) -> Segments:
@@ -236,7 +236,7 @@ class Search:
 
     @property
     def searcher(self) -> LocalSearch:
-        """The local search."""
+        """The local search over the pool of values."""
         return self.work.shared("local search", self._build_searcher)
 
     def _build_searcher(self) -> LocalSearch:
@@ -255,38 +255,38 @@ class Search:
 
     @property
     def uses_moments(self) -> bool:
-        """Whether the problem is small enough for a programme with moments."""
+        """True if the options allow moments and the problem is small enough for them."""
         size = self.simulator.num_values + self.simulator.num_steps
         return self.options.uses_moments and size <= self.options.moment_nodes
 
     @cached_property
     def close_gap(self) -> float:
-        """What is worth leaving, as a part of the step: nothing where the optimum is within reach."""
+        """Gap that is good enough, as a fraction of the step: 0 if a branch and bound reaches the optimum."""
         return 0.0 if self.uses_moments and self.moments.branches else self.options.close_gap
 
     @cached_property
     def moments(self) -> MomentBound:
-        """The bound with all that lives at a few moments."""
+        """The bound from all buffers alive at a few moments."""
         return MomentBound(self.simulator, self.pinned, self.options)
 
     @cached_property
     def lp_points(self) -> LpBound:
-        """The bound that asks at many points."""
+        """The bound from the memory at many points, for plans that recompute each value at most once."""
         return LpBound(self.simulator, self.options)
 
     @cached_property
     def lp_points_of_all(self) -> LpBound:
-        """The same for plans that compute values any number of times."""
+        """The bound from the memory at many points, for plans that recompute values any number of times."""
         return LpBound(self.simulator, self.options, once=False)
 
     @cached_property
     def least_peak_bytes(self) -> int:
-        """No plan has a lower peak."""
+        """Bytes that the peak of no plan goes below."""
         return least_peak_bytes(self.simulator, self.pinned)
 
 
 def _spread(cuts: list[Cut], most: int) -> list[Cut]:
-    """At most `most` points of the hull, both ends included."""
+    """Returns at most `most` points of the hull, both ends included."""
     if len(cuts) <= most:
         return cuts
     picks = np.unique(np.linspace(0, len(cuts) - 1, most).round().astype(int))

@@ -1,7 +1,7 @@
 """Window exchange, a large-neighbourhood move: a window of one plan is replaced by the same window of another plan.
 
-Flips and swaps change one or two values; they cannot reach a plan in which a long window is computed in another way.  The levels
-of the min-cut are such plans, one for each price of a byte.
+Flips and swaps change one or two values, so they cannot reach a plan that saves and recomputes other values in a long window.
+The levels of the min-cut are such plans, one for each price of a byte.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from compile_remat.passes.search.local_search import LocalSearch
 def cross(
     searcher: LocalSearch, mask: Bools, others: Sequence[Bools], budget_bytes: int, weight_factor: float
 ) -> Bools:
-    """Replace windows by those of the other plans and improve the result by local search, as long as that scores better."""
+    """Replaces windows by those of the other plans and improves the result by local search, as long as the score falls."""
     options, weight = searcher.options, searcher.weight * weight_factor
     current, best = mask, _score(searcher, mask, budget_bytes, weight)
     for _ in range(options.window_rounds):
@@ -58,9 +58,9 @@ def _score(searcher: LocalSearch, mask: Bools, budget_bytes: int, weight: float)
 
 
 def lowest_scoring(searcher: LocalSearch, columns: Bools, budget_bytes: int, weight: float) -> int:
-    """The number of the plan that scores lowest, the first of several.
+    """Column of the plan with the lowest score, the first of several.
 
-    A plan scores its time at least.  So plans are simulated in the order of their times, until none that is left can score less.
+    A score is at least the plan's time.  So plans are simulated in order of their times, until no remaining plan can score lower.
     """
     times, lengths = searcher.simulator.outlines(columns)
     order, length = np.argsort(times, kind="stable"), int(lengths.max())

@@ -1,1 +1,1 @@
-"""What no plan can beat: times within a budget, and the lowest peak.  Nothing here searches for plans."""
+"""Lower bounds for all plans: on the time within a budget, and on the peak.  Nothing here searches for plans."""

@@ -1,8 +1,8 @@
-"""A lower bound on the time of every plan within a budget, from many points of the step at once.
+"""A lower bound on the time of every plan within a budget, from the memory at many points of the step at once.
 
-The cut's bound (`min_cut.lower_bound_ns`) holds the budget at one point: the begin of the backward, when all saved values are
-alive.  The linear programme here holds it at points all over forward and backward, each with the buffers that live then in
-every plan: gradients and temporaries, values read both before and after, and the saved values that are still to be read.
+The cut's bound (`min_cut.lower_bound_ns`) enforces the budget at one point: the begin of the backward, when all saved values are
+alive.  The linear programme here enforces the budget at points all over forward and backward.  At each point it counts the
+buffers that live there in every plan (gradients, temporaries, values read before and after) and saved values still to be read.
 
 Variables, each in [0, 1]: `a` available in the backward, `r` recomputed there, so `a - r` saved, and `late` for a saved value
 that some value recomputed after the point will read.  Every plan is a feasible solution, so the minimum is a bound (`programme`).
@@ -23,12 +23,12 @@ from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 @dataclass(frozen=True)
 class BudgetPoint:
-    """A place of forward or backward.
+    """A place of forward or backward at which the budget is enforced.
 
     Attributes:
-        fixed_bytes: Live in every plan.
-        held: Values alive there if they are saved.
-        late: Pairs (value, reader): the value is alive there if it is saved and its reader recomputed.
+        fixed_bytes: Bytes live there in every plan.
+        held: Mask of the values that are alive there if they are saved, [values].
+        late: Pairs (value, reader): the value is alive there if the value is saved and the reader recomputed.
     """
 
     fixed_bytes: int
@@ -40,7 +40,7 @@ class LpBound:
     """The programme of one problem; only the budget changes between bounds.
 
     Args:
-        once: Whether it is a bound for plans that compute no value twice in the backward; else it is one for all.
+        once: True for a bound of the plans that compute no value twice in the backward; False for a bound of all plans.
     """
 
     def __init__(self, simulator: Simulator, options: SearchOptions = DEFAULT, *, once: bool = True) -> None:
@@ -53,21 +53,21 @@ class LpBound:
         """Time (recomputed work and the traffic of saving) that no plan within the budget goes below.
 
         Args:
-            anchors: Where there are any, the programme is solved at the nearest of these budgets.  What its multipliers prove at
-                one holds at every budget, and is little below the best at one that lies near.
+            anchors: If any, the programme is solved at the nearest of these budgets instead.  The multipliers of one budget prove
+                a bound at every budget; at a near budget, this bound is little below the best bound.
         """
         anchor = min(anchors, key=lambda b: abs(b - budget_bytes), default=budget_bytes)
         return max(0, self.programme.proven_ns(self.solution(anchor).multipliers, budget_bytes))
 
     def solution(self, budget_bytes: int) -> Solution:
-        """What the solver finds at this budget."""
+        """The solver's solution at this budget, computed once."""
         if budget_bytes not in self._solutions:
             self._solutions[budget_bytes] = self.programme.solve(budget_bytes)
         return self._solutions[budget_bytes]
 
 
 def _with_points(simulator: Simulator, points: Sequence[BudgetPoint]) -> Programme:
-    """A saved value counts at each point that holds it, and where its reader is recomputed later."""
+    """The programme in which a saved value counts at each point that holds it, or where its reader is recomputed later."""
     programme = Programme(simulator)
     n, nbytes = programme.num_values, simulator.saved_nbytes.tolist()
     pairs = dict.fromkeys((k, v) for k, point in enumerate(points) for v, _ in point.late)
@@ -85,7 +85,7 @@ def _with_points(simulator: Simulator, points: Sequence[BudgetPoint]) -> Program
 
 
 def _in_forward(simulator: Simulator, options: SearchOptions) -> list[BudgetPoint]:
-    """Places of the forward, with what is saved before them beside what lives there anyway."""
+    """Points of the forward, each with the bytes live there in every plan, and the values that cost bytes there if saved."""
     tops, order = simulator.forward.tops, simulator.forward.order
     points = []
     for window in np.array_split(np.arange(len(order)), min(options.bound_forward_points, max(1, len(order)))):
@@ -98,9 +98,9 @@ def _in_forward(simulator: Simulator, options: SearchOptions) -> list[BudgetPoin
 
 
 def at_the_begin(simulator: Simulator) -> BudgetPoint:
-    """The first kernel of the backward, when all that is saved is alive.
+    """The point of the first kernel of the backward, when all saved values are alive.
 
-    A first step that reads no value is that kernel in every plan, and what it writes is alive too.
+    A first step that reads no value is this kernel in every plan, so the step's output is alive there too.
     """
     fixed = simulator.output_bytes + int(simulator.step_held.sum())
     if not simulator.problem.steps[0].reads:
@@ -109,7 +109,7 @@ def at_the_begin(simulator: Simulator) -> BudgetPoint:
 
 
 def _in_backward(simulator: Simulator, options: SearchOptions, *, once: bool) -> list[BudgetPoint]:
-    """The points at which steps run, in each window the one with the most bytes that no plan avoids."""
+    """Points at which steps run: in each window of steps, the step with the most bytes live in every plan."""
     spans = _between_steps(simulator) if once else read_spans(simulator)
     always = gradient_bytes(simulator) + bytes_of(spans, simulator)
     last, earliest = last_steps(simulator), simulator.schedules.earliest
@@ -127,9 +127,9 @@ def _in_backward(simulator: Simulator, options: SearchOptions, *, once: bool) ->
 
 @dataclass(frozen=True)
 class Spans:
-    """From which step to which step, both included, values have a buffer in every plan: three arrays, [spans].
+    """Runs of steps, from `first` to `last` inclusive, at which values have a buffer in every plan: three arrays, [spans].
 
-    A value's spans do not overlap.
+    The spans of one value do not overlap.
     """
 
     values: Ints
@@ -138,14 +138,14 @@ class Spans:
 
 
 def _between_steps(simulator: Simulator) -> Spans:
-    """From the first step that reads a value to the last: what is not computed twice in the backward lives there."""
+    """Spans from the first step that reads a value to the last: a value lives there unless the backward computes it twice."""
     first, last = _first_step(simulator), last_steps(simulator)
     found = np.flatnonzero(surely_buffers(simulator) & (first <= last))
     return Spans(found, first[found], last[found])
 
 
 def read_spans(simulator: Simulator) -> Spans:
-    """Where a step reads a value: it is alive until the step's kernel runs, however often it is computed."""
+    """Spans at which a step reads a value: the value is alive until the step's kernel runs, however often it is computed."""
     model, is_buffer = simulator.lifetimes, surely_buffers(simulator)
     overwritten = {(v, b) for b, sources in model.step_in_place_sources for v in sources}
     found: dict[int, list[tuple[int, int]]] = {}
@@ -165,7 +165,7 @@ def read_spans(simulator: Simulator) -> Spans:
 
 
 def bytes_of(spans: Spans, simulator: Simulator) -> Ints:
-    """Bytes of the values while each step runs, [steps]."""
+    """Bytes of the spans' values while each step runs, [steps]."""
     delta = np.zeros(simulator.num_steps + 1, dtype=np.int64)
     np.add.at(delta, spans.first, simulator.saved_nbytes[spans.values])
     np.add.at(delta, np.minimum(spans.last + 1, simulator.num_steps), -simulator.saved_nbytes[spans.values])
@@ -173,10 +173,10 @@ def bytes_of(spans: Spans, simulator: Simulator) -> Ints:
 
 
 def surely_buffers(simulator: Simulator) -> Bools:
-    """Values that have a buffer of their own in the backward wherever they are recomputed, and are not returned."""
+    """Mask of the values with a buffer of their own in every plan that recomputes them, outputs excluded, [values]."""
     model = simulator.lifetimes
     found = (simulator.saved_nbytes > 0) & model.always_stored
-    found[[v for _, parts in model.parts for v in parts]] = False  # they may lie inside of a concatenation
+    found[[v for _, parts in model.parts for v in parts]] = False  # parts may lie inside of a concatenation
     return np.asarray(found)
 
 
@@ -193,7 +193,7 @@ def gradient_bytes(simulator: Simulator) -> Ints:
 
 
 def last_steps(simulator: Simulator) -> Ints:
-    """The last step that reads each value and does not write over it, [values]; -1 where there is none."""
+    """The last step that reads each value and does not reuse its buffer in place, [values]; -1 if there is none."""
     last = simulator.lifetimes.last_step.astype(np.int64)
     for b, sources in simulator.lifetimes.step_in_place_sources:
         last[[v for v in sources if simulator.lifetimes.last_step[v] == b]] = b - 1
@@ -201,12 +201,12 @@ def last_steps(simulator: Simulator) -> Ints:
 
 
 def _first_step(simulator: Simulator) -> Ints:
-    """The first step at or before which each value is read by a step: there it was computed, [values]."""
+    """The first step that reads each value, [values]; the number of steps if no step reads the value."""
     return np.searchsorted(simulator.schedules.step_anchor, simulator.schedules.first_anchor)
 
 
 def _late_pairs(simulator: Simulator, b: int, known: Bools, earliest: Ints) -> tuple[tuple[int, int], ...]:
-    """Values, not `known` to live at step b, with the readers that are recomputed after it if at all."""
+    """Pairs of a value not `known` to be alive at step `b`, and a reader that plans recompute after the step if at all."""
     anchor = int(simulator.schedules.step_anchor[b])
     is_late = (earliest > anchor) & (earliest < NEVER)
     open_values = np.flatnonzero(~known & (simulator.saved_nbytes > 0)).tolist()

@@ -1,11 +1,11 @@
-"""A lower bound with all that lives at a few moments: where the plan that the linear programme has in mind needs too much memory.
+"""A lower bound on time from all bytes live at a few moments: the moments at which a rounded solution needs too much memory.
 
-The programme of the begin of the backward is solved, its answer rounded to a plan, and the plan simulated.  Where that exceeds the
-budget most, in forward and backward, moments are added (`moments`), and the programme is solved again: a cutting-plane method.
-The rounded answers are also starts for the search: they know which values are worth saving for all these moments together.
+First, the programme of the begin of the backward is solved, its answer rounded to a plan, and the plan simulated.  Where the plan
+exceeds the budget most, in forward and backward, moments are added (`moments`), and the programme is solved again: a cutting-plane
+method.  The rounded answers are also starts for the search, because they weigh all these moments together.
 
-Where few values may be saved or not (`SearchOptions.branch_values`), the programme's answers are made whole (branch and bound, by
-HiGHS), and moments are added where such a plan exceeds the budget.
+If a plan has few values to decide on (`SearchOptions.branch_values`), HiGHS makes the programme's answers integral by branch and
+bound, and moments are added where the plan of such an answer exceeds the budget.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from compile_remat.passes.search.options import DEFAULT, SearchOptions
 
 @dataclass(frozen=True)
 class Proof:
-    """What the programme comes to at one budget.
+    """The result of the programme at one budget.
 
     Attributes:
-        least_time_ns: No plan of one recomputation of each value is faster.  Where branches were made, this is as exact as the
-            solver's arithmetic.
-        starts: Saved sets that its answer suggests.
+        least_time_ns: No plan that recomputes each value at most once is faster.  After a branch and bound, this time is as exact
+            as the solver's arithmetic.
+        starts: Masks of saved values, [values], from the programme's rounded or integral answers.
     """
 
     least_time_ns: int
@@ -45,18 +45,18 @@ class MomentBound:
         self._proofs: dict[int, Proof] = {}
 
     def proof(self, budget_bytes: int) -> Proof:
-        """Worked out once for each budget."""
+        """The proof at a budget, computed once for each budget."""
         if budget_bytes not in self._proofs:
             self._proofs[budget_bytes] = self._worked_out(budget_bytes)
         return self._proofs[budget_bytes]
 
     @cached_property
     def branches(self) -> bool:
-        """Whether few values may be saved or not."""
+        """True if so few values are left to decide on that a branch and bound is affordable."""
         return int((self.simulator.is_saveable & ~self.pinned).sum()) <= self.options.branch_values
 
     def knows(self, budget_bytes: int) -> bool:
-        """Whether that is worked out."""
+        """Returns whether the proof at this budget is computed already."""
         return budget_bytes in self._proofs
 
     def _worked_out(self, budget_bytes: int) -> Proof:
@@ -97,7 +97,7 @@ class MomentBound:
 
     @cached_property
     def _worth_ns(self) -> float:
-        """What a round of moments has to add to the bound for another one; nothing where the answers are made whole."""
+        """Time that a round of moments has to add to the bound to be followed by another; 0 if a branch and bound follows."""
         return 0.0 if self.branches else self.options.moment_gain * self.simulator.problem.step_time_ns
 
     def _add(self, programme: Programme, steps: Collection[int], places: Collection[int]) -> None:
@@ -114,7 +114,7 @@ class MomentBound:
         return programme
 
     def _saving(self, answer: Floats, levels: Sequence[float]) -> Bools:
-        """Plans that save what an answer saves by more than these parts, [values, plans]."""
+        """Rounds an answer to plans, [values, plans]: plan k saves the values whose saved fraction exceeds ``levels[k]``."""
         n = self.simulator.num_values
         saved = answer[:n] - answer[n : 2 * n]
         return np.asarray(
@@ -125,7 +125,7 @@ class MomentBound:
     def _exceeding(
         self, plans: Bools, budget_bytes: int, backward: Collection[int], forward: Collection[int]
     ) -> tuple[list[int], list[int]]:
-        """New moments, steps and places of the forward, at which the rounded plan needs most above the budget."""
+        """New moments: the steps and the places of the forward at which the middle plan exceeds the budget most."""
         simulator = self.simulator
         batch = simulator.run(plans[:, [plans.shape[1] // 2]])
         steps = batch.live[0, batch.step_slots[0]]
@@ -140,7 +140,7 @@ class MomentBound:
 
 
 def _highest(live: Ints, limit: int, known: Collection[int], most: int, apart: int) -> list[int]:
-    """At most so many places above the limit, the highest first, that lie apart and are not known."""
+    """At most `most` new places above the limit, the highest first, each at least `apart` places from the others."""
     found: list[int] = []
     for place in np.argsort(-live, kind="stable").tolist():
         if live[place] <= limit or len(found) == most:

@@ -1,10 +1,10 @@
-"""Moments of the step with all that lives there, as rows of a linear programme.
+"""Moments of the step with all buffers alive there, as rows of a linear programme.
 
-A point of `lp_bound` counts what is saved.  A moment counts what is recomputed as well.  In the backward that is what a burst of
-recomputations leaves behind for later steps: there, for each value, a variable says whether it is recomputed *later* than the
-moment.  What is recomputed before it and stays in registers is computed in its readers' kernels: what it reads lives until these
-run.  In the forward a moment counts what a saved value would have freed: buffers that later kernels read through values in
-registers.
+A point of `lp_bound` counts saved values.  A moment counts recomputed values as well.  In the backward, these are the values that
+a burst of recomputations leaves behind for later steps: for each value, a variable is 1 if the value is recomputed *later* than
+the moment.  A value recomputed before the moment may stay in registers: its readers' kernels compute it, and its inputs live until
+these kernels run.  In the forward, a moment counts the buffers that saving a value would have freed: buffers that later kernels
+read through values in registers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from compile_remat.passes.search.bounds.programme import Entry, Programme
 
 
 class Moments:
-    """The moments of one problem."""
+    """Adds the moments of one problem to a programme."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
@@ -40,7 +40,7 @@ class Moments:
     # -- in the backward ----------------------------------------------------------------------------------------------
 
     def backward(self, programme: Programme, b: int) -> None:
-        """The rows of the moment at which step `b` runs."""
+        """Adds the rows of the moment at which step `b` runs."""
         later = self._later(programme, int(self.simulator.schedules.step_anchor[b]))
         self._runs_with_its_readers(programme, later)
         through = self._through_registers(programme, later, b)
@@ -60,7 +60,7 @@ class Moments:
         programme.point(entries, fixed)
 
     def _later(self, programme: Programme, anchor: int) -> list[int | None]:
-        """For each value the variable of being recomputed later; None where that cannot be."""
+        """For each value, the number of the variable that is 1 if the value is recomputed later; None if that is impossible."""
         later: list[int | None] = []
         for v, is_saved in enumerate(self.is_always_saved):
             if is_saved or self.first[v] <= anchor:
@@ -70,7 +70,7 @@ class Moments:
         return later
 
     def _runs_with_its_readers(self, programme: Programme, later: Sequence[int | None]) -> None:
-        """A value is recomputed before the moment where one of its readers is, and only there, unless a step reads it there."""
+        """Adds rows: a value that no step reads by then is recomputed before the moment if and only if one of its readers is."""
         n = programme.num_values
         for v, own in enumerate(later):
             if own is None or own == n + v:
@@ -87,7 +87,7 @@ class Moments:
             programme.at_most(only)
 
     def _through_registers(self, programme: Programme, later: Sequence[int | None], b: int) -> dict[int, int]:
-        """Values that stay in registers, with variables that say whether one is computed before the moment and read behind it."""
+        """Maps values in registers to the variable that is 1 if the value is computed before the moment and read after it."""
         n, through = programme.num_values, dict[int, int]()
         for w in reversed(np.flatnonzero(self.is_in_registers).tolist()):
             if self.is_always_saved[w] or later[w] == n + w:
@@ -104,7 +104,7 @@ class Moments:
         return through
 
     def _absent(self, programme: Programme, later: Sequence[int | None], v: int) -> int | None:
-        """The variable that says that an available value has no buffer at the moment; None where it has one in any case."""
+        """The variable that is 1 if an available value has no buffer at the moment; None if the value has a buffer in any case."""
         if self.is_always_saved[v]:
             return None
         return later[v] if self.is_buffer[v] else programme.num_values + v
@@ -112,7 +112,7 @@ class Moments:
     def _awaited(
         self, programme: Programme, readers: Sequence[int | None], absent: int | None, nbytes: int
     ) -> list[Entry]:
-        """What is there and read by a recomputation to come, or through registers behind the moment, lives on."""
+        """Entry of a value that stays alive for a later recomputation, or for a read through registers after the moment."""
         waiting = [reader for reader in readers if reader is not None]
         if not waiting:
             return []
@@ -122,7 +122,7 @@ class Moments:
         return [(alive, nbytes)]
 
     def _concatenations(self, programme: Programme, later: Sequence[int | None]) -> list[Entry]:
-        """A concatenation has its buffer from its first part on."""
+        """Entries of the concatenations, whose buffers live from their first part on."""
         n, entries = programme.num_values, list[Entry]()
         for w, parts in self.simulator.lifetimes.parts:
             inside = [v for v in parts if self.has_buffer[v] and not self.is_always_saved[v] and later[v] != n + v]
@@ -140,7 +140,7 @@ class Moments:
     # -- in the forward -----------------------------------------------------------------------------------------------
 
     def forward(self, programme: Programme, place: int) -> None:
-        """The rows of the moment at which the value at a place of the forward is computed; behind the last one, all are."""
+        """Adds the rows of the moment at which the value at `place` of the forward is computed; the last place is the end."""
         forward, n = self.simulator.forward, programme.num_values
         reach = self._reach(programme, place)
         fixed, entries = int(forward.fixed[place]), list[Entry]()
@@ -160,9 +160,9 @@ class Moments:
         programme.point(entries, fixed)
 
     def _reach(self, programme: Programme, place: int) -> dict[int, int]:
-        """Values in registers that a kernel behind the place may read, with variables that say whether one does.
+        """Maps values in registers that a kernel after the place may read to the variable that is 1 if a kernel does.
 
-        A value that was saved before the place is read from memory: what it was computed from is not needed for that.
+        A value that was saved before the place is read from memory, so the value's inputs are not needed for it.
         """
         forward, reach = self.simulator.forward, dict[int, int]()
         for v, least, open_readers in forward.varying:
@@ -178,13 +178,13 @@ class Moments:
         return reach
 
     def _reasons(self, programme: Programme, v: int, place: int, reach: dict[int, int]) -> list[list[Entry]] | None:
-        """Why a buffer of the forward may be alive at a place; None where it is in every plan."""
+        """The reasons for which a buffer of the forward may be alive at a place; None if the buffer is alive in every plan."""
         forward = self.simulator.forward
         if forward.first_stop[v] > place:
             return None
         reasons = [programme.saved(v)] if forward.saved_nbytes[v] else []
         if v in forward.joined_at:
-            return reasons  # it lies in a concatenation, or is saved
+            return reasons  # the part lies in a concatenation, or is saved
         if v in self._varying and forward.longest[v] > place:
             least, open_readers = self._varying[v]
             if least > place:

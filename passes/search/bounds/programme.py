@@ -1,7 +1,7 @@
-"""A linear programme over what is available and recomputed in the backward, whose answer is trusted only for its multipliers.
+"""A linear programme over the available and the recomputed values of the backward; only its multipliers are trusted.
 
-Any multipliers prove what they come to over the box of the variables (Neumaier and Shcherbina, Safe bounds in linear and
-mixed-integer linear programming, 2004), which is worked out here.
+Any multipliers prove a bound: the minimum of the Lagrangian over the box of the variables, which is computed here (Neumaier and
+Shcherbina, Safe bounds in linear and mixed-integer linear programming, 2004).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Entry = tuple[int, float]
 
 @dataclass(frozen=True)
 class Solution:
-    """What the solver found at one budget.
+    """The solver's solution at one budget.
 
     Attributes:
-        multipliers: Of the rules in ns, of the points in ns for each byte, [rows]; zeros, which prove nothing, where it found none.
-        values: Of the variables; None where it found nothing.
+        multipliers: Multipliers of the rules in ns, of the points in ns per byte, [rows]; zeros, which prove nothing, if unsolved.
+        values: Values of the variables, [variables]; None if unsolved.
     """
 
     multipliers: Floats
@@ -36,8 +36,8 @@ class Solution:
 class Programme:
     """Rows `weights @ variables <= right` that every plan meets, and the cost of the variables, ns.
 
-    Variables lie in [0, 1]: first, for each value, `available` in the backward, then `recomputed` there; what saves the value
-    is the difference of the two.  Others are added by `variables`.
+    Variables lie in [0, 1]: first, for each value, `available` in the backward, then `recomputed` there; their difference is 1 if
+    the value is saved.  The method `variables` adds others.
     """
 
     def __init__(self, simulator: Simulator) -> None:
@@ -60,39 +60,39 @@ class Programme:
                 self.at_most([(n + w, 1), (v, -1)])
         for v in range(n):
             self.at_most([(n + v, 1), (v, -1)])
-        for v in np.flatnonzero(self._box[:n, 0] == 0).tolist():  # available only where something is computed of it
+        for v in np.flatnonzero(self._box[:n, 0] == 0).tolist():  # available only if a reader is recomputed
             self.at_most([(v, 1), *((n + w, -1) for w in simulator.readers[v])])
         for v in range(n):
             if not values[v].is_saveable:  # available only by being recomputed
                 self.at_most([(v, 1), (n + v, -1)])
 
     def variables(self, count: int = 1) -> int:
-        """Add free variables; the number of the first."""
+        """Adds `count` free variables; returns the number of the first."""
         first = self._num_variables
         self._num_variables += count
         return first
 
     @property
     def cost(self) -> Floats:
-        """What each variable costs, ns, [variables]."""
+        """Cost of each variable, ns, [variables]."""
         return np.append(self._cost, np.zeros(self._num_variables - len(self._cost)))
 
     @property
     def box(self) -> Floats:
-        """The least and the most of each variable, [variables, 2]."""
+        """Lower and upper limit of each variable, [variables, 2]."""
         free = np.tile([0.0, 1.0], (self._num_variables - len(self._box), 1))
         return np.concatenate([self._box, free])
 
     def saved(self, v: int, weight: float = 1.0) -> list[Entry]:
-        """Entries of what saves a value."""
+        """Entries that sum to `weight` if value `v` is saved."""
         return [(v, weight), (self.num_values + v, -weight)]
 
     def at_most(self, entries: Iterable[Entry], right: float = 0.0) -> None:
-        """Add a rule."""
+        """Adds a rule: the entries sum to at most `right`."""
         self._add(entries, right, is_point=False)
 
     def point(self, entries: Iterable[Entry], fixed_bytes: int) -> None:
-        """Add a place of the step: the entries and what is fixed stay within the budget."""
+        """Adds a point of the step: the entries plus `fixed_bytes` stay within the budget."""
         self._add(entries, -float(fixed_bytes), is_point=True)
 
     def _add(self, entries: Iterable[Entry], right: float, *, is_point: bool) -> None:
@@ -105,7 +105,7 @@ class Programme:
 
     @property
     def num_entries(self) -> int:
-        """Weights in all rows."""
+        """Number of weights in all rows."""
         return len(self._weights)
 
     def solve(self, budget_bytes: int) -> Solution:
@@ -123,13 +123,13 @@ class Programme:
         return Solution(np.maximum(0.0, -found.ineqlin.marginals) * unit / scales, np.asarray(found.x))
 
     def branch(self, budget_bytes: int, most_nodes: int, most_seconds: float = math.inf) -> tuple[int, Floats | None]:
-        """Branch and bound over whole answers: what no plan within the budget goes below, ns, and the best answer found.
+        """Branch and bound over integral answers: the least time of any plan within the budget, ns, and the best answer found.
 
         Args:
-            most_nodes, most_seconds: The search ends after so many; what is proven then stands.
+            most_nodes, most_seconds: The search ends after so many nodes or seconds, with the bound proven by then.
 
         The bound is as exact as the solver's arithmetic (HiGHS; a millionth of the largest cost is taken off), unlike `proven_ns`.
-        No answer where the solver found none, or shows that there is none.
+        The answer is None if the solver found none, or showed that none exists.
         """
         cost, limits = self.cost, self._limits(budget_bytes)
         unit = max(1.0, float(cost.max(initial=0.0)))
@@ -149,7 +149,7 @@ class Programme:
         return least_ns, None if found.x is None else np.asarray(found.x)
 
     def proven_ns(self, multipliers: Floats, budget_bytes: int) -> int:
-        """What the multipliers prove over the box, rounded up because times are whole; the slack covers floats' arithmetic."""
+        """The bound that the multipliers prove, rounded up because times are whole; the slack covers floats' arithmetic."""
         matrix, limits, cost, box = self._matrix(), self._limits(budget_bytes), self.cost, self.box
         reduced = cost + matrix.T @ multipliers
         terms = np.where(reduced > 0, reduced * box[:, 0], reduced * box[:, 1])
@@ -159,7 +159,7 @@ class Programme:
         return math.ceil(float(terms.sum() - charges.sum()) - 1e-6 - 1e-11 * float(size))
 
     def binding(self, multipliers: Floats) -> Sequence[int]:
-        """The points, counted from 0 in the order in which they were added, that the multipliers charge for."""
+        """Numbers of the points with a positive multiplier, counted from 0 in the order in which the points were added."""
         return np.flatnonzero(multipliers[np.array(self._is_point, dtype=bool)] > 0).tolist()
 
     def _limits(self, budget_bytes: int) -> Floats:
