@@ -94,7 +94,7 @@ class ChangedInputs(Hook):
         """
         report, seen = call.running.report, call.notes.get(self)
         changed = set() if seen is None else {k for k, version in seen.versions.items() if version.has_changed}
-        is_as_plain = not changed.isdisjoint(report.inputs_as_plain)  # then plain torch.compile raises autograd's error too
+        is_as_plain = not changed.isdisjoint(report.inputs_as_plain)  # then plain torch.compile raises, too
         if seen is not None and seen.copies and not is_as_plain:
             self._compare(report, seen)
         del seen

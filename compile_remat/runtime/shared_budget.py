@@ -204,7 +204,7 @@ class SharedBudget(Hook):
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def _end_steps(self, following: CompiledRegion) -> None:
-        """End this thread's last step, or those of all threads if no call is in flight; a forward of `following` begins a new one."""
+        """End this thread's last step, or those of all threads if no call is in flight; `following` begins a new step."""
         ended = self._threads()
         if not self.is_idle:
             ended = [self._thread()]

@@ -94,7 +94,7 @@ class SizeLadder(Hook):
 
     def _known(self, region: CompiledRegion, sizes: Sequence[int]) -> RunningPlan | None:
         """Returns the fastest plan that exists for these sizes; None if there is none."""
-        running = region.running  # read before the rungs: another thread adds its plan to the rungs before the plan runs
+        running = region.running  # read before the rungs: another thread adds a plan to them before it runs
         if all(rung.running is not running for rung in self.rungs):  # another hook has changed the plan
             self.rungs = [self._rung(running)]
         return next((rung.running for rung in self.rungs if rung.serves(sizes)), None)
