@@ -105,7 +105,7 @@ def look(
             planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets, observes=observes)
             if planned is not None:
                 seen.append(planned)
-        except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
+        except Exception as error:  # Dynamo would wrap a `RematError`, or swallow it
             ours = find_error(error, RematError)
             if ours is None:
                 raise

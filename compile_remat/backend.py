@@ -258,9 +258,9 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
 
 def _raiser(error: RematError) -> Callable[..., Any]:
     LOG.debug("where it was raised", exc_info=error)
-    error = without_traceback(error)  # a hundred lines of compilers say nothing about a budget
+    error = without_traceback(error)  # a hundred frames of compilers do not help with a budget
 
     def fail(*args: Any, **kwargs: Any) -> Any:
-        raise without_traceback(error)  # a copy: the traceback of what is raised holds the model and its inputs
+        raise without_traceback(error)  # a copy: the traceback of a raised error holds the model and its inputs
 
     return fail

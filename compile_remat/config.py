@@ -99,7 +99,7 @@ MOST_SLICES = 4096
 
 
 def _slices(raw: object) -> str | int:
-    """Parses `off`, `auto`, or a whole number from 1, which is the same as `off`."""
+    """Parses `off`, `auto`, or a whole number from 1; 1 becomes `off`."""
     text = str(raw).strip().lower()
     if text in ("off", "auto"):
         return text

@@ -1,9 +1,10 @@
 """Registers the backend's name `remat` with torch, and warns if the backend gets no graph that trains, so that no budget holds.
 
 Only torch imports this module, when ``torch.compile(..., backend="remat")`` is first called.  Options reach the backend with the
-first graph: without a graph, no error could tell the user.  Two cases are detected when a backward ends in the parameters of a
-function that has no graph: Dynamo has given the function up, or has traced it as a part of another `torch.compile`.  A function
-that Dynamo never tries (``nn.Sequential.compile()`` in versions that do not trace it) is reported when the process ends.
+first graph: if Dynamo makes none, the budget would be ignored silently.  Two cases are detected when a backward ends in the
+parameters of a function that has no graph: Dynamo has given the function up, or has traced it as a part of another
+`torch.compile`.  A function that Dynamo never tries (``nn.Sequential.compile()`` in versions that do not trace it) is reported
+when the process ends.
 """
 
 from __future__ import annotations

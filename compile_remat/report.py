@@ -159,7 +159,7 @@ class Report(Viewable):
 
     @property
     def step_time_ns(self) -> int | None:
-        """Estimated time of forward and backward with nothing recomputed."""
+        """Estimated time of forward and backward if nothing is recomputed."""
         return None if self.plan is None else self.plan.step_time_ns
 
     @property
@@ -174,7 +174,7 @@ class Report(Viewable):
 
     @property
     def lower_bound_time_ns(self) -> int | None:
-        """Proven least extra time within the budget."""
+        """Proven lower bound of the extra time of any plan within the budget."""
         return None if self.plan is None else self.plan.bound_time_ns
 
     @property
@@ -341,7 +341,7 @@ def write(report: Report, report_dir: str) -> None:
 
 
 def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
-    """Replace fields of a recorded report, in memory and on disk; a report that was dropped meanwhile is only written."""
+    """Replace fields of a recorded report, in memory and on disk; a report that was dropped meanwhile is only written to disk."""
     amended = replace(report, **changes)
     for kept in (_RECORDED.get() or [], _REPORTS):
         for k, other in enumerate(kept):  # other threads may append meanwhile

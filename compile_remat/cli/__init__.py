@@ -66,8 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Returns True for Ctrl-C, and for the RuntimeError in which Python 3.11 wraps it during a class statement
-    (``Error calling __set_name__``)."""
+    """Returns True for Ctrl-C, also inside of Python 3.11's RuntimeError from class creation (``Error calling __set_name__``)."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 

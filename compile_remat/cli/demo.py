@@ -198,8 +198,7 @@ def _cells(run: DemoRun) -> tuple[str, ...]:
 
 
 def disagreements(runs: Sequence[DemoRun], tolerance: float = LOSS_TOLERANCE) -> list[str]:
-    """Returns a text for each run whose last training or validation loss differs from the first run's by a larger relative
-    error than `tolerance`."""
+    """Returns a text for each last training or validation loss that differs relatively by over `tolerance` from the first run's."""
     plain = runs[0].result
     found = []
     for run in runs[1:]:

@@ -48,7 +48,7 @@ class JobSize:
 
 @dataclass(frozen=True)
 class JobResult:
-    """One finished run. Losses are in nats per byte, `losses` one per step."""
+    """One finished run. `losses` has one training loss per step; all losses are in nats per byte."""
 
     peak: Peak
     step_ns: int

@@ -1,4 +1,4 @@
-"""`compile-remat devices`: the device table with its sources."""
+"""`compile-remat devices`: prints the device table with its sources."""
 
 import argparse
 

@@ -55,7 +55,7 @@ def versions() -> Iterator[Finding]:
 
 
 def entry_point() -> Finding:
-    """Returns whether exactly one package registers the name of torch.compile(backend="remat")."""
+    """Returns the registration of torch.compile(backend="remat"); a problem unless exactly one package registers the name."""
     found = importlib.metadata.entry_points(group=_ENTRY_POINT_GROUP, name="remat")
     targets = sorted({each.value for each in found})
     what = 'backend "remat"'

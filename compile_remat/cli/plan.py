@@ -1,4 +1,4 @@
-"""`compile-remat plan`, `pareto` and `explain`: a model's training step on a device that need not be here."""
+"""`compile-remat plan`, `pareto` and `explain`: plan a model's training step on a device that need not be here."""
 
 from __future__ import annotations
 

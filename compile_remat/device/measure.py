@@ -35,7 +35,7 @@ def peak_bytes(fn: Callable[[], object], device: torch.device | str) -> Peak:
     """Run `fn` once and return the most bytes live at once that it allocated on `device`."""
     with recorded(device) as peaks:
         result = fn()
-    del result  # it was live at the end
+    del result  # kept until here, so that it counts as live at the end
     return peaks[0]
 
 

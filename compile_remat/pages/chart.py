@@ -42,7 +42,7 @@ class Bins:
 
 
 def binned(step: StepFigures, most: int = MOST_BINS) -> Bins:
-    """Returns about `most` bins, at most; each shows its highest column, and none lies on both sides of the forward's end."""
+    """Returns at most about `most` bins; each shows its highest column, and none lies on both sides of the forward's end."""
     live = step.live_bytes
     size = -(-len(live) // most)
     bounds = [
@@ -190,8 +190,10 @@ NEAR = 0.07
 
 
 def _line_labels(shown: Sequence[int | None], scale: ByteScale, peak: Label) -> list[Label]:
-    """Returns the labels of budget and floor, at the side farther from the peak: the floor's below its line, the budget's above
-    or, if the peak is near and the floor is not, below."""
+    """Returns the labels of budget and floor, at the side farther from the peak.
+
+    The floor's label is below its line; the budget's is above, or below if the peak's label is near and the floor's is not.
+    """
     x, side = (0.992, "end") if peak.x < 0.5 else (0.008, "start")
     budget_y, floor_y = (None if nbytes is None else 1 - scale.share(nbytes) for nbytes in shown)
     found, (budget, floor) = [], shown

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 PREDICTED = "predicted peak"
-"""The name of the plan's own peak among `PageFigures.peaks`."""
+"""Name of the plan's own peak in `PageFigures.peaks`."""
 
 
 class Kind(StrEnum):

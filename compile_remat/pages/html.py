@@ -44,7 +44,7 @@ def table(
     class_: str | None = None,
     body_id: str | None = None,
 ) -> Markup:
-    """Returns a table; the first cell of each row is its name, and other cells are right-aligned unless they are a ``td``."""
+    """Returns a table; the first cell of a row is its name, the others are right-aligned unless given as ``td`` elements."""
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in heads)))
     body = element("tbody", *(_row(row, heads) for row in rows), id=body_id)
     last = element("tfoot", _row(foot, heads)) if foot else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compile_remat._util.units import GIB, KIB, MIB, TIB
 
 HEADROOM = 1.12
-"""Space above the highest curve, for its label."""
+"""End of the axis as a multiple of the highest amount, which leaves space for its label."""
 
 MOST_TICKS = 6
 

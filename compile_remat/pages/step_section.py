@@ -18,7 +18,7 @@ MOST_KEPT = 4000
 """Tensors on a page, at most: the smallest of more are counted, not listed."""
 
 ROWS = 24
-"""Moments in the table beside the chart."""
+"""Evenly spaced moments in the table below the chart; the peak is one more."""
 
 TENSOR_HEADS = ("tensor", "bytes", "what happens to it", "where it is made")
 

@@ -83,7 +83,7 @@ def note_plan_of_constant_inputs(problem: Problem, plan_dir: str | None) -> None
     if plan_dir is None or not has_snapshots(problem):
         return
     path = _plan_path(without_snapshots(problem).key(), plan_dir)
-    if path is not None and os.path.exists(path):  # `Path.exists` raises where the name is too long
+    if path is not None and os.path.exists(path):  # `Path.exists` raises if the name is too long
         warn(
             f"{path} is not replayed: it was made for inputs that do not change before the backward, and its backward may read "
             'inputs that the backward of plain torch.compile does not read. Set inputs="constant" to go on with it, or delete it; '

@@ -206,7 +206,7 @@ def _check_is_here(given: str, device: Device, place: torch.device) -> None:
 
 
 Smallest = Callable[[int | None, str], int | None]
-"""Maps this rank's bytes (None if unknown) and the setting's name to the smallest bytes of all ranks."""
+"""Maps this rank's bytes (None if unknown), with a text that names device type and setting, to the smallest of all ranks."""
 
 
 def auto_budget(
@@ -240,7 +240,7 @@ def hook_workspace_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> 
 
 
 def state_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
-    """Returns the bytes that the optimizer allocates for the parameters that train, by `optimizer_state`."""
+    """Returns the bytes that the optimizer of `optimizer_state` allocates for the parameters that require a gradient."""
     held = held_by_running()
     return config.optimizer_state.of(
         free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes

@@ -74,7 +74,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
 
 
 def _most_bytes(planner: Planner, plain: PlanOption) -> int:
-    """Returns the limit on the own peak of a region's first plan: plain's peak, in plain's own or in the planner's kernel order."""
+    """Returns the limit of the own peak of a region's first plan: the higher of plain's peaks in its own and our kernel order."""
     return max(_own_peak_bytes(plain), _own_peak_bytes(plain_option(planner.problem)))
 
 

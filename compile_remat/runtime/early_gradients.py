@@ -49,7 +49,7 @@ class EarlyGradients(Hook):
         self._warned = set[str]()
 
     def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
-        """Remember which leaves the call takes."""
+        """Record the leaves that the call takes, and the leaves whose gradients cannot leave early."""
         found = [n.variable for n in leaves.leaf_nodes(node) if n is not None]
         note = _Leaves(frozenset(map(id, found)))
         for shared in leaves.shared_storages(args) & note.ids:

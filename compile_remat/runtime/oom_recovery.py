@@ -123,7 +123,7 @@ class OomRecovery(Hook):
         self.retries, self.device, self.available = retries, device, available
         self.written, self.is_minimum, self.communicates = written, is_minimum, communicates
         self.limit_bytes = limit_bytes
-        self.lowest_bytes: int | None = None  # the peak below which there was no plan
+        self.lowest_bytes: int | None = None  # peak of the lowest plan, once known
         self.random_devices = () if device.type == "cpu" else (device,)
 
     def small_bytes(self, region: CompiledRegion) -> int:

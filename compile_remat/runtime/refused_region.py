@@ -58,7 +58,7 @@ class RefusedRegion:
         self._variants: list[Variant] = []
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph.
+        """Run the variant of the graph for these sizes; compiles one if there is none.
 
         Raises:
             BudgetError: No plan keeps the budget at these sizes.

@@ -93,7 +93,7 @@ class CallInFlight:
         return self.state in (CallState.FORWARD, CallState.AWAITING_BACKWARD)
 
     def move(self, event: CallEvent) -> None:
-        """Go to the next state; KeyError where the table has no such transition."""
+        """Go to the next state; raises KeyError if the table has no such transition."""
         self.state = CALL_TRANSITIONS[self.state, event]
         if not self.is_in_flight:
             self.notes.clear()
@@ -177,7 +177,7 @@ class CompiledRegion:
         return self._recompile(request, sizes)
 
     def move(self, event: PlanEvent) -> None:
-        """Go to the next state; KeyError where the table has no such transition."""
+        """Go to the next state; raises KeyError if the table has no such transition."""
         self.state = PLAN_TRANSITIONS[self.state, event]
 
     def run_under(self, running: RunningPlan) -> None:

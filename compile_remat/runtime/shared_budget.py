@@ -82,7 +82,7 @@ class SharedBudget(Hook):
         self.budget = budget
         self.source, self.device = source, device
         self.reread: Callable[[int], MemoryBudget] | None = None
-        self._calls: Step = {}  # of all threads
+        self._calls: Step = {}  # calls of all threads
         self._allocated: object = None  # the step for which plans were last chosen
         self._has_warned_of_threads = False
         self._lock = threading.RLock()

@@ -37,7 +37,7 @@ STEP = 1.25
 
 @dataclass(frozen=True)
 class Rung:
-    """A plan and the largest sizes that it serves, in the order of the hook's positions."""
+    """A plan and the largest sizes at which it may run, in the order of the hook's positions."""
 
     running: RunningPlan
     upper: tuple[int, ...]
@@ -76,7 +76,7 @@ class SizeLadder(Hook):
         self._lock = threading.RLock()
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """Let the region run a plan that serves the sizes of this call.
+        """Make the region run a plan whose box contains the sizes of this call.
 
         Raises:
             BudgetError: No plan keeps the budget at these sizes.

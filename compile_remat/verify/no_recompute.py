@@ -52,7 +52,7 @@ class NoRecomputePartitioner(CustomPartitionerFn):
         return joint_graph.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
 
     def uuid(self) -> object:
-        """Constant: its graphs are compiled without the partition cache."""
+        """Returns a constant, since the graphs of this partitioner are compiled without the partition cache."""
         return "compile_remat: recompute nothing"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoRecomputePartitioner:

@@ -50,7 +50,7 @@ class Copies:
 
 
 def refuse_uncopyable(arguments: Iterable[Any]) -> None:
-    """Raise `NotComparable` for arguments that cannot be copied element by element, or that hold hidden state."""
+    """Raise `NotComparable` if an argument cannot be copied element by element, or holds hidden state."""
     for value in arguments:
         if value is None or isinstance(value, bool | int | float | complex | str | torch.SymInt):
             continue
@@ -114,7 +114,7 @@ def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
 
 
 ALIGNMENT = 64
-"""Copies keep their offset modulo this many bytes: kernels may have been compiled for an alignment."""
+"""Copies keep their address offset modulo this number of bytes, because kernels may be compiled for an alignment."""
 
 
 def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None) -> list[Any]:

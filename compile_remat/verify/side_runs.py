@@ -43,7 +43,7 @@ class _IsolatedCall:
 
 
 class SideRuns:
-    """Runs of the plan (`actual`) and of the plan that recomputes nothing (`expected`) inside `isolated`."""
+    """Runs the plan (`actual`) and the plan that recomputes nothing (`expected`), only inside of `isolated`."""
 
     def __init__(
         self,

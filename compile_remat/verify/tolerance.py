@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 
 FREE_SPACINGS = 2
-"""Differences of this many spacings of the largest number pass without a measurement: bfloat16 1.6e-2, as in
-``torch.testing.assert_close``, float16 2e-3, float32 2.4e-7."""
+"""A difference up to this number of spacings of the tensor's largest number passes without a measurement: bfloat16 1.6e-2, as
+in ``torch.testing.assert_close``, float16 2e-3, float32 2.4e-7."""
 
 MARGIN = 4
 """Limit of a difference, as a multiple of the measured rounding.  Measured with torch 2.13 on CPU, 24 layers of a transformer
