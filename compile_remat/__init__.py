@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compile_remat.api import *  # noqa: F403
 
-# In a checkout, `passes` and `cost_models` lie beside this folder: let `compile_remat.passes` find them there.
+# In a checkout, `passes` and `cost_models` are beside this folder: `compile_remat.passes` is found there.
 if ((_ROOT := Path(__file__).resolve().parents[1]) / "pyproject.toml").is_file():
     __path__.append(str(_ROOT))  # noqa: F405
 
@@ -21,7 +21,7 @@ __all__ = [  # noqa: F405
 if not TYPE_CHECKING:  # a type checker would let any name pass
 
     def __getattr__(name: str) -> Any:
-        """Import the public names when one is first used: `compile-remat --help` need not wait for torch."""
+        """Import the public names when one is first used, so that `compile-remat --help` need not wait for torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from compile_remat import api

@@ -1,4 +1,4 @@
-"""What is said of a plan while a model compiles: lines under ``REMAT_LOG=info``, and artifacts of torch's structured log."""
+"""Announces a plan while a model compiles: log lines under ``REMAT_LOG=info``, and artifacts of torch's structured log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from compile_remat.report import Report
 LOG = logging.getLogger("compile_remat")
 
 ARTIFACT = "compile_remat_plan"
-"""What tlparse calls the plan of a graph."""
+"""Name of the plan's artifact in tlparse."""
 
 HEADS = ("module", "saved", "bytes", "recomputed", "bytes", "time")
 
 
 def announce(report: Report) -> None:
-    """Log a report with a table of its modules, and put both beside torch's own artifacts."""
+    """Log a report with a table of its modules, and add both to torch's structured log."""
     if LOG.isEnabledFor(logging.INFO):
         LOG.info("%s", text_of(report))
     trace_artifact(ARTIFACT, "json", report.to_json)
@@ -26,7 +26,7 @@ def announce(report: Report) -> None:
 
 
 def text_of(report: Report) -> str:
-    """The report, and what its plan saves and computes again in each module; equal layers are one row."""
+    """Returns the report, with a table of the values that its plan saves and recomputes in each module, equal layers in one row."""
     plan = report.plan
     if plan is None or plan.pictures is None:
         return str(report)

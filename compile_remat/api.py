@@ -1,10 +1,10 @@
-"""The public interface: look at a plan before training with it, or give Inductor itself our partitioner.
+"""The public interface: functions that show a plan before training with it, and `install`, which gives Inductor our partitioner.
 
-`compile_remat` takes all its public names from here when one is first used, so that `import compile_remat` is instant.
-Their list is `compile_remat.__all__`; `import x as x` says to type checkers that this module gives `x` on.
+`compile_remat` takes all its public names from this module when one is first used, so that `import compile_remat` is instant.
+`compile_remat.__all__` lists these names; `import x as x` tells type checkers that this module exports `x`.
 """
 
-# Sorted, each of these names would have an import of its own.
+# If isort sorted these imports, each name would get an import statement of its own.
 # isort: skip_file
 
 from __future__ import annotations
@@ -82,11 +82,17 @@ def look(
 ) -> list[Planned]:
     """Plan every graph of one forward call; the graphs themselves run in eager mode, and nothing is compiled.
 
-    What `torch.compile` keeps for the user stays: compiled graphs, counts of recompilations, sizes seen.
+    The state of `torch.compile` for the user does not change: compiled graphs, counts of recompilations, sizes seen.
 
     Args:
-        for_budgets: Whether the problem is to be the one that budgets are searched in, under `max` as well.
-        observes: Whether plans are lowered and read, as in training, where the device is here.
+        for_budgets: True to build the problem as for a budget, even under `max`.
+        observes: True to lower and read plans as in training, if the device is here.
+
+    Returns:
+        The planned graphs that have a backward, in order.
+
+    Raises:
+        RematError: A setting is invalid, torch's version is not supported, or planning failed.
     """
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():
@@ -99,7 +105,7 @@ def look(
             planned = look_at_graph(gm, example_inputs, config, for_budgets=for_budgets, observes=observes)
             if planned is not None:
                 seen.append(planned)
-        except Exception as error:  # Dynamo would wrap an error of ours, or swallow it
+        except Exception as error:  # Dynamo would wrap a `RematError`, or swallow it
             ours = find_error(error, RematError)
             if ours is None:
                 raise
@@ -113,14 +119,14 @@ def look(
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
-    """What ``torch.compile(model, backend="remat", options=settings)`` would do with the first graph of a call.
+    """Returns the report of ``torch.compile(model, backend="remat", options=settings)`` for the first graph of a call.
 
-    Runs one forward in eager mode on `inputs`.  Where the device is here, plans are lowered by Inductor and read, as in training,
-    but no code is made.  Where no plan fits the budget, training would raise a `BudgetError`; the report is then that of the lowest
-    plan, INFEASIBLE under the budget, and its message says so.
+    Runs one forward in eager mode on `inputs`.  If the device is here, Inductor lowers plans and their peaks are read, as in
+    training, but no code is emitted.  If no plan fits the budget, training would raise a `BudgetError`; the report is then that of
+    the lowest plan, INFEASIBLE under the budget, and its message says so.
 
     Raises:
-        RematError: A setting is off, or the call has no graph that needs a gradient.
+        RematError: A setting is invalid, or the call has no graph that needs a gradient.
     """
     try:
         return _first(look(model, inputs, observes=True, **settings)).report
@@ -133,11 +139,11 @@ def explain(model: Callable[..., Any], *inputs: Any, **settings: Any) -> Report:
 
 
 def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan:
-    """The plan of the first graph of a call; see `explain`.
+    """Returns the plan of the first graph of a call; see `explain`.
 
-    With a builder's name (``pkg.module:build``, or one of `zoo`) in place of a model it is planned without data for the `device`
-    that the settings name, which need not be here; `batch`, `seq` and `dtype` among them are the builder's, see `builders`.  Its
-    graphs are lowered for the device where g++ and triton are installed, else it is planned by rules; `estimate=True`: always.
+    A builder's name (``pkg.module:build``, or one of `zoo`) in place of a model is planned without data for the setting `device`,
+    which need not be here; the settings `batch`, `seq` and `dtype` go to the builder, see `builders`.  Its graphs are lowered for
+    the device if g++ and triton are installed, else planned by rules; with `estimate=True` always by rules.
 
     >>> plan("llama-2-7b", device="h100-sxm", memory_budget="20GiB", optimizer_state="adamw", batch=2)  # doctest: +SKIP
     """
@@ -147,14 +153,14 @@ def plan(model: Callable[..., Any] | str, *inputs: Any, **settings: Any) -> Plan
 
 
 def largest_batch(model: str | Callable[..., Any], **settings: Any) -> MaxBatch:
-    """The largest batch of a model that a device trains, which need not be here, with its plan and bytes.
+    """Returns the largest batch of a model that fits a device, with its plan and bytes; the device need not be here.
 
     Args:
         model: The name of a builder, or the function itself; see `plan` and `compile_remat.forecast.builders`.
-        settings: `device`, and where they differ from the defaults `optimizer_state`, `reserve`, `seq`, `dtype`, ...
+        settings: `device`, and any of `optimizer_state`, `reserve`, `seq`, `dtype`, ... that differ from the defaults.
 
     Raises:
-        RematError: A setting is off, the model cannot be traced, or the builder takes no `batch`.
+        RematError: A setting is invalid, the model cannot be traced, or the builder takes no `batch`.
 
     >>> largest_batch("llama-2-7b", device="h100-sxm", optimizer_state="adamw", seq=2048).batch  # doctest: +SKIP
     """
@@ -181,21 +187,22 @@ def plan_rank(
     reduce_dtype: str | None = None,
     **settings: Any,
 ) -> RankForecast:
-    """Memory and time of a training step on one rank of a mesh, none of which need be here; see `docs/forecast.md`.
+    """Returns memory and time of a training step on one rank of a mesh, whose devices need not be here; see `docs/forecast.md`.
 
     Args:
         model: The name of a builder, or the function itself; see `plan`.
-        mesh: As ``dp=8,tp=2``.
+        mesh: Sizes of the dimensions, such as ``dp=8,tp=2``.
         shard: ``ddp``, ``fsdp2`` (around each block and the model) or ``fsdp2-whole``.
-        reshard_after_forward: FSDP2's; None is torch's default.
+        reshard_after_forward: FSDP2's option; None for torch's default.
         node_size: Devices of one node.
-        network: The link between nodes, where it differs from the device's.
-        param_dtype: Of FSDP2's ``MixedPrecisionPolicy``, as ``bf16``: what is gathered and computed in; `dtype` is the shards'.
-        reduce_dtype: The same of what gradients are reduced in.
-        settings: As of `largest_batch`; `batch` is that of one data parallel rank.
+        network: The link between nodes; None for the device's.
+        param_dtype: FSDP2's ``MixedPrecisionPolicy`` dtype for gathered parameters and compute, such as ``bf16``; the setting
+            `dtype` is that of the shards.
+        reduce_dtype: FSDP2's ``MixedPrecisionPolicy`` dtype in which gradients are reduced.
+        settings: As in `largest_batch`; `batch` is that of one data parallel rank.
 
     Raises:
-        RematError: A setting is off, or the model cannot be traced.
+        RematError: A setting is invalid, or the model cannot be traced.
 
     >>> plan_rank("llama-2-7b", "dp=8", "fsdp2", device="h100-sxm").total_bytes  # doctest: +SKIP
     """
@@ -238,12 +245,12 @@ def _on_device(model: str | Callable[..., Any], settings: dict[str, Any]) -> tup
 
 
 def pareto(model: Callable[..., Any], *inputs: Any, points: int = 10, **settings: Any) -> list[Plan]:
-    """Plans from the fastest to the one of lowest peak, each faster than all that need less memory.
+    """Returns plans from the fastest to the one of lowest peak, each faster than all plans that need less memory.
 
-    They are sought together.  `plan` searches for one budget alone, and its plan may be a little faster.
+    One search finds all these plans.  `plan` searches for one budget alone, and its plan may be a little faster.
 
     Args:
-        points: How many budgets, evenly spaced between the lowest peak and the fastest plan's.
+        points: Number of budgets, evenly spaced between the lowest peak and the fastest plan's.
     """
     work_seconds = RematConfig.resolve(settings, modes=inductor_options.mode_names()).time_limit
     planned = _first(look(model, inputs, for_budgets=True, **{**settings, "memory_budget": "max"}))
@@ -264,17 +271,21 @@ def _first(seen: Sequence[Planned]) -> Planned:
 def install(**settings: Any) -> None:
     """Let Inductor itself use our partitioner in this process, for tools that only know the name "inductor".
 
-    Accelerate and the Hugging Face Trainer accept no other backend name.  Where the model can be compiled before they get it,
-    ``model.compile(backend="remat")`` is better: what keeps a budget around Inductor is not there under `install`.  Emitted code is
-    not compared with the budget, and a measured peak may exceed the predicted one by a few per cent; each graph has the whole
-    budget for itself, at the sizes of its compilation; `auto` reads the free memory once, here; nothing runs again that is out of
-    memory; no peaks are measured; an error, and a failure of the planner, is wrapped in ``BackendCompilerFailed``; a graph in
-    Inductor's cache has no row in `reports`; `check` compares nothing, with a warning; `cost_model="profile"` takes the times that
-    are in its file.  docs/stacks.md has the table.
+    Accelerate and the Hugging Face Trainer accept no other backend name.  If the model can be compiled before they get it,
+    ``model.compile(backend="remat")`` is better, because `install` lacks the parts that keep a budget around Inductor.  Emitted
+    code is not compared with the budget, and a measured peak may exceed the predicted one by a few per cent; each graph has the
+    whole budget for itself, at the sizes of its compilation; `auto` reads the free memory once, in this call; a step that runs out
+    of memory does not run again; no peaks are measured; an error, and a failure of the planner, is wrapped in
+    ``BackendCompilerFailed``; a graph in Inductor's cache has no row in `reports`; `check` compares nothing, with a warning;
+    `cost_model="profile"` uses only the times in its file.  docs/stacks.md has the table.
 
-    Inductor's `allow_buffer_reuse` is off meanwhile: with it, regions that are compiled once would have wrong gradients.  So is
-    `reorder_for_locality`, for graphs that compute gradients themselves; they are planned by Inductor's `joint_custom_post_pass`,
-    unless you have set one.  Undo it with `uninstall`.  With a torch that we do not support it warns and leaves Inductor alone.
+    `install` turns Inductor's `allow_buffer_reuse` off: with it, regions that are compiled once would have wrong gradients.  It
+    also turns off `reorder_for_locality`, for the sake of graphs that compute gradients themselves; Inductor's
+    `joint_custom_post_pass` plans these graphs, unless you have set one.  `uninstall` undoes `install`.  With an unsupported
+    torch, `install` warns and leaves Inductor as it is.
+
+    Raises:
+        RematError: A setting is invalid.
     """
     config = RematConfig.resolve(settings, modes=inductor_options.mode_names())
     if problem := version_problem():

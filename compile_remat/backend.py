@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="remat")``: from a Dynamo graph to a compiled one inside a memory budget."""
+"""The backend ``torch.compile(model, backend="remat")``: compiles a Dynamo graph inside a memory budget."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def remat(
     name: str | None = None,
     config_patches: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The Dynamo backend.  Errors of ours come out of the first call, because Dynamo would wrap and could swallow them."""
+    """The Dynamo backend: returns the compiled graph.
+
+    A `RematError` is raised at the first call of the result, because Dynamo would wrap, and could swallow, an error raised here.
+    """
     try:
         own, inductor = split_options(_given(options, mode), inductor_options.inductor_option_names())
         _check_inductor(inductor)
@@ -89,10 +92,10 @@ def compile_graph(
     patches: Mapping[str, Any],
     partitioner_type: type[RematPartitioner] | None = None,
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph under resolved settings; tests hand in a partitioner whose plans are broken.
+    """Compile one Dynamo graph under resolved settings; tests pass a partitioner type whose plans are broken.
 
     Raises:
-        RematError: A setting is off, or no plan fits the budget.
+        RematError: A setting is invalid, or no plan fits the budget.
     """
     problem = version_problem()
     if problem:
@@ -111,7 +114,7 @@ def _compile_in_agreement(
     partitioner_type: type[RematPartitioner] | None,
     agreement: Agreement,
 ) -> Callable[..., Any]:
-    """The same with the ranks that compile the graph."""
+    """Compile one Dynamo graph in agreement with the other ranks that compile it; see `compile_graph`."""
     sizes = sizes_of(example_inputs)
     if late := why_off(config, example_inputs, patches):
         warn(late)
@@ -143,7 +146,7 @@ def _compile_in_agreement(
 
 
 def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequence[Any]) -> SharedBudget | None:
-    """The budget that the graph shares with the others of its device; None where there is none to share."""
+    """Returns the budget that the graph shares with the other graphs of its device; None if it has no such budget."""
     has_budget = settings.is_given or settings.from_auto
     if not has_budget or settings.budget.kind == "max":
         return None
@@ -158,11 +161,11 @@ def _shared_budget(config: RematConfig, settings: Settings, example_inputs: Sequ
 def _request(
     config: RematConfig, shared: SharedBudget | None, gradient_bytes: int, *, more_follow: bool, otherwise: Request
 ) -> Request:
-    """A plan option with a menu where the region has peers or several calls in a step; else the plan for the whole budget.
+    """Returns the request: a plan option with a menu if the region has peers or several calls in a step; else the whole budget.
 
     Args:
-        more_follow: Whether Dynamo says that other graphs of the step are still to come.
-        otherwise: What to ask for where no budget is shared.
+        more_follow: True if Dynamo says that other graphs of the step are still to come.
+        otherwise: The request if no budget is shared.
     """
     if shared is None:
         return otherwise
@@ -181,11 +184,11 @@ def _compile(
     partitioner: RematPartitioner,
     agreement: Agreement,
 ) -> Callable[..., Any]:
-    """Compile the graph, and put the hooks around its calls that its settings ask for."""
-    # Inductor rewrites the graph.
+    """Compile the graph, and add the hooks that the settings ask for to its calls."""
+    # Read before Inductor rewrites the graph.
     is_shared_work, names = communicates(gm, example_inputs), Arguments.of(gm).names
     compilation = Compilation(gm, example_inputs, config, patches)
-    recompiler = None if config.check else recompiler_of(compilation)  # a check runs more than the plan
+    recompiler = None if config.check else recompiler_of(compilation)  # a check runs other code besides the plan's
     shared = None if recompiler is None else _shared_budget(config, partitioner.settings, example_inputs)
     request = functools.partial(
         _request,
@@ -207,7 +210,7 @@ def _compile(
         if refusal is None or not partitioner.sizes or recompiler is None or not agreement.is_alone:
             raise
         return maker.refused(refusal, request)
-    for found in reports:  # also those of a cache hit, where no partitioner ran
+    for found in reports:  # also the reports of a cache hit, for which no partitioner ran
         note_plain_peak(partitioner.settings.device.name, found)
     report = reports[-1] if reports else None
     _conclude(agreement, partitioner, report)
@@ -217,10 +220,10 @@ def _compile(
 
 
 def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Report | None) -> None:
-    """Tell the other ranks which plan the graph has, and hear theirs.
+    """Exchange the plan of the graph with the other ranks.
 
     Raises:
-        RankError: They do not go together.
+        RankError: The plans of the ranks differ.
     """
     plan = None if report is None else report.plan
     sliced = [] if plan is None else [f"{product.name} in {product.slices}" for product in plan.sliced]
@@ -230,7 +233,7 @@ def _conclude(agreement: Agreement, partitioner: RematPartitioner, report: Repor
 
 
 def _given(options: object, mode: str | None) -> dict[str, object]:
-    """Options and mode as one; torch.compile takes either, and passes on whatever it was given."""
+    """Returns options and mode as one dict; torch.compile takes either, and passes on any value."""
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options = {options!r}: options are a dict from names to values.")
     given = dict(options or {})
@@ -240,7 +243,11 @@ def _given(options: object, mode: str | None) -> dict[str, object]:
 
 
 def _check_inductor(options: Mapping[str, Any]) -> None:
-    """Refuse what Inductor would stumble over later, or what would take our place."""
+    """Refuse invalid options of Inductor, on which it would fail later, and the option that replaces our partitioner.
+
+    Raises:
+        ConfigError: There is such an option.
+    """
     if options.get(PARTITIONER_OPTION) is not None:
         raise ConfigError(f"the backend remat sets {PARTITIONER_OPTION!r} itself; use the backend inductor with yours.")
     for name, value in options.items():
@@ -251,9 +258,9 @@ def _check_inductor(options: Mapping[str, Any]) -> None:
 
 def _raiser(error: RematError) -> Callable[..., Any]:
     LOG.debug("where it was raised", exc_info=error)
-    error = without_traceback(error)  # a hundred lines of compilers say nothing about a budget
+    error = without_traceback(error)  # a hundred frames of compilers do not help with a budget
 
     def fail(*args: Any, **kwargs: Any) -> Any:
-        raise without_traceback(error)  # a copy: the traceback of what is raised holds the model and its inputs
+        raise without_traceback(error)  # a copy: the traceback of a raised error holds the model and its inputs
 
     return fail

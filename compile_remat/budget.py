@@ -1,7 +1,8 @@
 """The three settings that are amounts of memory: `memory_budget`, `reserve` and `optimizer_state`.
 
-Each is a frozen value with `parse(raw)`, which takes what a user may write as an option or in an environment variable,
-and `str(value)`, which `parse` reads back as an equal value (so a resolved value can go into a key, a log or a file).
+Each is a frozen value with `parse(raw)`, which reads any form that a user may write as an option or in an environment
+variable, and `str(value)`, which `parse` reads back as an equal value (so a resolved value can go into a key, a log or a
+file).
 """
 
 import math
@@ -25,10 +26,10 @@ OPTIMIZER_FORMS = '"none", "sgd", "adamw", a size with its unit ("2GiB"), or an 
 class MemoryBudget:
     """The most bytes that the compiled graphs of one step may have live at once, in one of five forms.
 
-    A fraction below 1 is of what plain torch.compile takes; 1 is `max`.  `min` is the lowest reachable peak, `max` the fastest
+    A fraction below 1 is a share of plain torch.compile's peak; 1 is `max`.  `min` is the lowest reachable peak, `max` the fastest
     plan that is nowhere worse than torch's own choice, `auto` the fastest plan that the device's free memory allows.
-    `is_given` is False for the default that stands where the user said nothing: torch's own ratios then come first.  `written` is
-    what the user wrote, for messages.
+    `is_given` is False for the default if the user set no budget: torch's own ratios then come first.  `written` is the user's
+    text, for messages.
     """
 
     kind: Literal["bytes", "fraction", "min", "max", "auto"]
@@ -38,7 +39,7 @@ class MemoryBudget:
 
     @classmethod
     def parse(cls, raw: object) -> Self:
-        """`raw` in any of its forms; ConfigError, with the forms that are allowed, for anything else."""
+        """Returns the budget of any form of `raw`; raises ConfigError, with the allowed forms, for any other value."""
         if isinstance(raw, cls):
             return raw
         try:
@@ -81,7 +82,7 @@ class Reserve:
 
     @classmethod
     def parse(cls, raw: object) -> Self:
-        """`raw` as "5%", a size, bytes or 0; ConfigError for anything else."""
+        """Returns the reserve of `raw`: "5%", a size, bytes or 0; raises ConfigError for any other value."""
         if isinstance(raw, cls):
             return raw
         try:
@@ -93,7 +94,7 @@ class Reserve:
             raise ConfigError(f"{error} Allowed: {RESERVE_FORMS}.") from None
 
     def of(self, capacity_bytes: int) -> int:
-        """Bytes to keep free on a device of that capacity, rounded up."""
+        """Returns the bytes to keep free on a device of `capacity_bytes`, rounded up."""
         return int(self.value) if self.kind == "bytes" else math.ceil(capacity_bytes * self.value / 100)
 
     def __str__(self) -> str:
@@ -102,14 +103,14 @@ class Reserve:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer still allocates before the second step: a known optimizer, or bytes."""
+    """Memory that the optimizer still allocates before the second step: a known optimizer, or bytes."""
 
     kind: Literal["none", "sgd", "adamw", "bytes"]
     nbytes: int = 0
 
     @classmethod
     def parse(cls, raw: object) -> Self:
-        """`raw` as a name, a size or bytes; ConfigError for anything else."""
+        """Returns the state of `raw`: a name, a size or bytes; raises ConfigError for any other value."""
         if isinstance(raw, cls):
             return raw
         match _folded(raw):
@@ -121,22 +122,22 @@ class OptimizerState:
             raise ConfigError(f"{error} Allowed: {OPTIMIZER_FORMS}.") from None
 
     def of(self, trainable_bytes: int) -> int:
-        """Bytes of state for parameters of that many bytes: momentum is one copy, Adam's two moments are two."""
+        """Returns the bytes of state for parameters of `trainable_bytes`: one copy for momentum, two for Adam's moments."""
         copies = {"none": 0, "sgd": 1, "adamw": 2}
         return self.nbytes if self.kind == "bytes" else copies[self.kind] * trainable_bytes
 
     def workspace_of(self, parameter_bytes: int) -> int:
-        """What a step of one parameter of that many bytes takes for itself, with ``foreach=False`` and not fused.
+        """Returns the temporary bytes of a step of one parameter of `parameter_bytes`, with ``foreach=False`` and not fused.
 
-        SGD with weight decay adds the parameter to a copy of the gradient; AdamW takes a root and a quotient.
+        SGD with weight decay adds the parameter to a copy of the gradient; AdamW allocates a root and a quotient.
         """
         copies = {"none": 0, "sgd": 1, "adamw": 2, "bytes": 0}
         return copies[self.kind] * parameter_bytes
 
     def foreach_workspace_of(self, trainable_bytes: int) -> int:
-        """The same of a step of all parameters at once, which torch takes on a GPU unless told: ``foreach=True``.
+        """Returns the temporary bytes of a step of all parameters at once: ``foreach=True``, torch's default on a GPU.
 
-        SGD with weight decay adds all parameters to copies of their gradients; AdamW takes all roots.
+        SGD with weight decay adds all parameters to copies of their gradients; AdamW allocates all roots.
         """
         copies = {"none": 0, "sgd": 1, "adamw": 1, "bytes": 0}
         return copies[self.kind] * trainable_bytes
@@ -146,7 +147,7 @@ class OptimizerState:
 
 
 def _amount(raw: object, words: tuple[str, ...]) -> int:
-    """Bytes, zero included."""
+    """Returns the bytes of a size or a number, zero included; raises ValueError for any other value."""
     number = _number(raw)
     if number is None:
         return _size(raw, words)
@@ -156,7 +157,7 @@ def _amount(raw: object, words: tuple[str, ...]) -> int:
 
 
 def _size(raw: object, words: tuple[str, ...]) -> int:
-    """Bytes of a text with a unit; the error suggests one of `words` where the text looks like one."""
+    """Returns the bytes of a text with a unit; its ValueError suggests one of `words` if the text is similar to one."""
     if not isinstance(raw, str):
         raise ValueError(f"{raw!r} is not a size.")
     try:
@@ -167,7 +168,7 @@ def _size(raw: object, words: tuple[str, ...]) -> int:
 
 
 def _whole_bytes(number: int | float, raw: object) -> int:
-    """A bare number as bytes. Below 1 MiB it is almost surely a number of something else, so it is refused."""
+    """Returns a number without unit as bytes; refuses numbers below 1 MiB, which almost surely lack a unit."""
     if number < MIB:
         shown = f"{number:g}" if isinstance(number, float) else str(number)
         raise ValueError(f'{raw!r} has no unit; write "{shown}MiB" or "{shown}GiB".')
@@ -177,7 +178,7 @@ def _whole_bytes(number: int | float, raw: object) -> int:
 
 
 def _refuse_percentage(raw: object) -> None:
-    """`reserve` takes "5%", so people write "50%" here too: the answer is the fraction that they mean."""
+    """Raise ValueError for a percentage such as "50%", which `reserve` accepts; the error suggests the fraction."""
     text = _folded(raw)
     number = _number_in(text[:-1]) if text.endswith("%") else None
     if number is not None and 0 < number <= 100:
@@ -192,7 +193,7 @@ def _percentage(text: str, raw: object) -> int | float:
 
 
 def _number(raw: object) -> int | float | None:
-    """`raw` as a finite number, None for what is no number at all; True and NaN are errors, not 1 and nothing."""
+    """Returns `raw` as a finite number, or None if it is no number; raises ValueError for a bool, NaN and infinity."""
     if isinstance(raw, bool):
         raise ValueError(f"{raw!r} is a truth value, not an amount of memory.")
     number: int | float | None = None

@@ -1,7 +1,7 @@
-"""Settings: what a user may type, where it comes from, and one frozen, hashable value that the rest of the code reads.
+"""Settings: their parsers, defaults and origins, and one frozen, hashable value that the rest of the code reads.
 
 An option of `torch.compile` beats the environment variable `REMAT_<NAME>`, which beats the default. None as an option
-and an empty variable count as not given. Every value passes through the parser of its row, also when `RematConfig` is
+and an empty variable count as not given. Every value passes through the parser of its row, also if `RematConfig` is
 built directly. To add a setting, add one row to the class.
 """
 
@@ -20,7 +20,7 @@ from compile_remat.errors import ConfigError, warn_once
 ENV_PREFIX = "REMAT_"
 
 LONGEST_SECONDS = 1_000_000
-"""Of `time_limit`: eleven days of search."""
+"""Largest `time_limit`: eleven days of search; also the largest `rank_timeout`."""
 
 NARROW_IS_GONE = (
     "does nothing any more and goes with the next version: masks and indices are saved as they are. Leave it out."
@@ -31,12 +31,12 @@ _T = TypeVar("_T")
 
 
 def _row(parse: Callable[[object], _T], default: _T) -> _T:
-    """One setting: its parser and its default."""
+    """Returns the field of one setting, with its parser and its default."""
     return field(default=default, metadata={"parse": parse})
 
 
 def _choice(*names: str) -> Callable[[object], str]:
-    """A parser for one of `names`, in any capitals."""
+    """Returns a parser for one of `names`, in upper or lower case."""
 
     def parse(raw: object) -> str:
         name = raw.strip().lower() if isinstance(raw, str) else str(raw)
@@ -48,7 +48,7 @@ def _choice(*names: str) -> Callable[[object], str]:
 
 
 def _switch(raw: object) -> bool:
-    """1 or 0; true and false will do."""
+    """Parses 1, 0, true or false."""
     text = str(raw).strip().lower()
     if text not in ("0", "1", "true", "false"):
         raise ConfigError(f"{raw!r} is not a choice. Allowed: 0, 1.")
@@ -56,7 +56,7 @@ def _switch(raw: object) -> bool:
 
 
 def _instances(raw: object) -> int | None:
-    """`learn`, which becomes None, or a whole number from 1."""
+    """Parses `learn`, which becomes None, or a whole number from 1."""
     text = str(raw).strip().lower()
     if raw is None or text in ("learn", "none"):
         return None
@@ -66,7 +66,7 @@ def _instances(raw: object) -> int | None:
 
 
 def _capacity(raw: object) -> int | None:
-    """A size, or None for what the device says."""
+    """Parses a size; None or "none" for the device's own capacity."""
     if raw is None or str(raw).strip().lower() == "none":
         return None
     budget = MemoryBudget.parse(raw)
@@ -78,12 +78,12 @@ def _capacity(raw: object) -> int | None:
 
 
 def _log_level(raw: object) -> str | None:
-    """A level of Python's logging; None or "none" leaves the logger as it is."""
+    """Parses a level of Python's logging; None or "none" leaves the logger as it is."""
     return None if raw is None or str(raw).strip().lower() == "none" else _choice("warning", "info", "debug")(raw)
 
 
 def _up_to(most: int) -> Callable[[object], int]:
-    """A parser for a whole number from 0."""
+    """Returns a parser for a whole number from 0 to `most`."""
 
     def parse(raw: object) -> int:
         text = str(raw).strip()
@@ -95,11 +95,11 @@ def _up_to(most: int) -> Callable[[object], int]:
 
 
 MOST_SLICES = 4096
-"""Of `slices`: no model has so many rows that more would help."""
+"""Largest number of `slices`: no model has so many rows that more slices would help."""
 
 
 def _slices(raw: object) -> str | int:
-    """`off`, which is 1, too; `auto`; or a whole number."""
+    """Parses `off`, `auto`, or a whole number from 1; 1 becomes `off`."""
     text = str(raw).strip().lower()
     if text in ("off", "auto"):
         return text
@@ -109,7 +109,7 @@ def _slices(raw: object) -> str | int:
 
 
 def _seconds(raw: object) -> float | None:
-    """A number of seconds above 0; None or "none" is what the size of a graph says."""
+    """Parses a number of seconds above 0; None or "none" for a limit by the size of the graph."""
     text = str(raw).strip().lower()
     if raw is None or text == "none":
         return None
@@ -125,7 +125,7 @@ def _seconds(raw: object) -> float | None:
 
 
 def _timeout(raw: object) -> int:
-    """A whole number of seconds, 0 included."""
+    """Parses a whole number of seconds, 0 included."""
     text = str(raw).strip()
     if isinstance(raw, bool) or not text.isdecimal() or int(text) > LONGEST_SECONDS:
         raise ConfigError(f"{raw!r} is not a choice. Allowed: a whole number of seconds, 0 to {LONGEST_SECONDS}.")
@@ -133,7 +133,7 @@ def _timeout(raw: object) -> int:
 
 
 def _device(raw: object) -> str:
-    """A name of the device table in its normal spelling, or the absolute path of a JSON file; it need not exist."""
+    """Returns a name for the device table in normal spelling, or the absolute path of a JSON file; neither need exist."""
     text = os.fspath(raw).strip() if isinstance(raw, (str, os.PathLike)) else ""
     if not isinstance(text, str) or not text:
         raise ConfigError(f"{raw!r} is not a device. Allowed: detect, a name of the device table, or a .json file.")
@@ -143,7 +143,7 @@ def _device(raw: object) -> str:
 
 
 def _folder(raw: object) -> str | None:
-    """The absolute path of a folder; None or "none" is no folder."""
+    """Returns the absolute path of a folder; None or "none" means no folder."""
     if raw is None:
         return None
     text = os.fspath(raw) if isinstance(raw, (str, os.PathLike)) else ""
@@ -153,7 +153,7 @@ def _folder(raw: object) -> str | None:
 
 
 def _mode(raw: object) -> str | None:
-    """The name of an Inductor mode; None or "none" is no mode. Which modes exist, only the running torch knows."""
+    """Parses the name of an Inductor mode, unchecked, since modes depend on the running torch; None or "none" for no mode."""
     if raw is None:
         return None
     if not isinstance(raw, str) or not raw.strip():
@@ -167,33 +167,33 @@ class RematConfig:
     """Every setting, parsed. Values are given as a user writes them: `RematConfig(memory_budget="8GiB")` works.
 
     Attributes:
-        memory_budget: the region peak to stay within: bytes, a fraction, `min`, `max` or `auto` (default, unless torch's own
+        memory_budget: the limit of the region peak: bytes, a fraction, `min`, `max` or `auto` (default, unless torch's own
             `activation_memory_budget` is set).
         device: `detect` (default), a name of the device table, or a JSON file of measured figures.
-        capacity: bytes that this process may hold on the device, or None for what the device says; a CPU says nothing.
+        capacity: bytes that this process may hold on the device, or None for the device's own capacity, which a CPU lacks.
         reserve: bytes or percentage of the capacity that stay free under `auto` (default 5%).
-        optimizer_state: what the optimizer still allocates before the second step (default `adamw`).
-        instances: how many times a compiled graph runs in a step; None (`learn`, the default) counts it in the first step.
+        optimizer_state: memory that the optimizer still allocates before the second step (default `adamw`).
+        instances: number of times that a compiled graph runs in a step; None (`learn`, the default) counts them in the first step.
         cost_model: `roofline` (default), `profile` (operators are timed on this device before a graph is planned, and kept in
             a file) or `unit` (every operator costs 1).
         compiler: `inductor` (default) or `eager`, which runs the two FX graphs as they are.
         mode: an Inductor mode, or None.
         check: compare the first step of each graph with the plan that recomputes nothing.
-        time_limit: work of one search for a plan: seconds of a small server's core, counted (7 million units each, see
-            `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None goes by the size of
-            the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
-        gradients: `end` (default): a backward returns all gradients when it ends; `early`: each is accumulated into `.grad`, and
-            the hooks behind that run, when it is made.
-        oom_retry: how many times a graph that runs out of memory is planned again, 0 to 3 (default 1).
-        slices: in how many slices the rows of the largest temporaries are computed: `off` (default), `auto` for as many as the
-            budget needs, or a number.
-        inputs: `as_plain` (default): the backward reads from outside of its graph only what that of plain torch.compile reads;
-            `constant`: nothing that the graph reads from outside changes until its backward has run.
+        time_limit: work of one search for a plan, in seconds of a small server's core; these are counted (7 million units each,
+            see `passes/problem/work_budget.py`) and not timed, so that the plan is the same everywhere; None for a limit by the
+            size of the graph.  A wall-clock deadline is the safety net, see `planning/deadline.py`.
+        gradients: `end` (default): a backward returns all gradients when it ends; `early`: each gradient is accumulated into
+            `.grad`, and the post-accumulate hooks run, when the gradient is made.
+        oom_retry: number of times that a graph that runs out of memory is planned again, 0 to 3 (default 1).
+        slices: number of slices in which the rows of the largest temporaries are computed: `off` (default), `auto` for as many as
+            the budget needs, or a number.
+        inputs: `as_plain` (default): the backward reads from outside of its graph only the tensors that plain torch.compile's
+            backward reads; `constant`: no tensor that the graph reads from outside changes until its backward has run.
         narrow: does nothing and goes with the next version; `off` (default) or, with a warning, `auto`, which saved bools as bits.
         rank_timeout: seconds for which a rank waits for the others at the first plan of a graph (default 60); 0 lets ranks plan
             on their own.
         report_dir: a folder for one report per compiled graph, or None.
-        plan_dir: a folder of plans, written where absent and replayed where present, or None.
+        plan_dir: a folder of plans, written if absent and replayed if present, or None.
         log: level of the logger `compile_remat`: `warning`, `info` or `debug`; None (default) leaves the logger as it is,
             which is `warning` unless the user set it.
     """
@@ -232,7 +232,11 @@ class RematConfig:
         *,
         modes: Collection[str] | None = None,
     ) -> Self:
-        """Options before environment before defaults; `modes` are the Inductor modes to accept (all, where None)."""
+        """Returns the settings: options beat the environment, which beats defaults; raises ConfigError for an invalid one.
+
+        Args:
+            modes: The Inductor modes to accept; None to accept any name.
+        """
         options = {_attribute(name): value for name, value in (options or {}).items()}
         environ = os.environ if environ is None else environ
         split_options(options, ())
@@ -253,9 +257,9 @@ class RematConfig:
 def split_options(
     options: Mapping[str, object], inductor_keys: Collection[str]
 ) -> tuple[dict[str, object], dict[str, object]]:
-    """Our settings and Inductor's options, apart; a key that is neither is an error with the nearest of both kinds.
+    """Splits options into our settings and Inductor's options; raises ConfigError, with suggestions, for any other key.
 
-    Like torch.compile, `-` in a key reads as `_`. Keys that both sides know are ours.
+    As in torch.compile, `-` in a key reads as `_`. A key that both sides have is ours.
     """
     own: dict[str, object] = {}
     inductor: dict[str, object] = {}
@@ -279,7 +283,7 @@ def _unknown_option(key: str, inductor_keys: Collection[str]) -> str:
 
 
 def _lookup(row: Field[Any], options: Mapping[str, object], environ: Mapping[str, str]) -> tuple[Any, str]:
-    """The parsed value of one setting and where it came from; (None, "") where it was not given."""
+    """Returns the parsed value of one setting and its origin in words; (None, "") if it was not given."""
     variable = ENV_PREFIX + row.name.upper()
     origin, raw = f"the option {row.name!r}", options.get(row.name)
     if raw is None:
@@ -288,7 +292,7 @@ def _lookup(row: Field[Any], options: Mapping[str, object], environ: Mapping[str
 
 
 def parsed(name: str, raw: object, origin: str) -> Any:
-    """Parse one setting that did not come as an option; a ConfigError names `origin`."""
+    """Returns the parsed value of one setting that is not from the options; a ConfigError names `origin`."""
     return _parse(next(row for row in fields(RematConfig) if row.name == name), raw, origin)
 
 
@@ -309,7 +313,7 @@ def _variables() -> frozenset[str]:
     return frozenset(ENV_PREFIX + name.upper() for name in _names())
 
 
-@functools.cache  # once for each name, however many graphs a process compiles
+@functools.cache  # warns once for each name, however many graphs a process compiles
 def warn_unknown_variable(name: str) -> None:
     _LOG.warning("environment variable %s is not a setting and is ignored.%s", name, did_you_mean(name, _variables()))
 

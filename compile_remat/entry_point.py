@@ -1,9 +1,10 @@
-"""The name `remat` for torch, and a warning where it was asked for and no budget holds anywhere.
+"""Registers the backend's name `remat` with torch, and warns if the backend gets no graph that trains, so that no budget holds.
 
-Torch imports this module when ``torch.compile(..., backend="remat")`` is first called, and nobody else does.  Options reach the
-backend with the first graph: where Dynamo makes none, nobody would notice.  Two cases are seen as soon as a backward ends in the
-parameters of a function that has no graph: Dynamo has given it up, or it was traced as a part of another `torch.compile`.  What
-Dynamo never tries (``nn.Sequential.compile()`` in versions that do not trace it) is said when the process ends.
+Only torch imports this module, when ``torch.compile(..., backend="remat")`` is first called.  Options reach the backend with the
+first graph: if Dynamo makes none, the budget would be ignored silently.  Two cases are detected when a backward ends in the
+parameters of a function that has no graph: Dynamo has given the function up, or has traced it as a part of another
+`torch.compile`.  A function that Dynamo never tries (``nn.Sequential.compile()`` in versions that do not trace it) is reported
+when the process ends.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ NOWHERE = 'memory_budget holds nowhere: torch.compile(backend="remat") has got n
 
 
 class Watch:
-    """Watches for a graph that trains to reach the backend, and warns where none has.
+    """Watches for a graph that trains to reach the backend, and warns if none has.
 
     Attributes:
-        is_called: Whether any graph has, one for inference included.
-        has_graph: Whether one that trains has.
-        has_trained: Whether a backward has ended in parameters of what was to be compiled.
+        is_called: True if any graph has reached the backend, one for inference included.
+        has_graph: True if a graph that trains has reached the backend.
+        has_trained: True if a backward has ended in parameters of the function to compile.
     """
 
     def __init__(self, model: object) -> None:
@@ -52,7 +53,7 @@ class Watch:
         self._once_trained([model], self._note)
 
     def reached(self, *, trains: bool) -> None:
-        """A graph has reached the backend; after one that trains, nothing will be said any more."""
+        """Note that a graph has reached the backend; after a graph that trains, no warning will follow."""
         self.is_called = True
         self.attempts.listen()
         if trains:
@@ -62,7 +63,7 @@ class Watch:
                 self._handles.pop().remove()
 
     def at_exit(self) -> None:
-        """The process ends; says so if it has trained and no graph came, unless an error ends it or it was said before."""
+        """Warn at the end of the process if it has trained without a graph, unless an error ends it or a warning was given."""
         is_normal = getattr(sys, "last_type", None) is None and os.getpid() == self._process
         if self.is_called or self._said or not is_normal or any(report.plan is not None for report in reports()):
             return
@@ -92,7 +93,7 @@ class Watch:
         warn(f"{NOWHERE}. {why}")
 
     def _once_trained(self, values: Sequence[object], then: Callable[[], None]) -> None:
-        """Call `then` when the first gradient of their parameters is there."""
+        """Call `then` once, when a parameter of `values` gets the first gradient."""
         leaves = {id(leaf): leaf for value in values for leaf in trained_leaves(value)}
         handles: list[RemovableHandle] = []
 
@@ -113,7 +114,7 @@ def remat(
     mode: str | None = None,
     **others: Any,
 ) -> Callable[..., Any]:
-    """The backend, see `compile_remat.backend.remat`."""
+    """The backend; see `compile_remat.backend.remat`."""
     from compile_remat import backend
 
     has_leaf = any(isinstance(t, torch.Tensor) and t.requires_grad for t in example_inputs)

@@ -1,7 +1,7 @@
-"""Errors and warnings: catch `RematError` for every error of ours.
+"""Errors and warnings: `RematError` is the base of every error of this package.
 
-The arguments of each exception are its fields and the text is built from them, so every one of them survives pickle,
-copy and a trip through a worker process. Where the advice depends on the situation, the text ends with what to do.
+The arguments of each exception are its fields, and the text is built from them, so every exception survives pickle, copy
+and a trip through a worker process. If the advice depends on the situation, the text ends with the advice.
 """
 
 import copy
@@ -23,23 +23,23 @@ class RematError(RuntimeError):
 
 
 class ConfigError(RematError, ValueError):
-    """A setting or an option that does not exist, or a value that it does not take."""
+    """A setting or an option does not exist, or does not take the given value."""
 
 
 class GradientError(RematError):
-    """A gradient left a backward early that was not whole, or that belongs to another parameter."""
+    """An incomplete gradient left a backward early, or a gradient that belongs to another parameter."""
 
 
 class DeviceError(RematError, ValueError):
-    """A device name that is not in the table, or a device file that cannot be read."""
+    """A device name is not in the table, or a device file cannot be read."""
 
 
 class PlanMismatchError(RematError):
-    """A plan file that belongs to another graph, or to another version of the format."""
+    """A plan file belongs to another graph or to another version of the format, or cannot be read."""
 
 
 class MissingExtraError(RematError, ImportError):
-    """A package that is optional, and needed for what was asked."""
+    """An optional package is missing that the requested function needs."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(package, extra)
@@ -58,15 +58,15 @@ class PlannerWarning(UserWarning):
 
 
 class SettingWarning(UserWarning):
-    """Two settings contradict each other; the text says which one holds."""
+    """Two settings contradict each other; the text names the one that holds."""
 
 
 class BudgetError(RematError):
-    """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at it.
+    """No plan fits the budget. `floor_bytes` is the lowest reachable peak, `largest` the tensors live at that peak.
 
-    `written` is the budget as the user wrote it, `hint` what stands in the way beside tensors, `constant_floor_bytes` the lowest
-    reachable peak with `inputs="constant"`, 0 where that is no lower.  The text ends as it begins: terminals show the end of a
-    long traceback.
+    `written` is the budget as the user wrote it, `hint` the reason why rows are not in slices, `constant_floor_bytes` the lowest
+    reachable peak with `inputs="constant"`, 0 if that is no lower.  The text repeats its first line at its end, because terminals
+    show the end of a long traceback.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class BudgetError(RematError):
         hint: str = "",
         constant_floor_bytes: int = 0,
     ) -> None:
-        # Only the fields go to the base class: its args are what pickle hands back to this constructor.
+        # Only the fields go to the base class: pickle passes its args back to this constructor.
         others = (hint, constant_floor_bytes) if hint or constant_floor_bytes else ()
         super().__init__(budget_bytes, floor_bytes, largest, written, *others)
         self.hint = hint
         self.constant_floor_bytes = constant_floor_bytes
-        self.graph_key = ""  # of the graph that was planned, where it is known
+        self.graph_key = ""  # key of the planned graph; empty if unknown
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.largest = largest
@@ -104,17 +104,17 @@ class BudgetError(RematError):
         return "\n".join(lines)
 
     def with_hint(self, hint: str) -> "BudgetError":
-        """The same error with what keeps rows from being computed in slices; a subclass has advice of its own."""
+        """Returns the error with the reason why rows are not in slices; a subclass, which has its own advice, is unchanged."""
         if type(self) is not BudgetError:
             return self
         return self._with(hint, self.constant_floor_bytes)
 
     def with_constant_floor(self, constant_floor_bytes: int) -> "BudgetError":
-        """The same error with the floor under `inputs="constant"`; a subclass has advice of its own."""
+        """Returns the error with the floor under `inputs="constant"`; a subclass, which has its own advice, is unchanged."""
         return self._with(self.hint, constant_floor_bytes) if type(self) is BudgetError else self
 
     def with_floor(self, floor_bytes: int, largest: tuple[LiveBuffer, ...]) -> "BudgetError":
-        """The same error with the lowest peak that was observed, and the tensors live at it."""
+        """Returns the error with the lowest peak that was observed, and the tensors live at that peak."""
         other = copy.copy(self)
         BudgetError.__init__(
             other, self.budget_bytes, floor_bytes, largest, self.written, self.hint, self.constant_floor_bytes
@@ -148,8 +148,8 @@ class BudgetError(RematError):
 class SharedBudgetError(BudgetError):
     """No choice of plans fits the budget that several graphs of a step share.
 
-    `floor_bytes` is the lowest peak that was found for the step, or for one graph beside the others; then `others_bytes` is what
-    the graphs before it hold.
+    `floor_bytes` is the lowest peak that was found for the step, or for one graph beside the others; in the latter case,
+    `others_bytes` are the bytes that the graphs before it hold.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class SharedBudgetError(BudgetError):
 
 
 class TagConflictError(BudgetError):
-    """A budget that MUST_SAVE or MUST_RECOMPUTE stands in the way of.
+    """No plan fits the budget, and the peak would be lower without MUST_SAVE and MUST_RECOMPUTE.
 
-    `free_floor_bytes` is the lowest reachable peak without these tags; `tagged` are the tensors that they hold, largest
+    `free_floor_bytes` is the lowest reachable peak without these tags; `tagged` are the tensors with these tags, largest
     first.
     """
 
@@ -216,11 +216,11 @@ class CheckError(RematError):
 
     Attributes:
         tensor: The first tensor that differs: `output 0`, `the gradient of 0.weight`, `the new value of 1.running_mean`.
-        module_path: The module that it belongs to, as the user writes it; empty where that is not known.
-        problem: In which way it differs, in words.
-        difference: The largest difference of an element; `inf` where the two cannot be subtracted.
-        recomputed: What the backward computes once more on the way to this tensor, with its origin, in graph order.
-        others: How many further tensors differ.
+        module_path: The module of the tensor, as the user writes it; empty if unknown.
+        problem: The difference in words.
+        difference: The largest difference of an element; `inf` if the two tensors cannot be subtracted.
+        recomputed: Recomputed values on which this tensor depends, with their origins, in graph order.
+        others: Number of further tensors that differ.
     """
 
     def __init__(
@@ -261,12 +261,12 @@ class CheckError(RematError):
 
 
 class InputChangedError(RematError):
-    """An input changed between a forward and its backward, which reads it again; that of plain torch.compile does not.
+    """An input changed before the backward reads it again; the backward of plain torch.compile does not read it.
 
     Attributes:
-        inputs: Their names, as the user writes them: `0.weight`, or `x` for an argument of the function itself.
+        inputs: Names of the changed inputs, as the user writes them: `0.weight`, or `x` for an argument of the function itself.
         setting: The setting `inputs`: `as_plain` or `constant`.
-        problem: How they changed, in words.
+        problem: The change in words.
     """
 
     def __init__(self, inputs: tuple[str, ...], setting: str, problem: str) -> None:
@@ -293,9 +293,9 @@ class RankError(RematError):
     """Processes that train together cannot go on together: one of them has failed, or their plans for one graph differ.
 
     Attributes:
-        ranks: Those that failed, or whose plans differ.
-        problem: What it is, in words.
-        text: The text of the error that a rank failed with; empty where none did.
+        ranks: The ranks that failed, or whose plans differ.
+        problem: The problem in words.
+        text: The text of a failed rank's error; empty if no rank failed.
     """
 
     def __init__(self, ranks: tuple[int, ...], problem: str, text: str = "") -> None:
@@ -312,7 +312,7 @@ class RankError(RematError):
 
 
 def find_error(error: BaseException | None, kind: type[E]) -> E | None:
-    """The first exception of that kind in the chain: torch wraps what a partitioner raises."""
+    """Returns the first exception of type `kind` in the chain, or None; torch wraps exceptions that a partitioner raises."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, kind):
@@ -324,7 +324,7 @@ def find_error(error: BaseException | None, kind: type[E]) -> E | None:
 
 
 def without_traceback(error: E) -> E:
-    """The same error without the frames that it went through, which hold the model and its inputs."""
+    """Returns a copy of the error without traceback and chain, whose frames hold the model and its inputs."""
     found = copy.copy(error)
     found.__traceback__ = found.__cause__ = found.__context__ = None
     if hasattr(found, "__notes__"):
@@ -333,16 +333,16 @@ def without_traceback(error: E) -> E:
 
 
 def _both(nbytes: int) -> str:
-    """Rounded and exact: a budget just below the floor reads the same as the floor when rounded."""
+    """Returns rounded and exact bytes as text, since a budget just below the floor rounds to the same text as the floor."""
     return f"{format_bytes(nbytes)} ({nbytes:,} bytes)"
 
 
 def warn(message: str) -> None:
-    """Issue a `PlannerWarning`: a request is not fulfilled, and training continues."""
+    """Issue a `PlannerWarning`, for a request that is not fulfilled while training continues."""
     warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """The same, once in a process."""
+    """Issue a `PlannerWarning` once per process and message."""
     warnings.warn(f"compile_remat: {message}", PlannerWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Reports: one for each graph that this process compiled, in memory and, with `report_dir`, as JSON files."""
+"""Reports: one for each plan of each graph that this process compiled, in memory and, with `report_dir`, as JSON files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = logging.getLogger("compile_remat")
 
 _REPORTS: list[Report] = []
 _FOLDER: list[str] = []
-"""Where reports go that no backend of ours writes (`install`): one folder or none."""
+"""The folder of reports that are recorded outside of the backend (`install`), as a list of at most one."""
 
 _RECORDED: ContextVar[list[Report] | None] = ContextVar("compile_remat recorded", default=None)
 _FIELDS: ContextVar[Mapping[str, Any]] = ContextVar(
@@ -35,50 +35,50 @@ _FIELDS: ContextVar[Mapping[str, Any]] = ContextVar(
 
 @dataclass(frozen=True)
 class Report(Viewable):
-    """One graph's plan and what it promises.
+    """One graph's plan, with its predicted and measured figures.
 
     Attributes:
         graph_key: Hash of the planning problem; names the files in `report_dir` and `plan_dir`.
         budget: The setting as the user gave it.
-        budget_bytes: The bytes it stood for; None where no number of bytes was asked for.
-        plan: The plan that runs; None where the planner failed before it could say what torch's own choice comes to.
-        floor_bytes: The lowest reachable peak, where it was worked out.
-        planning_time_s: Seconds between receiving the joint graph and handing over two modules.
-        message: How the plan differs from what was asked, in a sentence; empty where it does not.
-        from_cache: Whether torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
-        plain: What plain torch.compile takes for this graph; None where nobody asked: no fraction, no peers.
-        offers: What this graph could run under instead, where it shares its budget with other graphs of the step.
-        observed_peak_bytes: The region peak of the graphs as Inductor lowered them, before it made any code; None where they were
-            not read.
-        rounds: How many plans were lowered for it, this one among them.
-        scheduled_peak_bytes: The region peak of the code that Inductor emitted, by a dry run of it; None where there is no limit
-            to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
-        reserved_peak_bytes: What torch's CUDA allocator reserves for such steps, where it held nothing before: a replay of the
+        budget_bytes: The budget in bytes; None if the setting stands for no number of bytes.
+        plan: The plan that runs; None if the planner failed and could not describe torch's own choice.
+        floor_bytes: The lowest reachable peak; None if it was not computed.
+        planning_time_s: Seconds between receiving the joint graph and returning the two modules.
+        message: Deviations of the plan from the request, in a sentence; empty if there are none.
+        from_cache: True if torch's cache had the compiled graphs, and with them the plan of an earlier compilation.
+        plain: Plain torch.compile's plan option for this graph; None if it was not needed (no fraction, no peers).
+        offers: The menu of plan options of this graph, if it shares its budget with other graphs of the step.
+        observed_peak_bytes: The region peak of the graphs as Inductor lowered them, before it emitted code; None if they were not
+            read.
+        rounds: Number of plans that were lowered for this graph, this one included.
+        scheduled_peak_bytes: The region peak of the code that Inductor emitted, from a dry run of the code; None if there is no
+            limit to keep, for `compiler="eager"`, and for code that a dry run cannot follow.
+        reserved_peak_bytes: Bytes that torch's CUDA allocator reserves for such steps if it held none before, from a replay of the
             code's allocations by the allocator's rules.  None on other devices.
-        required_peak_bytes: The part of it that the allocator cannot give back when memory is short; `auto` keeps this inside
-            its budget.
-        measured_peak_bytes: The peak as the allocator saw it in a step in which this graph ran alone; None before that.  On CUDA
-            it is read in the first steps, anywhere under `measured_step`; what the step holds beside the graph counts in it.
-        measured_in_first_call: Whether that was the call in which kernels were tuned (each is timed with a buffer of the size of
-            the L2 cache beside it) and libraries took their workspaces: later steps need less.
-        check: How the comparison of the first step ended (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
-            before that and without the option.
-        caveat: Why the budget may not hold for this graph: it has no plan, or an option changes its memory after the plan.
-        estimated_ops: Operators whose arithmetic no formula knows (custom operators, scans): priced by their bytes alone.
+        required_peak_bytes: The part of the reserved peak that the allocator cannot give back when memory is short; `auto` keeps
+            this part inside its budget.
+        measured_peak_bytes: The allocator's peak in a step in which only this graph ran; None before such a step.  On CUDA it is
+            read in the first steps, on all devices under `measured_step`; the step's other allocations count, too.
+        measured_in_first_call: True if the measured call was the first, in which kernels were tuned (each is timed with an extra
+            buffer of the size of the L2 cache) and libraries allocated their workspaces: later steps need less.
+        check: Outcome of the comparison of the first step (option `check`): `passed`, `failed: ...` or `skipped: ...`; empty
+            before the comparison and without the option.
+        caveat: Reason why the budget may not hold: the graph has no plan, or an option changes its memory after the plan.
+        estimated_ops: Operators without a formula for their arithmetic (custom operators, scans): priced by their bytes alone.
         inlined_calls: The number of calls of ``nested_compile_region`` regions that were replaced by the regions' bodies, so that
             the budget holds inside them.
         num_early: The number of gradients that leave the backward when they are made (`gradients="early"`).
         early_bytes: Bytes of these gradients, each counted once.
-        num_snapshots: How many copies of inputs the plan saves, which the backward reads in place of the inputs (`inputs`).
-        snapshot_bytes, snapshot_time_ns: Their bytes, and the estimated time of making them; part of the peak and the extra time.
-        inputs_beyond_plain: Positions of the arguments that the backward reads and that of plain torch.compile does not: they
-            must not change before it has run.
-        inputs_as_plain: Where there are such, the positions of the others that it reads.
-        size_range: For a graph of varying shapes with a budget: the sizes in which the plan keeps it.
-        region: The number of the compiled graph in this process: plans of one graph have the same.
-        runs_now: Whether the plan may run in the next step; False once another one has taken its place.
-        step_peak_bytes: The predicted peak of the whole step, once its graphs were given plans that go together.
-        step_budget_bytes: What the step may take then; None where the lowest peak is asked for.
+        num_snapshots: Number of copies of inputs that the plan saves and the backward reads in place of the inputs (`inputs`).
+        snapshot_bytes, snapshot_time_ns: Bytes of these copies, and the estimated time of copying; part of the peak and extra time.
+        inputs_beyond_plain: Positions of the arguments that only this backward reads, and plain torch.compile's does not: they must
+            not change before the backward has run.
+        inputs_as_plain: Positions of the other arguments that this backward reads; empty if `inputs_beyond_plain` is empty.
+        size_range: For a graph of dynamic shapes with a budget: the sizes in which the plan keeps the budget.
+        region: The number of the compiled graph in this process; all plans of one graph have the same number.
+        runs_now: True if the plan may run in the next step; False once another plan has replaced it.
+        step_peak_bytes: The predicted peak of the whole step, after a joint allocation; None before.
+        step_budget_bytes: The budget of the step in that allocation; None if the lowest peak is requested.
     """
 
     graph_key: str
@@ -117,25 +117,25 @@ class Report(Viewable):
 
     @property
     def predicted_peak_bytes(self) -> int | None:
-        """The plan's region peak, as it was observed or else as it was assumed.
+        """The plan's region peak: observed if the graphs were read, else planned.
 
-        This and the figures below are None where there is no plan.
+        This figure and the ones below are None if there is no plan.
         """
         return self.observed_peak_bytes or (None if self.plan is None else self.plan.peak_bytes)
 
     @property
     def prediction_error(self) -> float | None:
-        """Predicted peak over measured peak, less 1."""
+        """Predicted peak divided by measured peak, minus 1; None without a measured peak, or with one from the first call."""
         return self._error_of(self.predicted_peak_bytes)
 
     @property
     def schedule_error(self) -> float | None:
-        """Codegen peak over measured peak, less 1."""
+        """Codegen peak divided by measured peak, minus 1; None as for `prediction_error`."""
         return self._error_of(self.scheduled_peak_bytes)
 
     @property
     def _by_settings(self) -> Iterator[tuple[str, str]]:
-        """The effects of settings on what is saved, by name."""
+        """Effects of settings on the saved values and early gradients, as names and texts."""
         if self.num_snapshots:
             size, time = format_bytes(self.snapshot_bytes), format_time(self.snapshot_time_ns)
             yield "input snapshots", f"{self.num_snapshots}, {size}, {time} (inputs = as_plain)"
@@ -150,21 +150,21 @@ class Report(Viewable):
 
     @property
     def facts(self) -> NodeTable:
-        """For each node of the plan, what the planner assumed and what was observed of the graphs that Inductor lowered.
+        """For each node of the plan, the planner's assumptions and the facts observed of the graphs that Inductor lowered.
 
-        Empty where they were not lowered in this process: for a device that is not here, or out of torch's cache.
+        Empty if the graphs were not lowered in this process: for a device that is not here, or from torch's cache.
         """
         pictures = None if self.plan is None else self.plan.pictures
         return pictures.nodes(self.plan) if self.plan and isinstance(pictures, PlanPictures) else NodeTable()
 
     @property
     def step_time_ns(self) -> int | None:
-        """Estimated time of forward and backward with nothing recomputed."""
+        """Estimated time of forward and backward if nothing is recomputed."""
         return None if self.plan is None else self.plan.step_time_ns
 
     @property
     def recompute_time_ns(self) -> int | None:
-        """Estimated time of what is computed twice."""
+        """Estimated time of the recomputed values."""
         return None if self.plan is None else self.plan.recompute_time_ns
 
     @property
@@ -174,12 +174,12 @@ class Report(Viewable):
 
     @property
     def lower_bound_time_ns(self) -> int | None:
-        """Proven least extra time within the budget."""
+        """Proven lower bound of the extra time of any plan within the budget."""
         return None if self.plan is None else self.plan.bound_time_ns
 
     @property
     def gap(self) -> float | None:
-        """Extra time above the bound, as a fraction of the step's estimated time."""
+        """Extra time above the lower bound, as a fraction of the step's estimated time."""
         return None if self.plan is None else self.plan.gap
 
     @property
@@ -194,13 +194,13 @@ class Report(Viewable):
 
     @property
     def status(self) -> str:
-        """Name of the plan's `Status`, FALLBACK where the planner failed; with a `caveat`, NOT_PLANNED or NOT_MODELLED."""
+        """Name of the plan's `Status`, FALLBACK if the planner failed; with a `caveat`, NOT_PLANNED or NOT_MODELLED."""
         if self.caveat:
             return "NOT_PLANNED" if self.plan is None else "NOT_MODELLED"
         return (Status.FALLBACK if self.plan is None else self.plan.status).name
 
     def figures(self, points: int = 0) -> PageFigures:
-        """What a page shows of it, with a frontier of so many budgets."""
+        """Returns the report's figures for a page, with a frontier of `points` budgets."""
         without = PageFigures("", f"Not planned: {self.caveat}" if self.caveat else Status.FALLBACK.value)
         base = without if self.plan is None else self.plan.figures(points)
         peaks = {
@@ -263,18 +263,18 @@ class Report(Viewable):
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """The report as JSON, the plan inside; `from_json` gives an equal one."""
+        """Returns the report as JSON, with the plan inside; `from_json` reads back an equal report."""
         plan = None if self.plan is None else json.loads(self.plan.to_json())
         return json.dumps({**asdict(self), "plan": plan}, indent=1)
 
     @staticmethod
     def from_json(text: str) -> Report:
-        """Read what `to_json` wrote; ValueError where it is no report of this version."""
+        """Returns the report that `to_json` wrote; raises ValueError if the text is no report of this version."""
         return Report.from_object(json_values.parse(text))
 
     @staticmethod
     def from_object(data: object) -> Report:
-        """The same of JSON that is parsed already."""
+        """Returns the report of an already parsed JSON value; raises ValueError as `from_json`."""
         if not isinstance(data, dict) or "plan" not in data:
             raise ValueError("not a report")
         plan = None if data["plan"] is None else Plan.from_object(data["plan"])
@@ -283,7 +283,7 @@ class Report(Viewable):
 
 
 def reports() -> list[Report]:
-    """Reports of the graphs that this process compiled, in order, those that came from torch's cache included."""
+    """Returns the reports of the graphs that this process compiled, in order, including graphs from torch's cache."""
     return list(_REPORTS)
 
 
@@ -293,12 +293,12 @@ def reset_reports() -> None:
 
 
 def joined(*messages: str) -> str:
-    """Messages of a report as one; empty ones are left out."""
+    """Returns the non-empty messages of a report, joined into one."""
     return "; ".join(filter(None, messages))
 
 
 def record(report: Report) -> None:
-    """Keep a report: under `recording` with the others of the compilation, else at once."""
+    """Keep a report: inside of `recording` with the others of the compilation, else at once, in `reports` and on disk."""
     recorded = _RECORDED.get()
     if recorded is not None:
         recorded.append(replace(report, **_FIELDS.get()))
@@ -310,10 +310,10 @@ def record(report: Report) -> None:
 
 @contextmanager
 def recording(**fields: Any) -> Iterator[list[Report]]:
-    """What one compilation records, in this thread; it becomes part of `reports` when the compilation succeeds.
+    """Collect the reports of one compilation in this thread; they become part of `reports` when the compilation succeeds.
 
     Args:
-        fields: Values of fields that each of these reports gets, also under a `recording` inside of this one.
+        fields: Values of fields that each of these reports gets, also inside of a nested `recording`.
     """
     recorded: list[Report] = []
     token, token_of_fields = _RECORDED.set(recorded), _FIELDS.set({**_FIELDS.get(), **fields})
@@ -327,12 +327,12 @@ def recording(**fields: Any) -> Iterator[list[Report]]:
 
 
 def write_to(report_dir: str | None) -> None:
-    """From now on, write the reports that are recorded outside of `recording` to this folder; None ends that."""
+    """From now on, write reports that are recorded outside of `recording` to this folder; None writes none."""
     _FOLDER[:] = [] if report_dir is None else [report_dir]
 
 
 def write(report: Report, report_dir: str) -> None:
-    """Write ``<report_dir>/<graph key>.rank<rank>.json``; where that fails, say so and let training go on."""
+    """Write ``<report_dir>/<graph key>.rank<rank>.json``; if that fails, log a warning and let training go on."""
     path = Path(report_dir) / f"{report.graph_key}.rank{os.environ.get('RANK', '0')}.json"
     try:
         write_atomically(path, report.to_json())
@@ -341,10 +341,10 @@ def write(report: Report, report_dir: str) -> None:
 
 
 def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
-    """Replace fields of a recorded report, in memory and on disk; a report that was dropped meanwhile is only written."""
+    """Replace fields of a recorded report, in memory and on disk; a report that was dropped meanwhile is only written to disk."""
     amended = replace(report, **changes)
     for kept in (_RECORDED.get() or [], _REPORTS):
-        for k, other in enumerate(kept):  # other threads append meanwhile
+        for k, other in enumerate(kept):  # other threads may append meanwhile
             if other is report:
                 kept[k] = amended
     if report_dir is not None:
@@ -352,19 +352,19 @@ def amend(report: Report, report_dir: str | None, **changes: Any) -> None:
 
 
 def retire(region: int, report_dir: str | None) -> None:
-    """Another plan of this compiled graph runs from now on."""
+    """Mark all reports of this compiled graph as replaced: another plan runs from now on."""
     for report in reports():
         if report.region == region and report.runs_now:
             amend(report, report_dir, runs_now=False)
 
 
 def latest(graph_key: str) -> Report | None:
-    """The report of the plan that a graph runs under now: the last one that was recorded."""
+    """Returns the report of the plan that a graph runs under now, the last one recorded; None if there is none."""
     return next((report for report in reversed(_REPORTS) if report.graph_key == graph_key), None)
 
 
 def floor_text(floor_bytes: int, plan: Plan | None) -> str:
-    """The lowest peak found, with the proven least one and the gap between the two as a part of the latter, where it is known."""
+    """Returns the lowest peak found as text; if a proven least peak is known, with that peak and the relative gap between them."""
     least_bytes = 0 if plan is None else plan.least_peak_bytes
     if not least_bytes:
         return format_bytes(floor_bytes)

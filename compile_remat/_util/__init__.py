@@ -1,1 +1,1 @@
-"""Small helpers that know nothing of planning: units, suggestions, files, tables, live buffers.  Standard library alone."""
+"""Small helpers without any planning: units, suggestions, files, tables, live buffers.  They import the standard library alone."""

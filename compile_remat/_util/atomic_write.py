@@ -1,4 +1,4 @@
-"""Writing files that other processes read meanwhile."""
+"""Writes files that other processes may read at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` to `path`, folders included; a reader sees the old content or the new, never a part of it."""
+    """Write `content` to `path` and create its folders; a reader sees the old content or the new, never a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, held back for the time of some work."""
+"""Pauses Python's cyclic garbage collector during some work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Free by reference counts alone inside; the collector is as before afterwards, also behind an exception.
+    """Disable the collector in the body; afterwards it is as before, even after an exception.
 
-    Planning and lowering make hundreds of thousands of small objects and keep most of them until their end, beside the many that
-    torch keeps.  The collector walks over them again and again and finds next to nothing.  Its first walk afterwards is over all
-    that was made inside, and frees the graphs that were left.
+    Planning and lowering create hundreds of thousands of small objects and keep most of them until their end, beside the many that
+    torch keeps.  The collector would walk over these objects again and again and free next to none.  Its first walk afterwards
+    covers all objects that the body created, and frees the graphs that were left.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""One piece of memory for the frames of a deep computation."""
+"""Keeps the frames of a deep computation in one chunk of memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 SLOTS = 1 << 17
-"""Of 8 bytes: as many are left behind the function's own, for the frames of what it calls."""
+"""Stack slots of 8 bytes that the function's frame reserves, which leaves at least as many for the frames of its callees."""
 
 
 def frames_in_one_chunk(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The function, whose calls and what these call have their frames in one chunk of memory.
+    """Returns the function with its calls' frames, and those of its callees, in one chunk of memory.
 
     CPython from 3.11 on keeps frames in chunks of 16 KiB: it maps a chunk when a call needs it and unmaps it when that call returns
     (``push_chunk`` and ``_PyThreadState_PopFrame`` in Python/pystate.c).  A loop whose calls cross from one chunk to the next pays
-    for that in each turn.  A chunk is as large as the frame that it is made for needs, rounded up to a power of two, so a frame
-    with a large stack of its own leaves room for many others.
+    for both in each iteration.  CPython sizes a chunk for the frame that needs it, rounded up to a power of two, so a frame with a
+    large stack leaves room for many other frames.
     """
 
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine: its processor, and how much memory it can give."""
+"""Reads facts of this machine from the operating system: the processor's name and the free memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 @functools.cache
 def processor_name(table: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as people write it, or at least its kind."""
+    """Returns the processor's model name, or its architecture if the system has no model name."""
     names = re.findall(r"^model name\s*:\s*(.+)$", table.read_text(), re.MULTILINE) if table.exists() else []
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def host_free_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
-    """What the host can give without swapping; None where the system does not say."""
+    """Returns the bytes that the host can allocate without swapping; None if the system does not report them."""
     if not table.exists():
         return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB", table.read_text(), re.MULTILINE)

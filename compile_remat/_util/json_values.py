@@ -1,4 +1,4 @@
-"""Dataclasses read from JSON files that anybody may have written, or only half: what comes out has the annotated types."""
+"""Reads dataclasses from JSON files that may be foreign or incomplete; each field of the result has its annotated type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def parse(text: str) -> Any:
-    """What a JSON text says; ValueError where it is none, or nested too deeply for Python's parser."""
+    """Returns the value of a JSON text; raises ValueError if it is not JSON, or nested too deeply for Python's parser."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -21,10 +21,10 @@ def parse(text: str) -> Any:
 
 
 def read_as(kind: type[T], value: object) -> T:
-    """A dataclass from a JSON object with its fields: numbers, texts, lists for tuples, names for enums, other dataclasses.
+    """Returns a dataclass from a JSON object with its fields: numbers, texts, lists for tuples, names for enums, dataclasses.
 
     Raises:
-        ValueError: A field is missing, unknown or of another type; the text says which.
+        ValueError: A field is missing, unknown or of another type; the text names the field.
     """
     found: T = _read(kind, value, kind.__name__)
     return found

@@ -1,4 +1,4 @@
-"""One buffer that is live at a peak, as plans keep it and errors print it."""
+"""The record of a buffer that is live at a peak; plans store it and errors print it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from compile_remat._util.units import format_bytes
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """One buffer that is live at a peak, and where the model makes it.
+    """One buffer that is live at a peak, with the module and the source line that compute it.
 
     Attributes:
-        dtype: Without "torch.", as in "bfloat16".
-        role: Why it is live: "saved", "recomputed", "output", "gradient", or the tag that demands it.
+        dtype: Name of the dtype without "torch.", as in "bfloat16".
+        role: Reason why the buffer is live: "saved", "recomputed", "output", "gradient", or the tag that demands it.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Where messages go of a program that has not configured Python's logging: that shows none below `warning`."""
+"""Shows log messages in a program that has not configured Python's logging, which by default shows none below `warning`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ LOG = logging.getLogger("compile_remat")
 
 
 class _OnStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Silent once the program has handlers of its own, which get the messages as well."""
+    """Prints to stderr; prints nothing once the program has handlers of its own, which get the messages as well."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -16,10 +16,10 @@ class _OnStderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def show_from(level: str) -> None:
-    """Show messages of `compile_remat` from a level on, on stderr unless the program has handlers of its own.
+    """Show messages of `compile_remat` from a level on; they go to stderr unless the program has handlers of its own.
 
     Args:
-        level: A name of Python's logging, in any capitals.
+        level: A level name of Python's logging, in upper or lower case.
     """
     LOG.setLevel(level.upper())
     if not LOG.hasHandlers():

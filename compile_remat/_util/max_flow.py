@@ -1,8 +1,8 @@
-"""As much of networkx as torch's cut of a joint graph uses, with a max-flow by scipy.
+"""The part of networkx that torch's min-cut of a joint graph uses, with a max-flow by scipy.
 
-Torch's capacities are integers far beyond the 32 bits of scipy's max-flow.  So the flow is found by capacity scaling: most of it
-in units of 2**k, then what is left of it in the residual network in smaller units, down to 1.  Of all minimum cuts it is
-networkx's, the one nearest to the sink.
+Torch's capacities are integers far beyond the 32 bits of scipy's max-flow.  So the flow is found by capacity scaling: most of the
+flow in units of 2**k, then the rest in the residual network in smaller units, down to 1.  Of all minimum cuts, the result is the
+one nearest to the sink, as in networkx.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import scipy
 
 UNLIMITED = 1 << 60
 MOST = 1 << 29
-"""A flow up to this stays far inside 32 bits."""
+"""Largest capacity in units of one scaling step; flows up to this stay far inside 32 bits."""
 
 
 class NetworkXUnbounded(Exception):
@@ -22,7 +22,7 @@ class NetworkXUnbounded(Exception):
 
 
 class DiGraph:
-    """Arcs with capacities, by the names of their ends."""
+    """A directed graph with capacities; `arcs` maps the name of an arc's tail and head to its capacity."""
 
     def __init__(self) -> None:
         self.arcs: dict[str, dict[str, float]] = {}
@@ -37,7 +37,13 @@ class DiGraph:
 
 
 def minimum_cut(network: DiGraph, source: str, sink: str) -> tuple[int, tuple[set[str], set[str]]]:
-    """The value of the cut; the names on the source's side and those from which the residual network leads to the sink."""
+    """Returns the value of the cut, and the names on the source's side and on the sink's side.
+
+    The sink's side is the set of names from which the residual network leads to the sink.
+
+    Raises:
+        NetworkXUnbounded: A path of unlimited arcs leads from the source to the sink.
+    """
     names = list(network.arcs)
     index = {name: k for k, name in enumerate(names)}
     tails, heads, capacities = [], [], []
@@ -57,8 +63,8 @@ def minimum_cut(network: DiGraph, source: str, sink: str) -> tuple[int, tuple[se
 
 
 def _saturated(residual: scipy.sparse.csr_array, source: int, sink: int) -> tuple[int, scipy.sparse.csr_array]:
-    """The maximum flow, and what it leaves of the capacities."""
-    value, left = 0, int(residual.data[residual.data < UNLIMITED].sum()) + 1  # no more than this can still flow
+    """Returns the value of the maximum flow, and the capacities of the residual network, shape [names, names]."""
+    value, left = 0, int(residual.data[residual.data < UNLIMITED].sum()) + 1  # upper bound of the remaining flow
     while left:
         unit = 1 << max(0, left.bit_length() - MOST.bit_length())
         units = residual.copy()

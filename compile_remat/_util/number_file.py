@@ -1,4 +1,4 @@
-"""Whole numbers by name on disk, one JSON file that several processes may read and add to at once."""
+"""Whole numbers by name in a JSON file on disk, which several processes may read and extend at once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class NumberFile:
-    """Numbers that were measured in one place.  A file that is missing, broken or read-only stops nobody: they are measured again.
+    """Numbers that were measured in one place.  A missing, broken or read-only file is no error: its numbers are measured again.
 
     Attributes:
-        path: Where it lies; it need not exist.
-        place: What the numbers depend on beside their names, in words, written into it for people.
+        path: Path of the file, which need not exist.
+        place: The conditions of the measurement, in words; written into the file for human readers.
     """
 
     path: Path
     place: str
 
     def read(self) -> dict[str, int]:
-        """All numbers by name; none where there is no file, or one that cannot be read."""
+        """Returns all numbers by name; an empty dict if there is no file or if it cannot be read."""
         try:
             document = json_values.parse(self.path.read_text(encoding="utf-8"))
             if document["schema"] != SCHEMA:
@@ -45,7 +45,7 @@ class NumberFile:
         return numbers
 
     def add(self, numbers: Mapping[str, int]) -> None:
-        """Add numbers to the file; what other processes wrote meanwhile stays."""
+        """Add numbers to the file; keep the numbers that other processes wrote meanwhile."""
         document = {"schema": SCHEMA, "place": self.place, "numbers": {**self.read(), **numbers}}
         try:
             write_atomically(self.path, json.dumps(document, indent=1, sort_keys=True) + "\n")

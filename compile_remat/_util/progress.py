@@ -1,4 +1,4 @@
-"""One progress display for long commands: a bar of rich's on a terminal that has it, else a line every few seconds."""
+"""One progress display for long commands: rich's bar on a terminal if rich is installed, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Advance(Protocol):
-    """Says what is being done now, and how many units of the total are done with it."""
+    """Advances a progress display by `count` units of work."""
 
     def __call__(self, text: str = "", count: int = 1) -> None:
-        """`text` replaces the title; empty keeps what stands there."""
+        """Advance by `count` units; `text` replaces the title, an empty text keeps it."""
 
 
 @contextmanager
 def progress_bar(title: str, total: int | None, seconds_between: float = SECONDS_BETWEEN_LINES) -> Iterator[Advance]:
-    """Show progress on stderr; call what it yields after each unit of work.
+    """Show progress on stderr; yields a function to call after each unit of work.
 
     Args:
-        total: Units of work; None where it is not known.
-        seconds_between: Where there is no bar, at most one line in this time, besides the first and the last one.
+        total: Units of work; None if unknown.
+        seconds_between: Without a bar, at most one line is printed in this time, besides the first and the last one.
     """
     if sys.stderr.isatty():
         try:

@@ -1,11 +1,11 @@
-"""Sizes by the names of their symbols, and up to which of them a plan keeps its budget."""
+"""Sizes by the names of their symbols, and the box of sizes within which a plan keeps its budget."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 Sizes = tuple[tuple[str, int], ...]
-"""Symbols of a graph with varying shapes, each with a size."""
+"""Symbols of a graph with dynamic shapes, each with a size."""
 
 
 @dataclass(frozen=True)
@@ -13,11 +13,11 @@ class SizeRange:
     """The box of sizes within which one plan keeps its budget; all tuples have the order of the symbols.
 
     Attributes:
-        names: The symbols.
+        names: Names of the symbols.
         planned: The sizes that the plan was made for.
-        upper: The largest sizes of the box: at them, and below, the peak is within the budget.
-        carried: Sizes up to which some plan keeps the budget, as far as a quick search found; empty where nobody looked.
-        sources: Where the user finds each size, ``L['x'].size()[0]`` for example.
+        upper: The largest sizes of the box: up to these sizes, the peak is within the budget.
+        carried: The largest sizes at which a quick search found some plan within the budget; empty if there was no search.
+        sources: The source of each size in the user's code, ``L['x'].size()[0]`` for example.
     """
 
     names: tuple[str, ...]

@@ -1,11 +1,11 @@
-"""The nearest valid name to a mistyped one, for error messages."""
+"""Suggests the valid name nearest to a mistyped one, for error messages."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def closest(name: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
-    """The valid name most like `name`, or "" where none is near enough to be worth suggesting.
+    """Returns the valid name most like `name`, or "" if none is near enough to suggest.
 
     >>> closest("memory_bugdet", ["memory_budget", "mode"])
     'memory_budget'
@@ -16,7 +16,7 @@ def closest(name: str, valid: Iterable[str], cutoff: float = 0.5) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """' Did you mean "x"?' with its leading space, or "": ready to stand behind a sentence."""
+    """Returns ' Did you mean "x"?' with a leading space, to append to a sentence, or "" if there is no suggestion."""
     near = closest(name, valid)
     return f' Did you mean "{near}"?' if near else ""
 

@@ -1,4 +1,4 @@
-"""Tables on a terminal: rich's where it is installed, else columns of plain text."""
+"""Prints tables: rich's on a terminal if rich is installed, else columns of plain text."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def print_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = ""
     """Print a table.
 
     Args:
-        title: Stands above; may be empty.
-        heads: Names of the columns; where all are empty there is no line for them.
-        align: "l" or "r" for each column; by default the first one stands left, the others right.
+        title: Line above the table; may be empty.
+        heads: Names of the columns; if all are empty, the table has no line for them.
+        align: "l" or "r" for each column; by default the first column is left-aligned, the others right-aligned.
     """
     align = align or _default(heads)
     if sys.stdout.isatty():
@@ -27,7 +27,7 @@ def print_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = ""
 
 
 def format_table(title: str, heads: Cells, rows: Sequence[Cells], align: str = "") -> str:
-    """The table as text; see `print_table`."""
+    """Returns the table as text; see `print_table`."""
     table = [heads, *rows] if any(heads) else list(rows)
     widths = [max(len(row[k]) for row in table) for k in range(len(heads))]
     sides = [str.ljust if side == "l" else str.rjust for side in align or _default(heads)]

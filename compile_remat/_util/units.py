@@ -1,6 +1,6 @@
-"""Amounts of memory and time as people write and read them: "8GiB" <-> bytes, nanoseconds -> "616 ms".
+"""Converts amounts of memory and time to and from text: "8GiB" <-> bytes, nanoseconds -> "616 ms".
 
-KB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024, in any capitals. Bytes are exact ints: the text is
+KB, MB, GB, TB are powers of 1000, KiB, MiB, GiB, TiB powers of 1024, in upper or lower case. Bytes are exact ints: the text is
 read as a decimal fraction, never through a float, and a part of a byte is cut off (a budget may shrink, not grow).
 """
 
@@ -28,7 +28,7 @@ _SIZE = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*([a-z]+)", re.ASCII |
 
 
 def parse_bytes(raw: str | int) -> int:
-    """Bytes of "8GiB", "8GB", "1.5 MiB" or an int; ValueError for anything else, including a number without a unit."""
+    """Returns the bytes of "8GiB", "8GB", "1.5 MiB" or an int; raises ValueError for any other value or a text without unit."""
     if isinstance(raw, bool) or not isinstance(raw, (str, int)):
         raise ValueError(f"{raw!r} is not a size")
     if isinstance(raw, int):
@@ -44,7 +44,7 @@ def parse_bytes(raw: str | int) -> int:
 
 
 def exact_size(nbytes: int) -> str:
-    """The shortest text that `parse_bytes` reads back as exactly `nbytes`: "20GiB", or "1234567B"."""
+    """Returns the shortest text that `parse_bytes` reads back as exactly `nbytes`: "20GiB", or "1234567B"."""
     for scale, unit in _BINARY:
         if nbytes and nbytes % scale == 0:
             return f"{nbytes // scale}{unit}"
@@ -52,7 +52,7 @@ def exact_size(nbytes: int) -> str:
 
 
 def format_bytes(nbytes: int) -> str:
-    """For people: "512 B", "20.0 GiB"; one decimal, and never "1024.0" of a unit."""
+    """Returns a rounded text for messages: "512 B", "20.0 GiB"; one decimal, and never "1024.0" of a unit."""
     if nbytes < 0:
         return "-" + format_bytes(-nbytes)
     if nbytes < KIB:
@@ -64,7 +64,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def format_time(time_ns: float) -> str:
-    """For people, three digits: "850 ns", "12.3 us", "616 ms", "1.23 s"."""
+    """Returns a text of three digits for messages: "850 ns", "12.3 us", "616 ms", "1.23 s"."""
     if time_ns < 0:
         return "-" + format_time(-time_ns)
     for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns")):
@@ -80,6 +80,6 @@ def _three_digits(value: float) -> str:
 
 
 def _suggest_size(raw: str) -> str:
-    """The sentence ' Did you mean "8GiB"?' where the text starts with a number and the first letter names a scale."""
+    """Returns ' Did you mean "8GiB"?' if the text starts with a number and the letter of a scale; else an empty text."""
     match = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt])", raw, re.ASCII | re.IGNORECASE)
     return f' Did you mean "{match[1]}{match[2].upper()}iB"?' if match else ""

@@ -42,7 +42,7 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit status is 0 where all went well, 2 for a RematError, 130 for Ctrl-C, 141 for a closed pipe."""
+    """Run one subcommand; returns its exit status, or 2 for a RematError, 130 for Ctrl-C, 141 for a closed pipe."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     parsed = _parser(arguments).parse_args(arguments)
     command: Command = parsed.command
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = int(getattr(importlib.import_module(command.module), command.run)(parsed))
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # as in `compile-remat devices | head -2`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+    except BrokenPipeError:  # for example, `compile-remat devices | head -2`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout once more when it ends
         return 141
     except RematError as error:
         print("\n".join([f"compile-remat {command.name}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
@@ -66,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Whether an error is Ctrl-C, or what Python 3.11 makes of it while it creates a class (``Error calling __set_name__``)."""
+    """Returns True for Ctrl-C, also inside of Python 3.11's RuntimeError from class creation (``Error calling __set_name__``)."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """All subcommands with their help; the flags of the chosen one only."""
+    """Returns a parser of all subcommands with their help, but only with the flags of the chosen one."""
     parser = argparse.ArgumentParser(
         prog="compile-remat", description="torch.compile under a memory budget", allow_abbrev=False
     )

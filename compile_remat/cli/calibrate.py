@@ -1,10 +1,10 @@
-"""`compile-remat calibrate`: measure the device that is here and write it as a file that `device` accepts.
+"""`compile-remat calibrate`: measures this machine's device and writes a file that the setting `device` accepts.
 
     compile-remat calibrate --out mydevice.json
     REMAT_DEVICE=mydevice.json python train.py
 
-On CPU what is measured is the processor with the threads that torch uses now (OMP_NUM_THREADS, torch.set_num_threads).
-Measure on a quiet machine: with other processes on the same cores every figure comes out too slow.
+On CPU it measures the processor with the threads that torch uses now (OMP_NUM_THREADS, torch.set_num_threads).
+Measure on a quiet machine: other processes on the same cores make every figure too slow.
 """
 
 import argparse
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 DEFAULT_SECONDS = 45.0
 TOY_SECONDS = 5.0
-"""A shorter run uses toy sizes: a smoke test."""
+"""Runs shorter than this use toy sizes, as a smoke test."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the command; nothing heavy is imported here."""
+    """Add the flags of the command; imports nothing heavy."""
     parser.add_argument("--device", default=None, help="cpu or cuda (default cuda where there is one)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write (default DEVICE-calibrated.json)")
     parser.add_argument(
@@ -45,7 +45,7 @@ def _seconds(text: str) -> float:
 
 
 def run_calibrate(arguments: argparse.Namespace) -> int:
-    """Measure, fit, print measured beside fitted times, and write the file."""
+    """Measure kernels, fit the device's figures, print measured beside fitted times, and write the file."""
     from datetime import UTC, datetime
 
     import torch
@@ -73,7 +73,7 @@ def run_calibrate(arguments: argparse.Namespace) -> int:
 
 
 def table(found: "Calibration") -> str:
-    """Measured and fitted time of every kernel, and how far the fit is off."""
+    """Returns a table of the measured and the fitted time of every kernel, with the error of the fit."""
     model = found.model()
     rows = [
         (p.name, f"{p.measured_ns / 1e3:.1f}", f"{p.fitted_ns(model) / 1e3:.1f}", f"{p.error(model):+.1%}")
@@ -85,7 +85,7 @@ def table(found: "Calibration") -> str:
 
 
 def rounded(content: dict[str, object]) -> dict[str, object]:
-    """Figures with four digits: more were not measured."""
+    """Returns the content with floats and large ints rounded to four digits, the precision of the measurement."""
     return {key: _rounded(value) for key, value in content.items()}
 
 

@@ -1,8 +1,8 @@
 """`compile-remat demo`: one training job three times, with plain torch.compile and inside two byte budgets.
 
-The same seed, the same data, the same model; only the backend differs, so the losses must agree. The budgets are
-fractions of what the plain run was measured to take, handed over in bytes. The exit status is 0 if all losses agree and
-every measured peak is inside its budget.
+Seed, data and model are the same; only the backend differs, so the losses must agree. By default the budgets are
+fractions of the plain run's measured peak, passed in bytes. The exit status is 0 if all losses agree and every measured
+peak is inside its budget.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _DEFAULT_BUDGETS = "0.5,0.3"
 
 @dataclass(frozen=True)
 class DemoRun:
-    """One finished run: what was asked, what was measured, what the backend reported (None for the plain run)."""
+    """One finished run: its budget, its measurements and the backend's report (None for the plain run)."""
 
     name: str
     budget_bytes: int | None
@@ -33,7 +33,7 @@ class DemoRun:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of the demo; nothing heavy is imported here."""
+    """Add the flags of the demo; imports nothing heavy."""
     parser.add_argument("--layers", type=_positive, default=12, help="blocks of the GPT (default 12)")
     parser.add_argument("--width", type=_positive, default=192, help="width of the model (default 192)")
     parser.add_argument("--heads", type=_positive, default=4, help="heads, a divisor of the width (default 4)")
@@ -64,7 +64,7 @@ def _budgets(text: str) -> tuple[float | str, ...]:
 
 
 def _budget(text: str) -> float | str:
-    """A fraction as a float; anything else stays text, for the backend to read."""
+    """Returns a fraction as a float; any other text unchanged, for the backend to parse."""
     try:
         value = float(text)
     except ValueError:
@@ -75,7 +75,7 @@ def _budget(text: str) -> float | str:
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Run the job plainly and at each budget, print the table, check the losses."""
+    """Run the job with plain torch.compile and at each budget, print the table, check the losses."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler prints two lines on stderr each time otherwise
     import torch
 
@@ -121,7 +121,7 @@ def _introduce(text: "Text", size: "JobSize") -> None:
 
 
 def _train(name: str, text: "Text", size: "JobSize", compile_module: "Compile", advance: Advance) -> "JobResult":
-    """One run from a fresh compiler state."""
+    """Run the job once from a fresh compiler state."""
     import torch
 
     from compile_remat.cli.demo_job import train
@@ -134,10 +134,10 @@ def _train(name: str, text: "Text", size: "JobSize", compile_module: "Compile", 
 
 
 def _run_inside(budget: float | str, plain_peak: int, text: "Text", size: "JobSize", advance: Advance) -> DemoRun:
-    """Train inside one budget; below the floor that the backend names, inside that floor instead."""
+    """Train inside one budget; if it is below the lowest reachable peak, train inside that peak instead."""
     from compile_remat import BudgetError
 
-    # An int below 1 MiB is an error of the backend (a unit forgotten); a fraction of a tiny model's peak is none.
+    # The backend refuses an int below 1 MiB (as a forgotten unit); a fraction of a tiny model's peak may be that small.
     memory_budget: int | str = max(_MIB, int(budget * plain_peak)) if isinstance(budget, float) else budget
     name = f"remat {budget}" if isinstance(budget, str) else f"remat {budget:g}"
     try:
@@ -161,7 +161,7 @@ def _run_remat(name: str, memory_budget: int | str, text: "Text", size: "JobSize
 
 
 def _backend() -> Any:
-    """The name that users type; a checkout that is not installed has registered none, so the function itself."""
+    """Returns the backend's name if it is registered; else the function, since a checkout without installation has no name."""
     import torch
 
     if "remat" in torch.compiler.list_backends():
@@ -172,7 +172,7 @@ def _backend() -> Any:
 
 
 def table(runs: Sequence[DemoRun]) -> str:
-    """ASCII table, sizes in MiB."""
+    """Returns an ASCII table of the runs, sizes in MiB."""
     titles = (
         "run", "measured MiB", "predicted MiB", "budget MiB", "step ms", "extra recompute", "train loss", "validation",
     )  # fmt: skip
@@ -198,7 +198,7 @@ def _cells(run: DemoRun) -> tuple[str, ...]:
 
 
 def disagreements(runs: Sequence[DemoRun], tolerance: float = LOSS_TOLERANCE) -> list[str]:
-    """Runs whose last training loss or validation loss is off the first run's by more than `tolerance`, relative."""
+    """Returns a text for each last training or validation loss that differs relatively by over `tolerance` from the first run's."""
     plain = runs[0].result
     found = []
     for run in runs[1:]:

@@ -1,7 +1,7 @@
 """The training job of the demo: a byte-level GPT on the Python standard library's own source.
 
-The text is on every machine that runs Python: all *.py files of the standard library in sorted order (tests and
-installed packages left out) up to `max_bytes`; the last twentieth of the files is held out for validation. One token is
+Every machine with Python has the text: all *.py files of the standard library in sorted order (without tests and
+installed packages) up to `max_bytes`; the last twentieth of the files is held out for validation. One token is
 one byte, and the loss is computed inside the module, so that one compiled graph holds the whole step but the optimizer.
 """
 
@@ -34,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True)
 class JobSize:
-    """Everything that sets the shape and the length of the job."""
+    """The sizes that determine the shape and the length of the job."""
 
     layers: int
     width: int
@@ -48,7 +48,7 @@ class JobSize:
 
 @dataclass(frozen=True)
 class JobResult:
-    """One finished run. Losses are in nats per byte, `losses` one per step."""
+    """One finished run. `losses` has one training loss per step; all losses are in nats per byte."""
 
     peak: Peak
     step_ns: int
@@ -57,7 +57,11 @@ class JobResult:
 
 
 def standard_library_files(root: Path | None = None, max_bytes: int = 4 << 20) -> list[Path]:
-    """Sorted *.py files of the standard library, as many as fit into `max_bytes`."""
+    """Returns the sorted *.py files of the standard library, as many as fit into `max_bytes`.
+
+    Raises:
+        FileNotFoundError: There are fewer than two such files.
+    """
     folder = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
     chosen, total = [], 0
     for path in sorted(folder.rglob("*.py")):
@@ -73,7 +77,7 @@ def standard_library_files(root: Path | None = None, max_bytes: int = 4 << 20) -
 
 
 def load_text(files: list[Path], held_out: float = 0.05) -> Text:
-    """The last `held_out` share of the files (at least one) for validation, the others for training."""
+    """Returns the text of the files: the last `held_out` share (at least one file) for validation, the rest for training."""
     validation_count = max(1, round(len(files) * held_out))
     train, validation = files[:-validation_count], files[-validation_count:]
     return Text(_read(train), _read(validation), tuple(map(str, train)), tuple(map(str, validation)))
@@ -125,7 +129,7 @@ class ByteGPT(nn.Module):
 
 
 def batches(data: Tensor, size: JobSize, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless random windows of `data` ([B, T] inputs and targets); the same seed gives the same windows."""
+    """Yields endless random windows of `data`, inputs and targets of shape [B, T]; the same seed gives the same windows."""
     generator = torch.Generator().manual_seed(seed)
     if len(data) <= size.context:
         raise ValueError(f"{len(data)} bytes of text are too few for a context of {size.context}")
@@ -140,9 +144,9 @@ Compile = Callable[[nn.Module], Callable[[Tensor, Tensor], Tensor]]
 
 @dataclass(frozen=True)
 class _ForwardBackward:
-    """What the peak is measured over: only what the compiled graphs allocate, as the budget counts it.
+    """The part of a step over which the peak is measured: only the compiled graphs allocate in it, as the budget counts.
 
-    The batch is there before, and so is the gradient of the loss, which autograd would make between the two graphs.
+    The batch exists before, and so does the gradient of the loss, which autograd would allocate between the two graphs.
     """
 
     compiled: Callable[[Tensor, Tensor], Tensor]
@@ -157,7 +161,7 @@ class _ForwardBackward:
 
 
 def train(text: Text, size: JobSize, compile_module: Compile, on_step: Callable[[int, float], None]) -> JobResult:
-    """Train from `size.seed`; the peak is that of forward and backward in the second step, which is not timed."""
+    """Train from `size.seed`; measures the peak of forward and backward in the second step, and times the steps after it."""
     torch.manual_seed(size.seed)
     model = ByteGPT(size).to(size.device)
     compiled = compile_module(model)
@@ -187,7 +191,7 @@ def train(text: Text, size: JobSize, compile_module: Compile, on_step: Callable[
 
 @torch.no_grad()
 def validation_loss(model: nn.Module, text: Text, size: JobSize) -> float:
-    """Mean loss on fixed windows of the held-out files; run eagerly, so that it is the same code in every run."""
+    """Returns the mean loss on fixed windows of the held-out files, run eagerly, so that every run uses the same code."""
     windows = batches(text.validation, size, seed=1)
     total = sum(float(model(*next(windows))) for _ in range(_VALIDATION_BATCHES))
     return total / _VALIDATION_BATCHES

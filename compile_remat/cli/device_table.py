@@ -1,4 +1,4 @@
-"""`compile-remat plan MODEL --devices a,b,c`: which of several devices trains it, how fast, and with which batch."""
+"""`compile-remat plan MODEL --devices a,b,c`: for each of several devices, if the model fits, its speed and largest batch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _HEADS = ("device", "room", "needs", "fits", "step", "largest batch", "its step"
 
 
 def run_device_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
-    """Print one row for each device; status 1 where the batch fits none of them.
+    """Print one row for each device; returns status 1 if the batch fits none of them.
 
     Raises:
-        ConfigError: A device is named twice, or an option makes no sense for several devices.
+        ConfigError: A device is named twice, or an option does not apply to several devices.
     """
     from compile_remat.cost_models import device_names
     from compile_remat.forecast.device_choice import BY_RULES, compare_devices

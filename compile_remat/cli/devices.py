@@ -1,4 +1,4 @@
-"""`compile-remat devices`: the device table with its sources."""
+"""`compile-remat devices`: prints the device table with its sources."""
 
 import argparse
 
@@ -10,7 +10,7 @@ _LINK_HEADS = ("link", "kind", "GB/s a direction", "us a hop")
 
 
 def run_devices(arguments: argparse.Namespace) -> int:
-    """Print the device table and the links between devices: figures, then the sources of each."""
+    """Print the device table and the links between devices: first the figures, then the sources of each."""
     from compile_remat.cost_models import device_names, link_names, load_device, load_link
 
     devices = [load_device(name) for name in device_names()]

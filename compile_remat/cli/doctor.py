@@ -1,4 +1,4 @@
-"""`compile-remat doctor`: versions, what is missing, and the settings in force."""
+"""`compile-remat doctor`: prints versions, missing parts, and the settings in force."""
 
 import argparse
 import importlib.metadata
@@ -18,7 +18,7 @@ _ACCELERATE = "ACCELERATE_DYNAMO_BACKEND"
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report; `problem` says what to do where something needed is missing."""
+    """One line of the doctor's report; `problem` says what to do if a needed part is missing, and is empty otherwise."""
 
     what: str
     value: str
@@ -26,7 +26,7 @@ class Finding:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Print what was found; the exit status is 1 if something needed is missing."""
+    """Print all findings; returns exit status 1 if a needed part is missing."""
     found = [*versions(), entry_point(), *accelerate(os.environ), cuda(), cpp_compiler()]
     _print_findings(found)
     print("\nsettings in force (an option of torch.compile beats these)")
@@ -40,7 +40,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages that we use; the optional ones may be missing, and torch outside our range."""
+    """Yields the versions of Python and of this package's dependencies; a missing optional package is no problem."""
     from compile_remat._torch.version import version_problem
 
     yield Finding("python", platform.python_version())
@@ -55,7 +55,7 @@ def versions() -> Iterator[Finding]:
 
 
 def entry_point() -> Finding:
-    """Whether torch.compile(backend="remat") finds us without an import."""
+    """Returns the registration of torch.compile(backend="remat"); a problem unless exactly one package registers the name."""
     found = importlib.metadata.entry_points(group=_ENTRY_POINT_GROUP, name="remat")
     targets = sorted({each.value for each in found})
     what = 'backend "remat"'
@@ -67,7 +67,7 @@ def entry_point() -> Finding:
 
 
 def accelerate(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """How a model gets past Accelerate, and so past the Trainer: their list of backends has no room for another name."""
+    """Yields the way to use the backend under Accelerate and the Trainer, whose fixed list of backends lacks its name."""
     try:
         found = importlib.metadata.version("accelerate")
     except importlib.metadata.PackageNotFoundError:
@@ -78,7 +78,7 @@ def accelerate(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def cuda() -> Finding:
-    """The CUDA devices that torch sees; having none is no problem."""
+    """Returns the CUDA devices that torch sees; their absence is no problem."""
     import torch
 
     if not torch.cuda.is_available():
@@ -87,7 +87,7 @@ def cuda() -> Finding:
 
 
 def cpp_compiler() -> Finding:
-    """Inductor needs a C++ compiler: `CXX`, else g++ or clang++."""
+    """Returns the C++ compiler for Inductor: `CXX`, else g++ or clang++; a problem if there is none."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
     for name in candidates:
         path = shutil.which(name)
@@ -98,7 +98,7 @@ def cpp_compiler() -> Finding:
 
 
 def settings(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Each setting with its value and where it came from."""
+    """Yields each setting with its value and its origin."""
     from compile_remat.config import ENV_PREFIX, RematConfig
 
     config = RematConfig.resolve(environ=environ)

@@ -1,4 +1,4 @@
-"""`compile-remat plan MODEL --mesh dp=8,tp=2`: what one rank holds, and how long its step takes."""
+"""`compile-remat plan MODEL --mesh dp=8,tp=2`: the bytes that one rank holds, and the time of its step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MESH_ONLY = ("shard", "keep_gathered", "node_size", "network", "param_dtype", "
 
 
 def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
-    """The mesh and what is on it."""
+    """Add the flags of the mesh, its sharding and its network."""
     parser.add_argument("--mesh", metavar="dp=N,tp=N", help="ranks that train together; prints what one of them holds")
     parser.add_argument("--shard", help="of dp: ddp, fsdp2 (blocks and model), fsdp2-whole (default ddp)")
     parser.add_argument("--keep-gathered", action="store_true", help="FSDP2's reshard_after_forward=False")
@@ -32,10 +32,10 @@ def add_mesh_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_mesh_arguments(arguments: argparse.Namespace) -> None:
-    """Refuse what makes no sense together.
+    """Refuse flags that need a mesh without one, and flags for one rank with a mesh.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: There is such a flag.
     """
     is_mesh = arguments.mesh is not None
     for name in _ONE_RANK_ONLY if is_mesh else _MESH_ONLY:
@@ -45,7 +45,7 @@ def check_mesh_arguments(arguments: argparse.Namespace) -> None:
 
 
 def run_mesh_table(arguments: argparse.Namespace, builder: Builder, target: Target, advance: Advance) -> int:
-    """Print what one rank's step comes to; status 1 where it does not fit the device."""
+    """Print the memory and the time of one rank's step; returns status 1 if it does not fit the device."""
     from compile_remat.forecast.mesh.layout import MeshLayout
     from compile_remat.forecast.mesh.rank_forecast import forecast_rank
 
@@ -59,7 +59,7 @@ def run_mesh_table(arguments: argparse.Namespace, builder: Builder, target: Targ
 
 
 def print_rank_forecast(found: RankForecast) -> None:
-    """The tables."""
+    """Print the tables of a rank forecast."""
     from compile_remat.forecast.lowering.observing import facts_text
     from compile_remat.forecast.mesh.rank_figures import BY_RULES
 

@@ -1,4 +1,4 @@
-"""`compile-remat plan`, `pareto` and `explain`: a model's training step on a device that need not be here."""
+"""`compile-remat plan`, `pareto` and `explain`: plan a model's training step on a device that need not be here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False) -> None:
-    """The model and the device; nothing heavy is imported here."""
+    """Add the flags of the model and the device; imports nothing heavy."""
     from compile_remat.forecast.zoo import BUILDERS
 
     parser.add_argument("model", help=f"pkg.module:build, or one of {', '.join(BUILDERS)}")
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, has_devices: bool = False)
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `explain`."""
+    """Add the flags of `explain`."""
     add_arguments(parser)
     _add_slices(parser)
     _add_traces(parser)
@@ -84,7 +84,7 @@ def _add_traces(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `plan`."""
+    """Add the flags of `plan`."""
     add_arguments(parser, has_devices=True)
     _add_slices(parser)
     parser.add_argument("--compare", action="store_true", help="beside checkpointed layers and torch's own chooser")
@@ -94,7 +94,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those of `pareto`."""
+    """Add the flags of `pareto`."""
     add_arguments(parser)
     parser.add_argument("--points", type=int, default=10, help="how many budgets (default 10)")
     parser.add_argument("--png", metavar="FILE", help="draw the frontier (needs the extra plot)")
@@ -102,13 +102,13 @@ def add_pareto_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Print what training comes to; status 1 where it does not fit the device."""
+    """Print the memory and the time of training; returns status 1 if it does not fit the device."""
     check_mesh_arguments(arguments)
     with (
         collector_paused(),
         _saying_what_is_done() as advance,
         _worker(arguments) as worker,
-    ):  # also while torch is imported
+    ):  # entered before the imports below, so that they cover the import of torch
         from compile_remat.forecast.forecasting import forecast
 
         builder, target = _asked(arguments)
@@ -188,7 +188,7 @@ def run_pareto(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _saying_what_is_done() -> Iterator[Advance]:
-    """Progress on stderr, from the imports on: that of torch takes seconds."""
+    """Show progress on stderr, from before the imports on, since the import of torch takes seconds."""
     with progress_bar("loading torch", None, seconds_between=0) as advance:
         advance()
         yield advance
@@ -206,7 +206,7 @@ def _write_files(found: Forecast, arguments: argparse.Namespace) -> None:
 
 
 def _written(path: str, write: Callable[[str], object]) -> None:
-    """Write a file; RematError where that fails."""
+    """Write a file; raises RematError if it cannot be written."""
     try:
         write(path)
     except OSError as error:
@@ -215,7 +215,7 @@ def _written(path: str, write: Callable[[str], object]) -> None:
 
 
 def print_forecast(found: Forecast) -> None:
-    """The tables."""
+    """Print the tables of a forecast."""
     from compile_remat.report import floor_text
 
     plan, sizes = found.plan, ", ".join(f"{name} {size}" for name, size in found.sizes.items())
@@ -285,7 +285,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
     from compile_remat.forecast.target_step import Target
 
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `pkg.module` is looked for where the command is given
+        sys.path.insert(0, os.getcwd())  # `pkg.module` is imported from the current directory
     builder = Builder(arguments.model, arguments.batch, arguments.seq, arguments.dtype)
     target = Target(
         arguments.device or "",
@@ -303,7 +303,10 @@ def _asked(arguments: argparse.Namespace) -> tuple[Builder, Target]:
 
 @contextmanager
 def _worker(arguments: argparse.Namespace) -> Iterator[Worker | None]:
-    """A second process for the largest batch, where that is asked for; both import torch at the same time."""
+    """Start a second process that searches for the largest batch, and yield it; yields None if there is none.
+
+    Both processes import torch at the same time.
+    """
     is_asked = arguments.mesh is None and arguments.devices is None and not arguments.no_largest_batch
     if not is_asked or (os.cpu_count() or 1) == 1 or not _can_spawn():
         yield None
@@ -315,6 +318,6 @@ def _worker(arguments: argparse.Namespace) -> Iterator[Worker | None]:
 
 
 def _can_spawn() -> bool:
-    """Whether a second process finds the main module again: not where the program came from standard input, say."""
+    """Returns True if a second process can import the main module, which fails, for example, for a program from standard input."""
     main = sys.modules.get("__main__")
     return getattr(main, "__spec__", None) is not None or os.path.exists(getattr(main, "__file__", None) or "")

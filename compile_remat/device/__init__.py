@@ -1,1 +1,1 @@
-"""What this machine says: free bytes and measured peaks.  Plans and compiles nothing."""
+"""Reads this machine's memory: free bytes and measured peaks.  Plans and compiles nothing."""

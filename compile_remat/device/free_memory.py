@@ -1,4 +1,4 @@
-"""What `auto` stands for: how many bytes the compiled graphs may take on a device, beside what is there already."""
+"""Computes the budget of `auto`: the bytes that compiled graphs may take on a device, beside those already allocated there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from compile_remat._util.units import format_bytes
 from compile_remat.budget import Reserve
 
 GRAIN = 64
-"""`auto` is rounded down to this part of the capacity, so that small differences do not make another plan."""
+"""The budget of `auto` is a multiple of 1 / `GRAIN` of the capacity, so that small differences do not change the plan."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Free:
     """A device's memory at one moment, in bytes.
 
     Attributes:
-        free: Free by the driver's count.
-        reserved: Held by torch's allocator, in use or not.
-        allocated: In use by tensors.
-        capacity: All of it.
-        process_limit: The most that this process may take.
+        free: Free bytes by the driver's count.
+        reserved: Bytes held by torch's allocator, in use or not; on a CPU, the process's resident bytes.
+        allocated: Bytes in use by tensors; on a CPU, the process's resident bytes.
+        capacity: All bytes of the device, or the given capacity.
+        process_limit: The most bytes that this process may take.
     """
 
     free: int
@@ -40,16 +40,16 @@ class Free:
 
     @property
     def available(self) -> int:
-        """What this process can still allocate."""
+        """Bytes that this process can still allocate."""
         return min(self.free + self.reserved, self.process_limit) - self.allocated
 
 
 def read(device: torch.device, capacity_bytes: int | None = None) -> Free | None:
-    """The device's memory now; None where it is not known: on a CPU without a given capacity, and on other devices.
+    """Returns the device's memory now; None if unknown: on a CPU without a given capacity, and on devices other than CPU and CUDA.
 
     Args:
-        capacity_bytes: What this process may hold, where the user says so.  Without it a GPU's own capacity counts.  On a CPU
-            the process holds what is resident: tensors and everything else.
+        capacity_bytes: Bytes that this process may hold, given by the user; None for a GPU's own capacity.  On a CPU, all resident
+            bytes of the process count, not only tensors.
     """
     if device.type == "cpu" and capacity_bytes is not None:
         resident, free = resident_bytes(), host_free_bytes()
@@ -68,33 +68,34 @@ def read(device: torch.device, capacity_bytes: int | None = None) -> Free | None
 
 
 def free_bytes(device: torch.device, capacity_bytes: int | None = None) -> int | None:
-    """What this process can still allocate there; None where that is not known."""
+    """Returns the bytes that this process can still allocate on the device; None if unknown."""
     memory = read(device, capacity_bytes)
     return None if memory is None else memory.available
 
 
 def has_expandable_segments() -> bool:
-    """Whether torch's CUDA allocator is asked for ``expandable_segments``."""
+    """Returns True if the environment asks torch's CUDA allocator for ``expandable_segments``."""
     options = ",".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
     return re.search(r"expandable_segments\s*:\s*True", options, re.IGNORECASE) is not None
 
 
 def resident_bytes(table: Path = Path("/proc/self/statm")) -> int | None:
-    """What this process holds of the host's memory; None where the system does not say."""
+    """Returns the resident bytes of this process; None if the system has no such table."""
     if not table.exists():
         return None
     return int(table.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 BLAS_HANDLES = 2
-"""Threads that multiply matrices in a step, each with a handle of its own: the user's, in the forward, and autograd's."""
+"""Threads that call cuBLAS in a step, each with its own handle: the user's, in the forward, and autograd's."""
 
 
 def blas_bytes(workspace_bytes: int | None) -> int:
-    """What cuBLAS takes of a process for good, from its first product on.
+    """Returns the bytes of the workspaces that cuBLAS keeps in a process from its first matrix product on.
 
     Args:
-        workspace_bytes: Of one handle on this device, unless ``CUBLAS_WORKSPACE_CONFIG`` asks for another size; None: nothing.
+        workspace_bytes: Bytes of one handle on this device, unless ``CUBLAS_WORKSPACE_CONFIG`` asks for another size; None if the
+            device has no such workspace.
     """
     if workspace_bytes is None:
         return 0
@@ -103,24 +104,24 @@ def blas_bytes(workspace_bytes: int | None) -> int:
 
 
 def auto_budget_bytes(memory: Free, reserve: Reserve, others_bytes: int) -> int:
-    """Bytes left for the region peak: what is free, less the reserve and what is still to come beside the graphs."""
+    """Returns the bytes left for the region peak: available bytes, less the reserve and `others_bytes` still to be allocated."""
     left = memory.available - reserve.of(memory.capacity) - others_bytes
     grain = max(1, memory.capacity // GRAIN)
-    return max(1, left // grain * grain)  # nothing left: the lowest plan, and a warning
+    return max(1, left // grain * grain)  # 1 if nothing is left: then the lowest plan runs, with a warning
 
 
 def largest_trainable_bytes(example_inputs: Sequence[Any]) -> int:
-    """Bytes of the largest of these parameters."""
+    """Returns the bytes of the largest parameter that requires a gradient, of this rank's part of it; 0 if there is none."""
     return max((local_nbytes(t) for t in example_inputs if _is_trained(t)), default=0)
 
 
 def trainable_bytes(example_inputs: Sequence[Any]) -> int:
-    """Bytes of the parameters among a graph's inputs that require a gradient, of this rank's parts of them."""
+    """Returns the bytes of the parameters among a graph's inputs that require a gradient, of this rank's parts of them."""
     return sum(local_nbytes(t) for t in example_inputs if _is_trained(t))
 
 
 def gradient_bytes(tensors: Iterable[Any]) -> int:
-    """Bytes of the gradients that lie there of the parameters among these, of this rank's parts of them."""
+    """Returns the bytes of the gradients that the parameters among these tensors have now, of this rank's parts of them."""
     return sum(local_nbytes(t.grad) for t in tensors if _is_trained(t) and t.grad is not None)
 
 
@@ -129,11 +130,11 @@ def _is_trained(value: object) -> bool:
 
 
 def describe(memory: Free | None, budget_bytes: int, gradient_bytes: int = 0) -> str:
-    """The budget beside what is there already, for the first log line.
+    """Returns the first log line: the budget beside the bytes already allocated.
 
     Args:
-        memory: The device's; None where it is not known.
-        gradient_bytes: Of the trained parameters, where no gradients lie there yet.
+        memory: The device's memory; None if unknown.
+        gradient_bytes: Bytes of the gradients that the trained parameters will get; 0 to leave them out.
     """
     text = f"budget {format_bytes(budget_bytes)}"
     if memory is not None:

@@ -1,12 +1,13 @@
-"""Measured peaks, with the same function on CPU and CUDA.
+"""Measures peaks, with the same function on CPU and CUDA.
 
     peak = peak_bytes(step, "cuda")                       # most bytes live at once that step() allocated
 
-Counted are the bytes that `fn` allocates, above the level at its start. A tensor allocated before `fn` and freed inside lowers
-the level on CUDA (the allocator only reports levels there) and is ignored on CPU (the free belongs to no allocation of `fn`):
-set gradients to None *before* the call, and both read the same. Not seen on CPU: scratch inside oneDNN and MKL, numpy, Python
-objects, and frees by threads that the profiler does not watch, as those of gloo are: such a block counts until its address is
-allocated again. On CUDA the allocator rounds each block up to 512 bytes; `requested_bytes` is the peak of what was asked for.
+The peak counts the bytes that `fn` allocates, above the level at its start. A tensor allocated before `fn` and freed inside
+lowers the level on CUDA (the allocator only reports levels there) and is ignored on CPU (the free belongs to no allocation of
+`fn`): set gradients to None *before* the call, and both devices give the same figure. On CPU the profiler does not see scratch
+inside oneDNN and MKL, numpy, Python objects, and frees by threads that it does not watch, such as gloo's: a block freed there
+counts until its address is allocated again. On CUDA the allocator rounds each block up to 512 bytes; `requested_bytes` is the
+peak of the requested sizes.
 """
 
 import gc
@@ -34,15 +35,18 @@ def peak_bytes(fn: Callable[[], object], device: torch.device | str) -> Peak:
     """Run `fn` once and return the most bytes live at once that it allocated on `device`."""
     with recorded(device) as peaks:
         result = fn()
-    del result  # it was live at the end
+    del result  # kept until here, so that it counts as live at the end
     return peaks[0]
 
 
 @contextmanager
 def recorded(device: torch.device | str) -> Iterator[list[Peak]]:
-    """What the body allocates on `device`: a list that holds one `Peak` when the body has ended.
+    """Measure the body's allocations on `device`; yields a list that holds one `Peak` once the body has ended.
 
     On CUDA this resets the allocator's peak statistics; on CPU a profiler runs, which must not begin within a compiled call.
+
+    Raises:
+        ValueError: The device is neither CPU nor CUDA.
     """
     kind = torch.device(device).type
     gc.collect()
@@ -54,7 +58,7 @@ def recorded(device: torch.device | str) -> Iterator[list[Peak]]:
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait for the device; nothing to wait for on CPU."""
+    """Wait for the device; does nothing unless it is a CUDA device."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -67,10 +71,10 @@ def _recorded_on_cpu() -> Iterator[list[Peak]]:
 
 
 def replay(events: Sequence[AllocationEvent]) -> Peak:
-    """The peak of a run of allocator events.
+    """Returns the peak of a sequence of allocator events.
 
-    A free of an address that was not allocated among them is ignored.  An address that is allocated twice has been freed between,
-    by a thread that the profiler did not watch.
+    A free of an address that no earlier event allocated is ignored.  An address that is allocated twice counts once: a thread that
+    the profiler did not watch has freed it in between.
     """
     live: dict[int, int] = {}
     level = peak = allocations = 0

@@ -1,4 +1,4 @@
-"""What a person looks at: one HTML page, a picture in a notebook, a matplotlib figure, all of plain figures (`figures`).
+"""Pictures of plans: an HTML page, a picture in a notebook, a matplotlib figure, all drawn from plain data (`figures`).
 
-Nothing here knows of graphs, planners or torch: `compile_remat.passes.pictures` works the figures out.
+No module here uses graphs, planners or torch: `compile_remat.passes.pictures` computes the figures.
 """

@@ -18,18 +18,18 @@ from compile_remat._util.atomic_write import write_atomically
 from compile_remat.pages.figures import Kind, PageFigures, StepFigures, Tensor
 
 ALIGNMENT_BYTES = 512
-"""Addresses are multiples of this, as the allocator's are (``kMinBlockSize``); sizes are the plan's."""
+"""Addresses are multiples of this number of bytes, as in the allocator (``kMinBlockSize``); sizes are the plan's own."""
 
 FIRST_ADDRESS = 0x7F0000000000
 
 
 def memory_snapshot(figures: PageFigures) -> dict[str, Any]:
-    """Allocations and frees of the plan, node by node; what is live at the end lies in one segment.
+    """Returns the allocations and frees of the plan, node by node, and one segment with the buffers that are live at the end.
 
-    Each buffer has an address of its own: the viewer tells them apart by it.
+    Each buffer has its own address, by which the viewer tells buffers apart.
 
     Raises:
-        ValueError: The tensors of the plan are not known.
+        ValueError: The tensors of the plan are unknown.
     """
     step = figures.known_step()
     sizes = (-(-t.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for t in step.tensors)
@@ -45,7 +45,7 @@ def memory_snapshot(figures: PageFigures) -> dict[str, Any]:
 
 
 def write_snapshot(figures: PageFigures, path: str | os.PathLike[str]) -> None:
-    """Write the snapshot as torch does (a pickle); OSError where that fails, ValueError as of `memory_snapshot`."""
+    """Write the snapshot as a pickle, as torch does; raises OSError if that fails, and ValueError as `memory_snapshot`."""
     write_atomically(Path(path), pickle.dumps(memory_snapshot(figures)))
 
 
@@ -125,7 +125,7 @@ def _block(address: int, nbytes: int, tensor: Tensor | None) -> dict[str, Any]:
 
 
 def _frames(tensor: Tensor) -> list[dict[str, Any]]:
-    """What the viewer shows as a stack: the tensor, and where the model computes it."""
+    """Returns the stack frames that the viewer shows: the tensor, and the source line that computes it."""
     shape = f"{tensor.dtype}{list(tensor.shape)}"
     kind = "" if tensor.kind is Kind.TEMPORARY else f"{tensor.kind}: "
     top = {"name": f"{tensor.name} {shape} ({kind}{tensor.fate})", "filename": tensor.module_path, "line": 0}

@@ -1,4 +1,4 @@
-"""The chart of live bytes over a step: columns put together to as many as can be seen, paths, and labels in their places."""
+"""Draws the chart of live bytes over a step: columns merged into visible bins, SVG paths, and placed labels."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from compile_remat.pages.palette import COLOURS
 from compile_remat.pages.scale import ByteScale, byte_scale
 
 HEIGHT = 1000
-"""Units of the drawing from the top to 0 bytes; across, a unit is a bin."""
+"""Units of the drawing from the top to 0 bytes; horizontally, a unit is a bin."""
 
 MOST_BINS = 700
 LABEL_LEAST = 0.075
-"""Share of the height that an area must have somewhere for a name in it."""
+"""Least height, as a share of the chart, at which an area can hold its name."""
 
 
 @dataclass(frozen=True)
 class Bins:
-    """The columns of a step, several put together where there are too many to see.
+    """The columns of a step; if there are too many to see, several of them merged into each bin.
 
     Attributes:
-        columns: The column that stands for each bin: the one with the most live bytes.
-        num_forward: How many bins are the forward's.
-        areas: Live bytes of each kind in those columns.
-        other: The most live bytes of the other plan in each bin; empty without one.
+        columns: The column that represents each bin: the one with the most live bytes.
+        num_forward: Number of bins that are the forward's.
+        areas: Live bytes of each kind in the representing columns.
+        other: The most live bytes of the other plan in each bin; empty without another plan.
     """
 
     columns: tuple[int, ...]
@@ -42,7 +42,7 @@ class Bins:
 
 
 def binned(step: StepFigures, most: int = MOST_BINS) -> Bins:
-    """At most about `most` bins; no peak is lost, and none is on both sides of the forward's end."""
+    """Returns at most about `most` bins; each shows its highest column, and none lies on both sides of the forward's end."""
     live = step.live_bytes
     size = -(-len(live) // most)
     bounds = [
@@ -65,10 +65,10 @@ class Label:
     """A text in the chart.
 
     Attributes:
-        x, y: Its place as shares of width and height, from the top left.
-        side: "start", "middle" or "end": which part of the text stands there, as SVG's ``text-anchor``.
-        is_below: Whether it hangs below that place, instead of standing on it.
-        role: What it names: "plan", "other", "budget", "floor", or "area".
+        x, y: Position of the text as shares of width and height, from the top left.
+        side: The part of the text at that position, "start", "middle" or "end", as SVG's ``text-anchor``.
+        is_below: True if the text hangs below the position; False if it stands above.
+        role: The labelled object: "plan", "other", "budget", "floor", or "area".
     """
 
     text: str
@@ -81,7 +81,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing without texts, `width` by `HEIGHT`, to be stretched over any rectangle, and the texts.
+    """A drawing without texts, of `width` by `HEIGHT` units, which may be stretched over any rectangle, and its labels.
 
     Attributes:
         shapes: SVG elements.
@@ -95,7 +95,7 @@ class Chart:
 
 
 def drawing(figures: PageFigures, step: StepFigures) -> Chart:
-    """Draw a step."""
+    """Returns the chart of a step."""
     bins = binned(step)
     lines = [nbytes for nbytes in (figures.budget_bytes, figures.floor_bytes) if nbytes]
     peak = max(bins.live_bytes)
@@ -120,7 +120,7 @@ def drawing(figures: PageFigures, step: StepFigures) -> Chart:
 
 
 def _line(class_: str, path: str, style: str) -> str:
-    """A line as thick as it is wherever the drawing is stretched."""
+    """Returns a line whose thickness does not change when the drawing is stretched."""
     return (
         f'<path class="{class_}" fill="none" stroke="currentColor" {style} '
         f'vector-effect="non-scaling-stroke" d="{path}"/>'
@@ -154,7 +154,7 @@ def _areas(bins: Bins, scale: ByteScale) -> list[str]:
 
 
 def _outline(levels: Sequence[int], scale: ByteScale, *, backwards: bool = False) -> str:
-    """Steps from left to right; `backwards`, of reversed levels, a continuation from right to left."""
+    """Returns an SVG path of steps from left to right; with `backwards`, of reversed levels, its continuation to the left."""
     parts = []
     x, width = 0, len(levels)
     for y, run in groupby(_y(nbytes, scale) for nbytes in levels):
@@ -169,7 +169,7 @@ def _outline(levels: Sequence[int], scale: ByteScale, *, backwards: bool = False
 
 
 def _peak_labels(bins: Bins, scale: ByteScale, step: StepFigures) -> list[Label]:
-    """At the peak of each of the two curves."""
+    """Returns the label at the plan's peak, and one at the other plan's peak if that is more than 2 % higher."""
     found = [_peak_label("peak", "plan", bins.live_bytes, scale)]
     if step.other is not None:
         other = _peak_label(step.other.label, "other", bins.other, scale)
@@ -186,11 +186,14 @@ def _peak_label(name: str, role: str, levels: Sequence[int], scale: ByteScale) -
 
 
 NEAR = 0.07
-"""Labels whose places differ by less of the height are not read apart."""
+"""Labels closer than this share of the height would overlap."""
 
 
 def _line_labels(shown: Sequence[int | None], scale: ByteScale, peak: Label) -> list[Label]:
-    """At the end of the step that is farther from the peak: the floor's below its line, the budget's where there is room."""
+    """Returns the labels of budget and floor, at the side farther from the peak.
+
+    The floor's label is below its line; the budget's is above, or below if the peak's label is near and the floor's is not.
+    """
     x, side = (0.992, "end") if peak.x < 0.5 else (0.008, "start")
     budget_y, floor_y = (None if nbytes is None else 1 - scale.share(nbytes) for nbytes in shown)
     found, (budget, floor) = [], shown
@@ -203,7 +206,7 @@ def _line_labels(shown: Sequence[int | None], scale: ByteScale, peak: Label) -> 
 
 
 def _area_labels(bins: Bins, scale: ByteScale) -> list[Label]:
-    """The name of a kind in the middle of the widest place at which its area is high enough."""
+    """Returns the name of each kind, in the middle of the widest part of its area that is high enough."""
     found = []
     below = [0] * len(bins.columns)
     for kind, area in bins.areas.items():

@@ -1,4 +1,4 @@
-"""What a page shows of one plan, as plain data: bytes are ints, times are nanoseconds, and nothing is formatted yet."""
+"""The data of a page about one plan: bytes are ints, times are nanoseconds, all unformatted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 PREDICTED = "predicted peak"
-"""The name of the plan's own peak among `PageFigures.peaks`."""
+"""Name of the plan's own peak in `PageFigures.peaks`."""
 
 
 class Kind(StrEnum):
-    """What live bytes are for, in the order in which a chart stacks them, from below."""
+    """The kinds of live bytes, in the order in which a chart stacks them, from below."""
 
     OUTPUT = "output"
     GRADIENT = "gradient"
@@ -27,9 +27,9 @@ class Tensor:
     """One buffer of a step.
 
     Attributes:
-        begin, end: The first and the last column of the chart in which it is live.
-        dtype: Without "torch.".
-        fate: What happens to it, as in "saved for the backward".
+        begin, end: The first and the last column of the chart in which the buffer is live.
+        dtype: Name of the dtype without "torch.".
+        fate: The plan's treatment of the buffer in words, such as "saved for the backward".
     """
 
     name: str
@@ -58,11 +58,11 @@ class StepFigures:
 
     Attributes:
         columns: Names of the nodes.
-        num_forward: How many of them are the forward's.
-        areas: Live bytes of each kind, column by column; their sum is the live bytes of the plan.
-        tensors: The buffers, each one part of one area.  What the areas hold beyond them is workspace of kernels.
+        num_forward: Number of columns that are the forward's.
+        areas: Live bytes of each kind, column by column; the sum over kinds is the live bytes of the plan.
+        tensors: The buffers, each a part of one area.  Bytes of the areas beyond the buffers are workspaces of kernels.
         times_ns: The estimated time of each node.
-        other: What the plan is compared with; None where there is nothing.
+        other: The curve of the plan to compare with; None if there is none.
     """
 
     columns: tuple[str, ...]
@@ -79,7 +79,7 @@ class StepFigures:
 
     @property
     def starts_ns(self) -> tuple[int, ...]:
-        """When each node begins, where they run one after another."""
+        """Start time of each node, in nanoseconds, if the nodes run one after another."""
         return tuple(accumulate(self.times_ns, initial=0))[:-1]
 
 
@@ -88,7 +88,7 @@ PLAIN, FASTEST = "plain torch.compile", "the fastest plan"
 
 @dataclass(frozen=True)
 class BaseStep:
-    """The step that extra times are measured from: that of plain torch.compile's own plan, or where that is not known, the fastest.
+    """The step that extra times are relative to: the one of plain torch.compile's own plan, or if unknown, of the fastest plan.
 
     Attributes:
         name: `PLAIN` or `FASTEST`.
@@ -98,7 +98,7 @@ class BaseStep:
     name: str = FASTEST
 
     def share_of(self, time_ns: int) -> float:
-        """The extra time of a step as a share of this one's time; below 0 where it is faster."""
+        """Returns the extra time of a step as a share of this step's time; below 0 if that step is faster."""
         return (time_ns - self.time_ns) / max(1, self.time_ns)
 
 
@@ -113,15 +113,15 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """What a plan does with the values of one module, or of several equal ones together.
+    """Saved and recomputed values of one module, or of several equal modules together.
 
     Attributes:
-        path: The module's, where there are several with a range of numbers, as in ``layers.0-11.mlp``; empty for values of no
-            module.
-        modules: How many modules these are; the figures below are sums over all of them.
-        num_saved, num_recomputed: How many values.
-        recomputed_bytes: Bytes of the values that are computed again instead of being saved.
-        recompute_time_ns: Estimated time of that.
+        path: Path of the module; for several modules with a range of numbers, as in ``layers.0-11.mlp``; empty for values outside
+            of modules.
+        modules: Number of these modules; the figures below are sums over all of them.
+        num_saved, num_recomputed: Numbers of values that are saved and recomputed.
+        recomputed_bytes: Bytes of the values that are recomputed instead of saved.
+        recompute_time_ns: Estimated time of the recomputation.
     """
 
     path: str
@@ -134,37 +134,38 @@ class ModuleRow:
 
 
 class PictureSource(Protocol):
-    """Works out what there is to see of a plan; a plan carries it, and asks it only when somebody looks."""
+    """Computes the figures of a plan; each plan holds a source and calls it only when a figure is requested."""
 
     def to_text(self) -> str:
-        """Everything that it knows, for a file."""
+        """Returns all data of the source as text, for a file."""
 
     def step(self, plan: Any) -> StepFigures:
-        """Live bytes over the step."""
+        """Returns the live bytes over the step."""
 
     def modules(self, plan: Any) -> tuple[ModuleRow, ...]:
-        """What happens in each module, the largest first."""
+        """Returns a row for each module, the largest module first."""
 
     def frontier(self, plan: Any, points: int) -> tuple[FrontierPoint, ...]:
-        """Plans from the fastest to the one of lowest peak, this one among them; takes a search of some seconds."""
+        """Returns points from the fastest plan to the one of lowest peak, this plan among them; the search takes some seconds."""
 
     def plans(self, points: int) -> Sequence[Any]:
-        """The plans of the frontier themselves."""
+        """Returns the plans of the frontier."""
 
 
 @dataclass(frozen=True)
 class PageFigures:
-    """All that a page shows.
+    """All data of a page.
 
     Attributes:
-        title: What was planned.
-        summary: One sentence: what the plan comes to.
-        peaks: Names with bytes, to be compared on one scale.
-        budget_bytes: None where no number of bytes was asked for.
-        floor_bytes: The lowest reachable peak; None where it is not known.
-        base: What extra times are measured from.
-        facts: Names with texts.
-        notes: Sentences that a reader should see first.
+        title: The title, which names the graph and the budget.
+        summary: One sentence with the main figures of the plan.
+        peaks: Names of peaks with their bytes, shown on one scale.
+        budget_bytes: The budget; None if it is not a number of bytes.
+        floor_bytes: The lowest reachable peak; None if unknown.
+        base: The step that extra times are relative to.
+        facts: Names of other facts with their texts.
+        notes: Sentences for the top of the page.
+        step: Live bytes over the step; None if unknown.
     """
 
     title: str
@@ -180,7 +181,7 @@ class PageFigures:
     frontier: tuple[FrontierPoint, ...] = ()
 
     def known_step(self) -> StepFigures:
-        """`step`; ValueError where there is none."""
+        """Returns `step`; raises ValueError if it is None."""
         if self.step is None:
             raise ValueError("this plan was read from JSON, its tensors are not known: plan again to see them")
         return self.step

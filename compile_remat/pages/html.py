@@ -1,4 +1,4 @@
-"""Pieces of HTML: every text is escaped here, and nowhere else."""
+"""Pieces of HTML: this module escapes every text, and no other module does."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 
 
 class Markup(str):
-    """HTML that is complete: it is not escaped again."""
+    """Finished HTML, which is not escaped again."""
 
 
 def text(value: str) -> Markup:
-    """A text as HTML, also inside of quotes."""
+    """Returns a text escaped for HTML, also for use inside of quotes; returns `Markup` unchanged."""
     return value if isinstance(value, Markup) else Markup(html.escape(value, quote=True))
 
 
 def element(name: str, *content: str, **attributes: str | None) -> Markup:
-    """``<name attributes>content</name>``; texts are escaped, `Markup` is not.
+    """Returns ``<name attributes>content</name>``; texts are escaped, `Markup` is not.
 
     Args:
-        attributes: `class_` is ``class``, other underscores are hyphens; None leaves one out.
+        attributes: `class_` becomes ``class``, other underscores become hyphens; an attribute of None is left out.
     """
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
@@ -31,7 +31,7 @@ def element(name: str, *content: str, **attributes: str | None) -> Markup:
 
 
 def joined(parts: Iterable[str]) -> Markup:
-    """Several pieces, one behind the other."""
+    """Returns several pieces joined into one; texts are escaped, `Markup` is not."""
     return Markup("".join(map(text, parts)))
 
 
@@ -44,7 +44,7 @@ def table(
     class_: str | None = None,
     body_id: str | None = None,
 ) -> Markup:
-    """A table whose rows begin with a name each; cells that are numbers stand right."""
+    """Returns a table; the first cell of a row is its name, the others are right-aligned unless given as ``td`` elements."""
     head = element("thead", element("tr", *(element("th", name, scope="col") for name in heads)))
     body = element("tbody", *(_row(row, heads) for row in rows), id=body_id)
     last = element("tfoot", _row(foot, heads)) if foot else ""
@@ -63,6 +63,6 @@ def _row(cells: Sequence[str], heads: Sequence[str]) -> Markup:
 
 
 def json_script(name: str, data: object) -> Markup:
-    """Data for the page's script; nothing in it can end the element."""
+    """Returns a script element with JSON data for the page's script; no text in the data can close the element."""
     dumped = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="{name}">{dumped}</script>')

@@ -1,4 +1,4 @@
-"""A picture and a short table for notebooks: static, no script, legible on light and dark grounds."""
+"""A picture and a short table for notebooks: static, without script, legible on light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from compile_remat.pages.step_section import spoken, swatch
 WIDTH_PX, HEIGHT_PX = 760, 300
 LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX = 70, 10, 10, 24
 ROWS = 8
-"""Rows of the table beside the peaks."""
+"""Rows of facts in the table, below those of the peaks."""
 
 
 def notebook_html(figures: PageFigures) -> str:
-    """An HTML fragment."""
+    """Returns the picture and the table as an HTML fragment."""
     picture = Markup() if figures.step is None else _picture(figures, figures.step)
     limits = (("budget", figures.budget_bytes), ("lowest reachable peak", figures.floor_bytes))
     amounts = [*figures.peaks, *((name, nbytes) for name, nbytes in limits if nbytes is not None)]

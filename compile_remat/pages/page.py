@@ -1,4 +1,4 @@
-"""A whole page in one file: no network, no framework, style and script inside."""
+"""Builds the HTML page: one file with style and script inside, no framework and no network access."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compile_remat.pages.step_section import section_of_step
 _HERE = Path(__file__).parent
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""What a browser may do with the page: nothing is fetched."""
+"""The page's content security policy: the browser fetches nothing."""
 
 
 def html_page(figures: PageFigures) -> str:
-    """The page as text."""
+    """Returns the page as HTML text."""
     title = f"{figures.title} - compile-remat"
     head = joined(
         [
@@ -47,7 +47,7 @@ def html_page(figures: PageFigures) -> str:
 
 
 def write_page(figures: PageFigures, path: str | os.PathLike[str]) -> None:
-    """Write the page to a file; OSError where that fails."""
+    """Write the page to a file; raises OSError if it cannot be written."""
     write_atomically(Path(path), html_page(figures))
 
 

@@ -1,6 +1,6 @@
 """Colours of the kinds of bytes: one set for light and dark pages.
 
-Each has a contrast of at least 3 to 1 to white and to near-black (WCAG 2.2, 1.4.11), and any two of them are at least 20 apart in
+Each colour has a contrast of at least 3 to 1 to white and to near-black (WCAG 2.2, 1.4.11), and any two are at least 20 apart in
 CIELAB (CIE76), for people with normal sight and with protanopia, deuteranopia or tritanopia (Machado et al. 2009, severity 1).
 """
 

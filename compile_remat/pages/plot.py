@@ -1,4 +1,4 @@
-"""The same pictures through matplotlib, for papers.  It is imported here alone, and when somebody asks for a figure."""
+"""Draws the same pictures with matplotlib, for papers.  Only this module imports matplotlib, and only to draw a figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHOSEN = COLOURS[Kind.SAVED]
 
 
 def step_plot(figures: PageFigures) -> Any:
-    """Live bytes over a step as a ``matplotlib.figure.Figure``; ValueError where they are not known."""
+    """Returns live bytes over a step as a ``matplotlib.figure.Figure``; raises ValueError if they are unknown."""
     step = figures.step
     if step is None:
         raise ValueError("; ".join(figures.notes) or "the tensors of this plan are not known: there is nothing to plot")
@@ -49,7 +49,7 @@ def step_plot(figures: PageFigures) -> Any:
 
 
 def frontier_plot(points: Sequence[FrontierPoint], base: BaseStep, title: str = "") -> Any:
-    """Extra time of a step against the region peak as a ``matplotlib.figure.Figure``."""
+    """Returns the extra time of a step against the region peak as a ``matplotlib.figure.Figure``."""
     figure, axes = _figure()
     scale, unit = _unit(max(p.peak_bytes for p in points))
     ordered = sorted(points, key=lambda p: p.peak_bytes)
@@ -70,7 +70,7 @@ def frontier_plot(points: Sequence[FrontierPoint], base: BaseStep, title: str = 
 
 
 def _figure() -> tuple[Any, Any]:
-    """A figure that no window or notebook keeps, and its axes."""
+    """Returns a new figure, which pyplot does not track, and its axes."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,4 +1,4 @@
-"""One axis of bytes: where it ends, and which round amounts are named on it."""
+"""One axis of bytes: its end, and the round amounts that label it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compile_remat._util.units import GIB, KIB, MIB, TIB
 
 HEADROOM = 1.12
-"""Space above the highest curve, for its label."""
+"""End of the axis as a multiple of the highest amount, which leaves space for its label."""
 
 MOST_TICKS = 6
 
@@ -17,19 +17,19 @@ class ByteScale:
     """An axis from 0 to `top_bytes`.
 
     Attributes:
-        ticks: Amounts with their names, the first one 0.
+        ticks: Amounts in bytes with their texts; the first amount is 0.
     """
 
     top_bytes: int
     ticks: tuple[tuple[int, str], ...]
 
     def share(self, nbytes: float) -> float:
-        """Where an amount lies on the axis, 0 to 1."""
+        """Returns the position of an amount on the axis, from 0 to 1."""
         return nbytes / self.top_bytes
 
 
 def byte_scale(most_bytes: int) -> ByteScale:
-    """The axis for amounts up to `most_bytes`, with up to six ticks of 1, 2 or 5 times a power of 10 of one unit."""
+    """Returns the axis for amounts up to `most_bytes`; its at most six ticks are multiples of 1, 2 or 5 times a power of 10."""
     top_bytes = max(most_bytes + 1, int(most_bytes * HEADROOM))
     scale, unit = next(
         ((s, u) for s, u in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")) if top_bytes >= s), (1, "B")

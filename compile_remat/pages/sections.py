@@ -1,4 +1,4 @@
-"""The parts of a page that are tables and small charts: peaks, frontier, modules, and what else is known."""
+"""The parts of a page that are tables and small charts: peaks, frontier, modules, and other facts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from compile_remat.pages.scale import byte_scale
 from compile_remat.pages.step_section import label_span
 
 MOST_MODULES = 150
-"""Rows of the table of modules; the smallest are put together below them."""
+"""Rows of the table of modules, at most; one more row sums up the remaining modules, which are the smallest."""
 
 WIDTH = 1000
 """Units of the frontier's drawing from the lowest to the highest peak shown."""
 
 
 def peaks_section(figures: PageFigures) -> Markup:
-    """All peaks, and the budget, as bars on one scale."""
+    """Returns all peaks, the budget and the lowest reachable peak as bars on one scale."""
     rows = [(name, nbytes, "plan" if name == PREDICTED else "") for name, nbytes in figures.peaks]
     rows += [("budget", figures.budget_bytes, "limit")] if figures.budget_bytes is not None else []
     rows += [("lowest reachable peak", figures.floor_bytes, "limit")] if figures.floor_bytes is not None else []
@@ -44,7 +44,7 @@ def _section(name: str, title: str, *content: str) -> Markup:
 
 
 def frontier_section(figures: PageFigures) -> Markup:
-    """Extra time against peak: what other budgets would cost."""
+    """Returns the chart and the table of extra time against peak, for other budgets."""
     points = figures.frontier
     if not points:
         return Markup()
@@ -121,7 +121,7 @@ def _frontier_plot(points: Sequence[FrontierPoint], base: BaseStep) -> Markup:
 
 
 def _label_beside(text: str, x: float, y: float) -> Label:
-    """Where the falling line is not: right above a point, or left below it where there is no space to the right."""
+    """Returns a label beside the falling line: above and right of a point, or left of it if there is no space to the right."""
     if x < 0.65:
         return Label(text, x + 0.012, y - 0.02, "start", "plan")
     has_space = y < 0.85
@@ -132,7 +132,7 @@ def _label_beside(text: str, x: float, y: float) -> Label:
 
 
 def modules_section(rows: Sequence[ModuleRow]) -> Markup:
-    """What is saved and recomputed in each module."""
+    """Returns a table of the values that each module saves and recomputes."""
     if not rows:
         return Markup()
     heads = ("module", "saved", "saved bytes", "recomputed", "recomputed bytes", "time")
@@ -164,7 +164,7 @@ def _module_row(name: str, rows: Sequence[ModuleRow]) -> tuple[str, ...]:
 
 
 def facts_section(figures: PageFigures) -> Markup:
-    """What else is known, as names and texts."""
+    """Returns the plan's other facts, as a list of names and texts."""
     if not figures.facts:
         return Markup()
     pairs = (joined([element("dt", name), element("dd", value)]) for name, value in figures.facts)

@@ -1,4 +1,4 @@
-"""The part of a page about one training step: the chart, the tensors of one moment, and the same figures as a table."""
+"""The section of a page about one training step: the chart, the tensors of one moment, and the same figures as a table."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from compile_remat.pages.html import Markup, element, joined, json_script, table
 from compile_remat.pages.palette import COLOURS
 
 MOST_TENSORS = 12
-"""Tensors listed for one moment."""
+"""Tensors listed for one moment, at most."""
 
 MOST_KEPT = 4000
-"""Tensors on a page: the smallest of more are counted, not listed."""
+"""Tensors on a page, at most: the smallest of more are counted, not listed."""
 
 ROWS = 24
-"""Moments in the table beside the chart."""
+"""Evenly spaced moments in the table below the chart; the peak is one more."""
 
 TENSOR_HEADS = ("tensor", "bytes", "what happens to it", "where it is made")
 
 
 def section_of_step(figures: PageFigures, step: StepFigures) -> Markup:
-    """Chart, moment and table; the moment is the peak until the page's script moves it."""
+    """Returns chart, moment and table; the moment is the peak until the page's script moves it."""
     drawn = drawing(figures, step)
     peak_bin = drawn.bins.live_bytes.index(max(drawn.bins.live_bytes))
     return element(
@@ -51,7 +51,7 @@ def _explanation(step: StepFigures) -> Markup:
 
 
 def spoken(figures: PageFigures, step: StepFigures) -> str:
-    """The chart in a sentence, for those who do not see it."""
+    """Returns the chart as a sentence, for screen readers."""
     live = step.live_bytes
     most = max(live)
     at = live.index(most)
@@ -85,7 +85,7 @@ def _plot(figures: PageFigures, step: StepFigures, drawn: Chart, bin_: int) -> M
 
 
 def label_span(label: Label) -> Markup:
-    """A label in its place over a chart."""
+    """Returns a label, placed over a chart."""
     below = " below" if label.is_below else ""
     return element(
         "span",
@@ -96,7 +96,7 @@ def label_span(label: Label) -> Markup:
 
 
 def _parts(drawn: Chart) -> Markup:
-    """The names of the two halves below the chart."""
+    """Returns the names "forward" and "backward" for below the chart."""
     share = 100 * drawn.bins.num_forward / drawn.width
     return element(
         "div",
@@ -132,7 +132,7 @@ def _slider(step: StepFigures, drawn: Chart, bin_: int) -> Markup:
 
 
 def swatch(kind: Kind) -> Markup:
-    """A small square in a kind's colour."""
+    """Returns a small square in a kind's colour."""
     square = "display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:.45em"
     return element("span", class_="swatch", style=f"{square};background:{COLOURS[kind]}")
 
@@ -166,7 +166,7 @@ def _now(name: str, nbytes: int) -> Markup:
 
 
 def alive_at(tensors: Iterable[Tensor], column: int) -> list[Tensor]:
-    """The tensors that are live in a column, the largest first."""
+    """Returns the tensors that are live in a column, the largest first."""
     return sorted((t for t in tensors if t.begin <= column <= t.end), key=lambda t: -t.nbytes)
 
 
@@ -184,12 +184,12 @@ def _tensor_row(tensor: Tensor) -> tuple[str, ...]:
 
 
 def type_of(tensor: Tensor) -> str:
-    """``float32[8, 256]``."""
+    """Returns dtype and shape as text, such as ``float32[8, 256]``; empty if the dtype is unknown."""
     return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]" if tensor.dtype else ""
 
 
 def short_source(source_line: str) -> str:
-    """The last two parts of a path: ``pkg/model.py:14``."""
+    """Returns the last two parts of a path: ``pkg/model.py:14``."""
     return "/".join(source_line.replace("\\", "/").rsplit("/", 2)[-2:])
 
 
@@ -197,7 +197,7 @@ def short_source(source_line: str) -> str:
 
 
 def _table(step: StepFigures, drawn: Chart) -> Markup:
-    """Moments all over the step with their bytes, the peak among them."""
+    """Returns a table of evenly spaced moments of the step with their bytes, the peak among them."""
     bins = drawn.bins
     live = bins.live_bytes
     wanted = {round(k * (len(live) - 1) / (ROWS - 1)) for k in range(ROWS)} | {live.index(max(live))}
@@ -214,7 +214,7 @@ def _table(step: StepFigures, drawn: Chart) -> Markup:
 
 
 def page_data(step: StepFigures, drawn: Chart) -> dict[str, Any]:
-    """What the page's script shows of each moment; texts are numbers of `strings`."""
+    """Returns the data of all moments for the page's script; each text is an index into `strings`."""
     strings: dict[str, int] = {}
 
     def number(value: str) -> int:
@@ -250,7 +250,7 @@ def page_data(step: StepFigures, drawn: Chart) -> dict[str, Any]:
 
 
 def largest(tensors: Sequence[Tensor], most: int) -> Sequence[Tensor]:
-    """At most so many tensors, those with the most bytes times columns, in their order."""
+    """Returns at most `most` tensors, those with the largest product of bytes and live columns, in their order."""
     if len(tensors) <= most:
         return tensors
     order = sorted(range(len(tensors)), key=lambda k: -tensors[k].nbytes * (tensors[k].end - tensors[k].begin + 1))

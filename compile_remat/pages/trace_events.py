@@ -1,4 +1,4 @@
-"""A predicted training step in the Trace Event Format, which Perfetto (ui.perfetto.dev) and ``chrome://tracing`` open.
+"""Writes a predicted training step in the Trace Event Format, which Perfetto (ui.perfetto.dev) and ``chrome://tracing`` open.
 
 Source of the format: "Trace Event Format" (Google, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU):
 complete events (``X``), counters (``C``) and metadata (``M``); times are microseconds.
@@ -17,14 +17,14 @@ from compile_remat.pages.figures import PageFigures, StepFigures
 
 PROCESS = 0
 FORWARD, BACKWARD = 1, 2
-"""Threads of the trace."""
+"""Thread ids in the trace."""
 
 
 def chrome_trace(figures: PageFigures) -> dict[str, Any]:
-    """One event for each node that runs, and counters of live bytes by kind, of the plan and of what it is compared with.
+    """Returns a trace with one event per node, and counters of live bytes: the plan's by kind, and the total of the other plan.
 
     Raises:
-        ValueError: The tensors of the plan are not known.
+        ValueError: The tensors of the plan are unknown.
     """
     step = figures.known_step()
     events = [*_names(figures), *_nodes(step), *_live_bytes(step, figures.budget_bytes)]
@@ -32,7 +32,7 @@ def chrome_trace(figures: PageFigures) -> dict[str, Any]:
 
 
 def write_trace(figures: PageFigures, path: str | os.PathLike[str]) -> None:
-    """Write the trace as JSON; OSError where that fails, ValueError as of `chrome_trace`."""
+    """Write the trace as JSON; raises OSError if that fails, and ValueError as `chrome_trace`."""
     write_atomically(Path(path), json.dumps(chrome_trace(figures)))
 
 

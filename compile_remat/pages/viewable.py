@@ -1,4 +1,4 @@
-"""What plans and reports have in common for those who want to see them."""
+"""The base class of plans and reports that can be shown as pages, pictures and traces."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from compile_remat.pages.figures import PageFigures
 
 POINTS = 10
-"""Budgets of the frontier on a page."""
+"""Default number of budgets in the frontier of a page."""
 
 
 class Viewable(ABC):
-    """Has figures that can be looked at: as a page, in a notebook, in matplotlib."""
+    """Has figures that can be shown as a page, in a notebook, in matplotlib, or as a trace."""
 
     @abstractmethod
     def figures(self, points: int = 0) -> PageFigures:
-        """What there is to see, with a frontier of so many budgets (0: none, which spares a search of some seconds)."""
+        """Returns the figures of a page, with a frontier of `points` budgets (0: no frontier, which saves a search of seconds)."""
 
     def to_html(self, path: str | os.PathLike[str], *, points: int = POINTS) -> None:
         """Write one self-contained HTML page: live bytes over the step, its tensors, modules, the frontier.
 
         Args:
-            points: How many budgets the frontier is sought for; 0 leaves it out, and spares some seconds.
+            points: Number of budgets in the frontier; 0 leaves the frontier out and saves some seconds.
 
         Raises:
             OSError: The file cannot be written.
@@ -33,11 +33,11 @@ class Viewable(ABC):
         write_page(self.figures(points), path)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the predicted step for Perfetto (ui.perfetto.dev): a node a slice, with estimated times, and live bytes by kind.
+        """Write the predicted step for Perfetto (ui.perfetto.dev): a slice for each node, estimated times, live bytes by kind.
 
         Raises:
             OSError: The file cannot be written.
-            ValueError: The plan was read from JSON; its tensors are not known.
+            ValueError: The tensors are unknown, because the plan was read from JSON.
         """
         from compile_remat.pages.trace_events import write_trace
 
@@ -48,24 +48,25 @@ class Viewable(ABC):
 
         Raises:
             OSError: The file cannot be written.
-            ValueError: The plan was read from JSON; its tensors are not known.
+            ValueError: The tensors are unknown, because the plan was read from JSON.
         """
         from compile_remat.pages.allocator_snapshot import write_snapshot
 
         write_snapshot(self.figures(), path)
 
     def plot(self) -> Any:
-        """Live bytes over the step as a ``matplotlib.figure.Figure``.
+        """Returns live bytes over the step as a ``matplotlib.figure.Figure``.
 
         Raises:
             MissingExtraError: matplotlib is not installed.
+            ValueError: The tensors of the plan are unknown.
         """
         from compile_remat.pages.plot import step_plot
 
         return step_plot(self.figures())
 
     def _repr_html_(self) -> str:
-        """The picture and a short table, for notebooks."""
+        """Returns the picture and a short table as HTML, for notebooks."""
         from compile_remat.pages.notebook import notebook_html
 
         return notebook_html(self.figures())

@@ -1,4 +1,4 @@
-"""From a joint graph and a request to a plan: settings, policies, pinned plans, deadlines, shared budgets.
+"""Turns a joint graph and a request into a plan: settings, policies, pinned plans, deadlines, shared budgets.
 
-Calls `passes` by its face.  Knows nothing of compiled code or of running steps.
+Imports from `compile_remat.passes` only its public names.  Has no access to compiled code or to running steps.
 """

@@ -1,4 +1,4 @@
-"""Which budget holds for a graph: the user's, or a ratio that torch's own settings ask for."""
+"""Finds the budget that holds for a graph: the user's, or a ratio from torch's own settings."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class EffectiveBudget:
     """The budget that holds for one graph.
 
     Attributes:
-        limit_bytes: A bound beside a fraction: what `auto` found to be free.
-        plain_bytes: What a fraction is a fraction of: the peak of plain torch.compile.
-        source: In words, where a budget that may be missed comes from; empty where missing it is an error.
+        limit_bytes: Second limit beside a fraction: the free bytes that `auto` found.
+        plain_bytes: Peak of plain torch.compile, which a fraction multiplies.
+        source: Origin of a budget that may be exceeded, in words; empty if exceeding the budget is an error.
     """
 
     budget: MemoryBudget
@@ -38,15 +38,15 @@ class EffectiveBudget:
 def effective_budget(
     joint: joint_graph.Joint, budget: MemoryBudget, *, is_given: bool, from_auto: bool, ratio: float
 ) -> EffectiveBudget:
-    """`budget` if the user gave one; else the ratio that the graph's regions or torch's own setting ask for, if any.
+    """Returns `budget` if the user gave one, else the ratio from the graph's annotated regions or torch's setting, if any.
 
-    A ratio of torch's becomes a fraction of what plain torch.compile takes for this graph, 0 becomes `min` and 1 `max`: torch means
-    bytes that are saved, between those of the inputs and those of its default.  It never makes an error, as
-    in torch: where it lies below the lowest reachable peak there is the lowest plan, and a warning.  `auto` still
-    holds beside it, since it asks for nothing but to fit.
+    A ratio of torch's becomes a fraction of the peak of plain torch.compile for this graph; ratio 0 becomes `min`, and ratio 1
+    leaves `budget` as it is.  (In torch, a ratio scales the saved bytes, between those of the inputs and those of the default.)
+    As in torch, a ratio never raises an error: below the lowest reachable peak, the lowest plan runs with a warning.  The limit
+    of `auto` holds beside a ratio, because `auto` only asks that the graph fits.
 
     Raises:
-        ConfigError: The graph's regions do not agree on a ratio, or do not cover its forward.
+        ConfigError: The annotated regions have different ratios, or do not cover the whole forward.
     """
     annotated = joint_graph.annotated_ratios(joint.module, joint)
     source = source_of(budget, from_auto=from_auto)
@@ -65,7 +65,7 @@ def effective_budget(
 
 
 def source_of(budget: MemoryBudget, *, from_auto: bool) -> str:
-    """In words, where a budget that may be missed comes from: `auto` or a fraction; empty for one that must be kept."""
+    """Returns, in words, the origin of a budget that may be exceeded (`auto` or a fraction); empty for a budget that must hold."""
     if from_auto:
         return "the memory that is free"
     return f"memory_budget = {budget}" if budget.kind == "fraction" else ""
@@ -89,7 +89,7 @@ def _agreed(annotated: joint_graph.Annotated, ratio: float) -> float:
     return annotated.ratios[0]
 
 
-@functools.cache  # once for each pair, however many graphs a process compiles
+@functools.cache  # warns once for each pair of arguments, however many graphs a process compiles
 def warn_ignored(budget: str, name: str) -> None:
     warnings.warn(
         f"compile_remat: {name} is set, and so is memory_budget = {budget}, which wins. Leave memory_budget out to "
@@ -100,7 +100,7 @@ def warn_ignored(budget: str, name: str) -> None:
 
 
 def bytes_of(effective: EffectiveBudget) -> int | None:
-    """The bytes that a plan has to fit; None where only speed or only memory counts."""
+    """Returns the bytes that the peak of a plan may reach; None for `max` (speed only) and `min` (memory only)."""
     if effective.budget.kind == "fraction":
         budget_bytes = int(float(effective.budget.value or 0) * effective.plain_bytes)
         return min(budget_bytes, effective.limit_bytes or budget_bytes)
@@ -108,6 +108,6 @@ def bytes_of(effective: EffectiveBudget) -> int | None:
 
 
 def allowed_text(effective: EffectiveBudget, budget_bytes: int) -> str:
-    """What a budget that may be missed allows, for a message: where it comes from, and its bytes."""
+    """Returns the text of a message about a budget that may be exceeded: its origin and its bytes."""
     base = f" (of {format_bytes(effective.plain_bytes)} under plain torch.compile)" if effective.plain_bytes else ""
     return f"{effective.source} allows {format_bytes(budget_bytes)}{base}"

@@ -1,10 +1,10 @@
-"""The deadline of a search: when planning has taken too long, what is said then, and why such a plan is cached nowhere.
+"""The deadline of a search: the wall-clock limit of planning, its messages, and how plans cut short stay out of caches.
 
-A search is limited by counted work, so that its plan is the same on every machine.  The deadline is a safety net for a machine
-that does this work far too slowly.  The incumbent that it leaves depends on the load of the machine, so it must not be cached.
-But torch computes its cache key before it calls the partitioner, and offers no way to withdraw an entry afterwards: where the
-plan would be stored, the partitioner raises `DeadlineReached`, and the graph is compiled once more past the cache, under
-`Resume`.
+Counted work limits a search, so that its plan is the same on every machine.  The deadline is a safety net for a machine
+that does this work far too slowly.  The incumbent at the deadline depends on the load of the machine, so it must not be cached.
+But torch computes its cache key before it calls the partitioner, and offers no way to withdraw an entry afterwards.  Where torch
+would store the plan, the partitioner therefore raises `DeadlineReached`, and the graph is compiled once more without the cache,
+under `Resume`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from compile_remat.ranks.board import num_ranks
 from compile_remat.report import joined
 
 LEAST_SECONDS = 60.0
-"""The earliest deadline: on a small graph a few seconds of load on the machine must not decide the plan."""
+"""The shortest limit in seconds: on a small graph a few seconds of load on the machine must not decide the plan."""
 
 LIMITS = 10
-"""Work limits of one search until the deadline: a plan takes several searches, and a busy machine is a few times slower."""
+"""The deadline as a multiple of one search's work limit: a plan takes several searches, and a busy machine is slower."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """Whether planning has taken too long: called, it says so.
+    """A wall-clock limit; calling the object returns True once planning has taken too long.
 
     Attributes:
-        begin_s: When planning began, in seconds of `time.monotonic`.
-        limit_s: How many seconds it may take.
+        begin_s: Start of planning, in seconds of `time.monotonic`.
+        limit_s: Seconds that planning may take.
     """
 
     begin_s: float
@@ -41,7 +41,7 @@ class Deadline:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds so far."""
+        """Seconds since planning began."""
         return monotonic() - self.begin_s
 
     def __call__(self) -> bool:
@@ -49,7 +49,7 @@ class Deadline:
 
 
 def deadline_of(problem: Problem, work_seconds: float | None) -> Deadline | None:
-    """The deadline of a planner that begins now; None where several ranks plan, which must come to the same plan."""
+    """Returns the deadline of a planner that begins now; None if several ranks plan, because all must find the same plan."""
     if num_ranks() > 1:
         return None
     nodes = len(problem.values) + len(problem.steps)
@@ -57,7 +57,7 @@ def deadline_of(problem: Problem, work_seconds: float | None) -> Deadline | None
 
 
 class DeadlineReached(Exception):
-    """Carries the request to resume with through torch to the caller that compiles past the cache."""
+    """Carries the request to resume with through torch to the caller, which compiles again without the cache."""
 
     def __init__(self, resume: Resume) -> None:
         super().__init__(resume)
@@ -65,7 +65,7 @@ class DeadlineReached(Exception):
 
 
 def with_search_message(choice: ChosenPlan, planner: Planner) -> ChosenPlan:
-    """The choice with a message, and a warning, where a search for it ended early and another plan may be better."""
+    """Returns the choice; if a search for it ended early, so that a better plan may exist, warns and adds a message."""
     text = _text(choice, planner)
     if not text:
         return choice
@@ -87,7 +87,7 @@ def _text(choice: ChosenPlan, planner: Planner) -> str:
 
 @contextmanager
 def noting_early_end(planner: Planner) -> Iterator[None]:
-    """A `BudgetError` from inside gets a note where a search ended early: a plan that fits may exist after all."""
+    """Adds a note to a `BudgetError` from the body if a search ended early: a plan that fits may exist after all."""
     try:
         yield
     except BudgetError as error:

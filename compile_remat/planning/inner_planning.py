@@ -1,4 +1,4 @@
-"""Plans for graphs that hold a backward beside their forward: what is recomputed is a copy late in the same graph."""
+"""Plans for graphs that contain both a forward and its backward: a recomputed value is a copy of a node late in the same graph."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from compile_remat.planning.settings import Settings
 def with_copies_in_backward(
     module: fx.GraphModule, settings: Settings, request: Request, plain: PlainFacts | None = None
 ) -> fx.GraphModule:
-    """The graph under a plan, which is recorded; the graph itself where it has no backward, or is not functional.
+    """Returns the graph rewritten under a plan and records the plan; returns `module` if it has no backward or is not functional.
 
-    With several backwards in it, each is planned in turn up to its end, the ones before as part of its forward.  Where no plan fits
-    bytes, the lowest one is taken: whether its code fits is seen when it is emitted.
+    Several backwards in one graph are planned in turn, each up to its end; earlier backwards count as part of its forward.  If no
+    plan fits a budget in bytes, the lowest plan is taken; the emitted code then shows if it fits.
 
     Args:
-        request: Where other regions share the budget, they hold nothing while this graph runs: it has it alone.
-        plain: What plain torch.compile takes for the whole graph, where that was observed.
+        request: Any request but `FitBelow` becomes `Fit`: regions that share the budget hold nothing while this graph runs.
+        plain: Observed facts of plain torch.compile for the whole graph; None if it was not observed.
 
     Raises:
-        PlannerFailed: Something of torch's or ours broke; a `RematError` passes.
+        PlannerFailed: Any exception but a `RematError`, which is raised as it is.
     """
     if not backward_calls(module):
         return module
@@ -68,9 +68,9 @@ def with_copies_in_backward(
 def _backwards_planned(
     module: fx.GraphModule, settings: Settings, request: Request, plain: PlainFacts | None
 ) -> tuple[fx.GraphModule, Planned | None]:
-    """The graph with each of its backwards under a plan, and the plan of the last one, with the peak of the whole graph.
+    """Returns the graph with each of its backwards under a plan, and the plan of the last backward; None if nothing was planned.
 
-    The first of several is part of a forward where a later one is planned.  Of several, the peak is that of the merged graph.
+    With several backwards, an earlier one is part of the forward of a later one, and the plan has the peak of the merged graph.
     """
     calls, planned = backward_calls(module), None
     has_several = len(calls) > 1
@@ -91,7 +91,7 @@ def _backwards_planned(
 def _with_plain_bytes(
     settings: Settings, module: fx.GraphModule, last_call: str, observed: PlainFacts | None
 ) -> Settings:
-    """The settings, a fraction being of what plain torch.compile takes for the whole graph as it was given."""
+    """Returns the settings with `plain_bytes` at least the peak of plain torch.compile for the whole graph as it was given."""
     if observed is not None:
         return replace(settings, plain_bytes=max(settings.plain_bytes, observed.peak_bytes))
     inner = as_joint(module, last_call)
@@ -104,7 +104,7 @@ def _with_plain_bytes(
 
 
 def _with_peak_of(module: fx.GraphModule, planned: Planned, settings: Settings) -> Planned:
-    """The last plan with the peak of the graph that came of all, where nothing is left to choose."""
+    """Returns the last plan with the peak of the merged graph, in which nothing is left to choose."""
     inner = as_joint(module, None)
     if inner is None:
         return planned
@@ -125,7 +125,7 @@ def _joint(inner: InnerBackward) -> joint_graph.Joint:
 def _planned(
     module: fx.GraphModule, call: str, settings: Settings, request: Request
 ) -> tuple[InnerBackward, Planned] | None:
-    """The joint graph up to the end of a backward, and its plan; None where there is nothing to choose."""
+    """Returns the joint graph up to the end of a backward, and its plan; None if there is nothing to choose."""
     try:
         inner = as_joint(module, call)
         found = None if inner is None else _plan(inner, settings, request)

@@ -1,9 +1,9 @@
-"""Several graphs under one budget: which plan each of them gets.
+"""Chooses a plan for each of several graphs under one budget.
 
-A step runs graphs forward in some order, some of them several times, and backward in the reverse order.  While one
-runs, what the earlier ones hold lies beside it, and in the backward the gradients of the later ones and the gradient that
-comes in.  Choosing one plan for
-each graph so that no moment needs more than the budget, in the least time, is a small integer programme (HiGHS).
+A step runs graphs forward in some order, some of them several times, and backward in the reverse order.  While one graph
+runs, the saved tensors of earlier graphs are live too; in its backward also the parameter gradients of later graphs and the
+incoming gradient.  The choice of one plan for each graph that takes the least time and exceeds the budget at no place of the
+step is a small integer programme (solved by HiGHS).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import scipy
 from compile_remat.passes import PlanOption
 
 MOST_PLACES = 256
-"""Of a longer step only so many places, evenly spread, are looked at beside the first and the last."""
+"""Constraints of the integer programme, at most: a longer step is sampled at this many evenly spread calls, first and last
+included."""
 
 
 ROUNDINGS = 3
-"""Tries to meet a budget exactly."""
+"""Solves with a lowered limit, at most, until the exact peak meets the budget."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class RegionCall:
 
     Attributes:
         graph: Index of the graph.
-        gradient_bytes: Parameter gradients that its backward makes, and that no later graph has made before.
-        beside_bytes: What others hold while it runs, forward or backward, and are allowed for in the budget.
+        gradient_bytes: Bytes of the parameter gradients that its backward allocates first (no later graph has allocated them).
+        beside_bytes: Bytes that others hold while it runs, forward or backward, and that count towards the budget.
     """
 
     graph: int
@@ -41,7 +42,7 @@ class RegionCall:
 
 @dataclass(frozen=True)
 class Allocation:
-    """A plan for each graph, as indices into its menus, and the most bytes that a step then has live at once."""
+    """A plan for each graph, as an index into its menu, with the peak and the time of a step under these plans."""
 
     chosen: tuple[int, ...]
     peak_bytes: int
@@ -49,7 +50,7 @@ class Allocation:
 
 
 def step_peak_bytes(calls: Sequence[RegionCall], plans: Sequence[PlanOption]) -> int:
-    """The most bytes live at once in a step in which graph g runs under ``plans[g]``."""
+    """Returns the peak of a step in which graph g runs under ``plans[g]``."""
     held, later = 0, sum(call.gradient_bytes for call in calls)
     peak = 0
     for k, call in enumerate(calls):
@@ -64,11 +65,14 @@ def step_peak_bytes(calls: Sequence[RegionCall], plans: Sequence[PlanOption]) ->
 def allocate(
     calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None
 ) -> Allocation:
-    """The fastest choice whose step stays within the budget; the one of lowest peak where none does, or without a budget.
+    """Returns the fastest choice whose step stays within the budget; the one of lowest peak if none does, or without a budget.
 
     Args:
-        calls: The step, in the order of the forwards.
-        menus: For each graph what it can run under.
+        calls: The calls of the step, in the order of the forwards.
+        menus: The plan options of each graph.
+
+    Raises:
+        RuntimeError: HiGHS finds no choice even without a budget.
     """
     lowest = _solve(calls, menus, None)
     if lowest is None:
@@ -78,7 +82,7 @@ def allocate(
     for _ in range(ROUNDINGS):
         found = _solve(calls, menus, aim_bytes)
         if found is None:
-            break  # the lowest choice fits exactly, which rounding may hide from HiGHS
+            break  # only the lowest choice may fit, exactly at the limit; rounding can hide that from HiGHS
         if found.peak_bytes <= limit_bytes:
             return found
         aim_bytes -= found.peak_bytes - limit_bytes  # HiGHS meets its limits up to a tolerance
@@ -88,7 +92,7 @@ def allocate(
 def _solve(
     calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], budget_bytes: int | None
 ) -> Allocation | None:
-    """Least time within a budget, or the least peak where it is None; None where HiGHS finds nothing."""
+    """Minimises the time within a budget, or the peak if the budget is None; returns None if HiGHS finds nothing."""
     first = np.concatenate([[0], np.cumsum([len(o) for o in menus])])
     num_choices = int(first[-1])
     flat = [option for graph in menus for option in graph]
@@ -127,7 +131,7 @@ def _solve(
 def _rows(
     calls: Sequence[RegionCall], menus: Sequence[Sequence[PlanOption]], first: np.ndarray
 ) -> list[tuple[np.ndarray, int]]:
-    """For each place in the step, live bytes as a sum over choices, and the bytes beside them."""
+    """Returns for each call of the step the live bytes of each choice, shape [choices], and the bytes that no choice changes."""
     held = np.zeros(int(first[-1]))
     later = sum(call.gradient_bytes for call in calls)
     rows = []

@@ -1,4 +1,4 @@
-"""From AOTAutograd's joint graph to a plan and its report."""
+"""Turns AOTAutograd's joint graph into a plan and its report."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ from compile_remat.planning.size_search import Varying, log_unbounded_sizes, ran
 from compile_remat.report import Report, joined
 
 LATE = "gradients = early is off for this graph: "
-"""What a report says before the reason why gradients leave the backward at its end."""
+"""Prefix of the report's message; the reason why gradients leave the backward at its end follows."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan with the graph it belongs to.
+    """A plan with its joint graph, cost model, problem and report.
 
     Attributes:
-        resume: The request that takes this plan as it is, where the deadline has just ended the search for it.
+        resume: The request that takes this plan unchanged; set only if the deadline has just ended the search for the plan.
     """
 
     joint: joint_graph.Joint
@@ -111,25 +111,25 @@ def plan_joint(
     assumed: Assumptions = NOTHING_ASSUMED,
     searches: Searches | None = None,
 ) -> Planned | None:
-    """Plan one joint graph; None where nothing depends on a tangent, so that there is nothing to choose.
+    """Plan one joint graph; returns None if nothing depends on a tangent, so that there is nothing to choose.
 
     Args:
-        has_deadline: Whether a deadline may end the search; not where the caller could not compile once more.
-        is_inner: Whether it is an `InnerBackward`.
-        with_plain: Also say what plain torch.compile would take, whatever the budget, and what `inputs="constant"` would bring; the
+        has_deadline: True if a deadline may end the search; False if the caller cannot compile once more.
+        is_inner: True if the graph is the module of an `InnerBackward`.
+        with_plain: Also report the peak of plain torch.compile, whatever the budget, and the gain from `inputs="constant"`; the
             plan stays the same.
         early: Positions of the arguments whose gradients leave the backward when they are made.
-        for_budgets: Whether the graph is made ready for budgets even under `max`, where convolutions stay torch's own.
-        is_stored: Whether the plan is written to `plan_dir`.
-        pinned: The plan that a file has for this graph; None where `plan_dir` is still to be looked at.
-        readable: The inputs that the backward may read; None where this graph is the one that plain torch.compile splits.
-        assumed: What was observed of earlier plans of this graph, in place of crude rules.
-        searches: What earlier rounds have searched.
+        for_budgets: True to split convolutions even under `max`, as for any other budget.
+        is_stored: True to write the plan to `plan_dir`.
+        pinned: The plan that a file holds for this graph; None to look it up in `plan_dir`.
+        readable: The inputs that the backward may read; None if plain torch.compile would split this very graph.
+        assumed: Facts observed of earlier plans of this graph, which replace crude rules.
+        searches: The planners of earlier rounds.
 
     Raises:
         BudgetError: No plan fits the budget.
         ConfigError: Torch's annotations of a memory budget contradict each other.
-        PlanMismatchError: `plan_dir` holds a plan under this graph's name that does not fit it; a `PinnedInSlices` where that has
+        PlanMismatchError: The plan in `plan_dir` for this graph's key does not fit the graph; `PinnedInSlices` if that plan has
             rows in slices.
     """
     start = time.perf_counter()
@@ -171,7 +171,7 @@ def plan_joint(
     planner = (searches or Searches()).planner(problem, settings.time_limit, deadline)
     budget_bytes = None if isinstance(request_now, SharedOption | Replay) else bytes_of(effective)
     if isinstance(request, Resume) and request.problem_key != problem.key():
-        request = request_now  # another graph of the compilation
+        request = request_now  # the incumbent belongs to another graph of the compilation
     chosen = _chosen(planner, request, effective, settings, budget_bytes, plain, pinned)
     plain_ns = plain_time_ns(replace(problem, reference=builder.saved_by(torch_saves, problem)))
     said = gain_of_constant(planner, chosen.plan, effective, is_asked=with_plain and isinstance(request_now, Fit))
@@ -207,10 +207,10 @@ def plan_joint(
 def _with_borders(
     joint: joint_graph.Joint, readable: ReadableInputs | None, *, is_inner: bool, is_candidate: bool
 ) -> tuple[joint_graph.Joint, Sequence[fx.Node], bool]:
-    """The graph with what code outside of it may change before its backward, unless that is inside of the graph as well.
+    """Returns the graph with two sets: the outputs that no plan may save, and the inputs that its backward may read.
 
-    With it comes what torch's own chooser saves, and whether the planner is to try that: where it is asked for (`is_candidate`),
-    or tells which outputs may be saved.
+    Code outside of the graph may change them before the backward; with `is_inner` there is no such code.  Also returns the nodes
+    that torch's own chooser saves, and True if the planner is to try them: if `is_candidate`, or if they decide the outputs.
     """
     changeable = frozenset() if is_inner else changeable_outputs(joint)
     plain = joint_graph.plain_choice(joint)
@@ -228,7 +228,7 @@ def inputs_read_by_plain(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> ReadableInputs | None:
-    """The inputs that the backward of plain torch.compile reads; None where there is no backward.  Rewrites the graph in place."""
+    """Returns the inputs that plain torch.compile's backward reads; None if there is no backward.  Rewrites the graph in place."""
     joint = as_in_torch(
         joint_module, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static_lifetime_input_indices
     )
@@ -236,7 +236,7 @@ def inputs_read_by_plain(
 
 
 def _with_marks(joint: joint_graph.Joint, early: tuple[int, ...]) -> tuple[joint_graph.Joint, str]:
-    """The graph with its gradients marked that leave early, and why there are none, where that is to be said."""
+    """Returns the graph with its early gradients marked, and the reason if there are none (empty if the user need not know)."""
     if not early:
         return joint, ""
     joint, why_not = mark_gradients(joint, early)
@@ -246,10 +246,10 @@ def _with_marks(joint: joint_graph.Joint, early: tuple[int, ...]) -> tuple[joint
 def priced_problem(
     joint: joint_graph.Joint, settings: Settings, reference: Sequence[fx.Node]
 ) -> tuple[Problem, CostModel]:
-    """The planning problem of a joint graph on the settings' device, and the cost model that priced it.
+    """Returns the planning problem of a joint graph on the settings' device, and the cost model that priced it.
 
     Args:
-        reference: Nodes that torch's own chooser saves; empty where nothing asks for it.
+        reference: Nodes that torch's own chooser saves; empty if the planner is not to try them.
     """
     cost = settings.cost(joint.module.graph)
     workspace, expandable = settings.workspace, settings.expandable
@@ -258,7 +258,7 @@ def priced_problem(
 
 @contextmanager
 def _naming_graph(planner: Planner) -> Iterator[None]:
-    """A `BudgetError` from inside gets the key of its graph, and the floor under `inputs="constant"` where that is lower."""
+    """Adds the graph's key to a `BudgetError` from the body, and the minimum peak under `inputs="constant"` if that is lower."""
     try:
         yield
     except BudgetError as error:
@@ -278,7 +278,7 @@ def _chosen(
     plain: PlanOption | None,
     given: PinnedPlan | None,
 ) -> ChosenPlan:
-    """The plan that a request asks for; one that was searched for has a message where the search ended early."""
+    """Returns the plan that a request asks for; a plan from a search that ended early has a message that says so."""
     with noting_early_end(planner), _naming_graph(planner):
         match request:
             case Resume():

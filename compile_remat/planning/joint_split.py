@@ -1,4 +1,4 @@
-"""Joint graph in, forward and backward out, with a plan between them; without the planner where that fails."""
+"""Splits a joint graph into forward and backward under a plan; falls back to torch's own choice if the planner fails."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ LOG = logging.getLogger("compile_remat")
 
 
 class PlannerFailed(Exception):
-    """The planner broke on a graph; carries the reason to whoever can enter torch again."""
+    """The planner broke on a graph; carries the reason to the caller that compiles again without the planner."""
 
 
 @frames_in_one_chunk
@@ -77,15 +77,16 @@ def split(
     assumed: Assumptions = NOTHING_ASSUMED,
     searches: Searches | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Plan and extract.  What breaks in the planner becomes `PlannerFailed`; a `RematError` passes.
+    """Plan the joint graph; returns its forward and backward modules, or torch's partition if there is nothing to plan.
 
     Args:
-        is_cached: Whether torch stores what is returned in its cache.
+        is_cached: True if torch stores the returned modules in its cache.
         has_deadline: See `plan_joint`.
         early, assumed, searches: See `plan_joint`.
 
     Raises:
-        DeadlineReached: The clock stopped the planning, and torch would keep the plan.
+        DeadlineReached: The deadline ended the search, and `is_cached` is True.
+        PlannerFailed: The planner raised any exception but a `RematError`, which is raised as it is.
     """
     start = time.perf_counter()
     try:
@@ -124,13 +125,13 @@ def split(
 
 
 def _check_inputs(joint: joint_graph.Joint, backward: fx.GraphModule) -> None:
-    """Raise where a backward reads an input that may have changed by then: torch's own choice is better than wrong gradients."""
+    """Raise if a backward reads an input that may have changed by then: torch's own choice is better than wrong gradients."""
     if read := unreadable_inputs(joint, backward):
         raise AssertionError(f"the backward reads {', '.join(read)}, which that of plain torch.compile does not")
 
 
 def _with_inputs(planned: Planned, forward: fx.GraphModule) -> Report:
-    """The report with the inputs that the backward reads, where that of plain torch.compile does not read them all."""
+    """Returns the report with the inputs that this backward reads, if plain torch.compile's backward does not read them all."""
     joint = planned.joint
     if joint.readable is None:
         return planned.report
@@ -142,7 +143,7 @@ def _with_inputs(planned: Planned, forward: fx.GraphModule) -> Report:
 
 
 def record_planned(planned: Planned, settings: Settings, start_time: float) -> None:
-    """Record the report of a plan that runs, with the seconds since `start_time` (of ``time.perf_counter``)."""
+    """Record the report of a plan that will run, with the seconds since `start_time` (of ``time.perf_counter``)."""
     report = replace(planned.report, planning_time_s=time.perf_counter() - start_time)
     note_plain_peak(settings.device.name, report)
     record(report)
@@ -158,7 +159,7 @@ def split_without_planner(
     num_fwd_outputs: int,
     static_lifetime_input_indices: Sequence[int] | None = None,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Our pipeline with the set that torch's chooser takes, plus what must be saved; torch's partition if that fails."""
+    """Save the nodes that torch's chooser picks and the nodes that must be saved; fall back to torch's partition if that fails."""
     keywords: dict[str, Any] = {
         "num_fwd_outputs": num_fwd_outputs,
         "static_lifetime_input_indices": static_lifetime_input_indices,
@@ -180,7 +181,7 @@ def split_without_planner(
 
 
 def _describe(joint: joint_graph.Joint, saved: Sequence[fx.Node], settings: Settings) -> Plan | None:
-    """What saving these nodes comes to; None where that breaks what broke the planner."""
+    """Returns the plan that saves these nodes, for the report; None if the planner breaks on it again."""
     try:
         joint = add_snapshots(joint, are_wanted=not settings.inputs_are_constant)
         problem, _ = priced_problem(joint, settings, saved)
@@ -218,12 +219,13 @@ def partition(
 
     Args:
         joint_module: AOTAutograd's joint graph; rewritten in place (dead code, CSE).
-        memory_budget: Any form but `auto`, which needs a device to look at.  Where it is None, torch's own
+        memory_budget: Any form of the setting; `auto` needs a device to look at and becomes `max`.  With None, torch's own
             ``activation_memory_budget`` holds if it is set, as a fraction; else `max`.
-        device: A name of the device table or a JSON file, for the cost model.
+        device: A name in the device table or the path of a JSON file, for the cost model.
 
     Raises:
-        BudgetError: No plan fits; ConfigError, DeviceError: a setting is off, or the graph is not functional.
+        BudgetError: No plan fits the budget.
+        ConfigError, DeviceError: A setting is invalid, or the graph is not functional.
     """
     budget = MemoryBudget("max") if memory_budget is None else MemoryBudget.parse(memory_budget)
     times = op_timing.times_of(joint_module.graph) if cost_model == "profile" else Times()
@@ -258,7 +260,7 @@ def partition(
 
 
 def warn_of_fallback(reason: str) -> None:
-    """Say that the planner failed and that training goes on."""
+    """Warn that the planner failed and that training goes on."""
     warn(
         f"the planner failed ({reason}); this graph runs with torch's own choice of saved tensors and no promise about its "
         "peak. Please report this."

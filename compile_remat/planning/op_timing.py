@@ -1,4 +1,4 @@
-"""Timing the operators of a graph before it is planned: which there are, which are known, the file, the bar, and other ranks."""
+"""Times the operators of a graph before it is planned: finds them, reads and extends the file of times, agrees with other ranks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def times_for(
     compiler: str,
     agreement: Agreement | None = None,
 ) -> Times:
-    """Times of the operators in the joint graph of a Dynamo graph; what no earlier run measured is measured now.
+    """Returns times of the operators in the joint graph of a Dynamo graph; measures operators that no earlier run measured.
 
     Args:
         place: The device that the graph runs on.
-        patches: Inductor's options, which the joint graph depends on.
+        patches: Inductor's options; the joint graph depends on them.
         compiler: `inductor` or `eager`.
-        agreement: Of the ranks that compile this graph: rank 0 measures, and all take its times.
+        agreement: Agreement of the ranks that compile this graph: rank 0 measures, and all ranks take its times.
     """
 
     def measure() -> dict[str, int]:
@@ -49,7 +49,7 @@ def times_for(
 
 
 def times_of(graph: fx.Graph, clock: Clock | None = None) -> Times:
-    """Times of a joint graph's operators, on the device of its tensors; what no earlier run measured is measured now."""
+    """Returns times of a joint graph's operators on the device of its tensors; measures operators that no earlier run measured."""
     values = [node.meta.get("val") for node in graph.nodes]
     devices = [v.device for v in values if isinstance(v, torch.Tensor)]
     place = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
@@ -57,7 +57,7 @@ def times_of(graph: fx.Graph, clock: Clock | None = None) -> Times:
 
 
 def known_times(place: torch.device) -> Times:
-    """All that was measured on this device before: for graphs that nobody sees before they are planned."""
+    """Returns all times measured on this device before, for graphs whose operators cannot be timed before planning."""
     return Times.of(_file(place).times_ns())
 
 
@@ -78,7 +78,7 @@ def _times_here(
         if signatures is not None and all(s in known for s in signatures):
             return Times.of({s: known[s] for s in signatures})
         found = _measured(_recipes(_joint_nodes(gm, example_inputs, patches, compiler)), file, place)
-    except Exception as error:  # the other ranks wait for an answer, and a graph can be planned without it
+    except Exception as error:  # the other ranks wait for an answer, and a graph can be planned without times
         LOG.warning("the operators of a graph cannot be timed", exc_info=True)
         warn(
             f"the operators of a graph cannot be timed ({type(error).__name__}: {error}); cost_model is roofline for it"
@@ -101,7 +101,7 @@ def _joint_nodes(
 
 
 def _recipes(nodes: Iterable[fx.Node]) -> list[Recipe]:
-    """Each different piece of work once, in order."""
+    """Returns the recipes of the nodes in order, each signature once."""
     found = (recipe_of(node) for node in nodes)
     return list({recipe.signature: recipe for recipe in found if recipe is not None}.values())
 
@@ -112,7 +112,7 @@ def _recipes(nodes: Iterable[fx.Node]) -> list[Recipe]:
 def _measured(
     recipes: Sequence[Recipe], file: ProfileFile, place: torch.device, clock: Clock | None = None
 ) -> dict[str, int]:
-    """Times of all that can be timed; every new one is in the file before the next begins."""
+    """Returns times by signature for all recipes that can be timed; writes each new time to the file before the next begins."""
     known = file.times_ns()
     missing = [recipe for recipe in recipes if recipe.signature not in known]
     if missing:
@@ -134,7 +134,7 @@ def _free_bytes(place: torch.device) -> int | None:
 
 
 def _file(place: torch.device) -> ProfileFile:
-    """One for each device and torch, and for what else changes times: threads of a CPU, TF32 on a GPU."""
+    """Returns the file of times for this device and torch version, and for a CPU's threads or a GPU's TF32 kinds."""
     if place.type == "cuda":
         facts = f"{torch.cuda.get_device_name(place)}, tf32 for {', '.join(tf32_kinds()) or 'nothing'}"
     else:

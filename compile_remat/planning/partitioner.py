@@ -1,4 +1,4 @@
-"""The partitioner that Inductor calls: an immutable value made of all that a plan depends on, which is also its cache key."""
+"""The partitioner that Inductor calls: an immutable value of everything that a plan depends on, which is also its cache key."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from compile_remat.planning.settings import Settings, with_plain_bytes
 
 @dataclass(frozen=True)
 class RematPartitioner(CustomPartitionerFn):
-    """The value that Inductor calls, pickles and hashes: its fields are all that a plan depends on.
+    """The partitioner that Inductor calls, pickles and hashes: its fields are everything that a plan depends on.
 
     Attributes:
         settings: Constant while a graph is compiled.
-        request: What this attempt asks of the planner.
-        assumed: What was observed of earlier plans of the graph, and of plain torch.compile's.
+        request: The planner's request in this attempt.
+        assumed: Facts observed of earlier plans of the graph, and of plain torch.compile's plan.
         sources_hash: `sources_hash()`.
         plans_hash: `hash_of_plans` of the folder in the settings.
-        fallback: Why the planner failed; with a reason here the planner is left alone.
-        sizes: The symbols among a graph's inputs, each with the size that is planned for: that of the first call, or the
-            largest of a size class.  Torch's key has the symbols alone, and guards that any size may fulfil: without these sizes
-            a plan for a small batch would come out of the cache for a large one.
-        guarded: Whether Inductor's fusions are kept to the plan, which torch's key does not see.
+        fallback: The reason why the planner failed; if it is not empty, the planner is not called.
+        sizes: The symbols among a graph's inputs, each with the size to plan for: that of the first call, or the largest of a
+            size class.  Torch's key holds only the symbols and guards that any size may fulfil: without these sizes the cache
+            would return a plan for a small batch to a large one.
+        guarded: True if Inductor's fusions are kept to the plan; torch's key does not contain this fact.
         early: Positions of the arguments whose gradients leave the backward when they are made.
-        is_installed: Whether it is Inductor's own in this process (`install`): no deadline ends the planning, since nobody could
-            compile once more, and what a fraction is of is looked up here.
-        searches: What earlier rounds have searched; no plan depends on it.
+        is_installed: True if Inductor uses this partitioner for the whole process (`install`).  Then no deadline ends the planning,
+            because no caller could compile once more, and the bytes that a fraction multiplies are looked up at each call.
+        searches: The planners of earlier rounds; no plan depends on them.
     """
 
     settings: Settings
@@ -100,17 +100,17 @@ class RematPartitioner(CustomPartitionerFn):
         return forward, backward
 
     def with_copies(self, gm: fx.GraphModule) -> fx.GraphModule:
-        """A graph that has its backward inside, under a plan; Inductor asks no partitioner for such a graph."""
+        """Returns a graph that contains its own backward, under a plan; Inductor calls no partitioner for such a graph."""
         if self.fallback or not self.guarded:
             return gm
         with sizes_at(self.sizes):
             return with_copies_in_backward(gm, self._settings_now(), self.request, self.assumed.plain)
 
     def uuid(self) -> object:
-        """Changes with every field, with the number of threads as it is now, and under `install` with what a fraction is of.
+        """Returns a hash of every compared field, of the current number of threads, and under `install` of the current plain peak.
 
-        The bytes that a CPU's convolutions and attention take for themselves depend on the threads; torch's own key has their
-        number only from 2.13 on, and only where Inductor's ``cpp.threads`` is not set.
+        The workspaces of a CPU's convolutions and attention depend on the number of threads; torch's own key has this number only
+        from 2.13 on, and only if Inductor's ``cpp.threads`` is not set.
         """
         identity = identity_text(replace(self, settings=self._settings_now()))
         text = "\n".join([identity, f"threads={torch.get_num_threads()}"])
@@ -121,10 +121,10 @@ class RematPartitioner(CustomPartitionerFn):
 
 
 def identity_text(value: object) -> str:
-    """A text that differs between any two different values: each field that is compared is in it, shown by `repr` or not.
+    """Returns a text that differs between any two different values: it contains each compared field, even with ``repr=False``.
 
     Raises:
-        TypeError: There is a value of a type that has no stable text.
+        TypeError: A value has a type without a stable text.
     """
     if is_dataclass(value) and not isinstance(value, type):
         inner = ", ".join(f"{f.name}={identity_text(getattr(value, f.name))}" for f in fields(value) if f.compare)
@@ -138,12 +138,12 @@ def identity_text(value: object) -> str:
 
 @functools.cache
 def sources_hash() -> str:
-    """Hash of all our source files and tables: another version of us makes another cache key."""
+    """Returns the hash of all source files and tables of this package: another version of it has another cache key."""
     return hash_of_sources(Path(module.__file__ or "").parent for module in (compile_remat, passes, cost_models))
 
 
 def hash_of_sources(folders: Iterable[Path]) -> str:
-    """Hash of the names and contents of all Python and JSON files in the folders and below."""
+    """Returns the hash of the names and contents of all Python and JSON files in the folders and below."""
     digest = hashlib.sha256()
     for folder in folders:
         files = sorted(f for f in folder.resolve().rglob("*") if f.suffix in (".py", ".json"))
@@ -154,10 +154,16 @@ def hash_of_sources(folders: Iterable[Path]) -> str:
 
 
 def hash_of_plans(plan_dir: str | None) -> str:
-    """Hash of the pinned plans as they are now: torch's helper remembers files by their names, and these change."""
+    """Returns the hash of the pinned plans as they are now; empty if there are none.
+
+    Torch's own helper caches hashes by file name, but the contents of these files change.
+
+    Raises:
+        PlanMismatchError: A file cannot be read.
+    """
     try:
         files = sorted(Path(plan_dir).glob("*.plan.json")) if plan_dir else []
-    except OSError:  # a name that is too long, for example: the plan that cannot be written there comes with a warning
+    except OSError:  # for example, a name that is too long: `store_plan` warns when it cannot write there
         return ""
     digest = hashlib.sha256()
     for file in files:

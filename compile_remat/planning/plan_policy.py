@@ -1,4 +1,4 @@
-"""Which plan fits a budget, and how far the user's tags are obeyed on the way there."""
+"""Chooses the plan for a budget, and decides how far the plan obeys the user's tags."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from compile_remat.planning.budget_source import EffectiveBudget, allowed_text, 
 from compile_remat.planning.request import ChosenPlan, Replay
 
 LOWER, FASTER = 0.99, 0.005
-"""Worth saying: less than this part of the peak, or so much of the step less."""
+"""Another plan is reported if its peak is below the first share of the plan's peak, or saves the second share of its step time."""
 
 
 def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
-    """The plan for the budget, with as many of the user's tags obeyed as it allows.
+    """Returns the plan for the budget, which obeys as many of the user's tags as the budget allows.
 
-    `max` obeys what torch obeys: MUST_SAVE and both ways to ask for a recomputation, so that ``checkpoint`` costs and
-    spares what it does in torch.  Any other budget obeys PREFER_SAVE as well, and gives up PREFER_SAVE and then
-    PREFER_RECOMPUTE where nothing fits otherwise (for `min`: where that lowers the peak).
+    `max` obeys the tags that torch obeys: MUST_SAVE, MUST_RECOMPUTE and PREFER_RECOMPUTE, so that ``checkpoint`` costs and saves
+    as much as in torch.  Any other budget obeys PREFER_SAVE as well, and drops PREFER_SAVE and then PREFER_RECOMPUTE if no plan
+    fits otherwise (for `min`: if that lowers the peak).
 
     Raises:
-        BudgetError: No plan fits; a `TagConflictError` if one could without MUST_SAVE and MUST_RECOMPUTE.
+        BudgetError: No plan fits; a `TagConflictError` if the peak would be lower without MUST_SAVE and MUST_RECOMPUTE.
     """
     if effective.budget.kind == "max":
         problem = obeying(planner.problem, LIKE_TORCH)
@@ -75,7 +75,7 @@ def choose(planner: Planner, effective: EffectiveBudget) -> ChosenPlan:
 
 
 def _lowest(planner: Planner) -> ChosenPlan:
-    """The lowest of all; among plans as good as equal, the one that obeys the most tags."""
+    """Returns the plan of lowest peak; among plans of nearly the same peak (`same_peak`), the one that obeys the most tags."""
     found = [(keyed(planned.lowest(), planner), lapsed) for planned, lapsed in planners(planner)]
     near = min(plan.peak_bytes for plan, _ in found) / planner.options.same_peak
     plan, lapsed = next((plan, lapsed) for plan, lapsed in found if plan.peak_bytes <= near)
@@ -83,7 +83,7 @@ def _lowest(planner: Planner) -> ChosenPlan:
 
 
 def choose_below(planner: Planner, effective: EffectiveBudget, target_bytes: int) -> ChosenPlan:
-    """The fastest plan below a target, or the lowest plan where none is."""
+    """Returns the fastest plan whose peak is within the target, or the lowest plan if there is none."""
     budget = MemoryBudget("bytes", max(target_bytes, 1))
     try:
         return choose(planner, replace(effective, budget=budget, limit_bytes=None, source=""))
@@ -92,7 +92,7 @@ def choose_below(planner: Planner, effective: EffectiveBudget, target_bytes: int
 
 
 def replayed(planner: Planner, request: Replay) -> ChosenPlan:
-    """The plan that a request names; it may set aside what the user's tags prefer."""
+    """Returns the plan that a request names; it obeys only MUST_SAVE and MUST_RECOMPUTE."""
     lenient = planner.on(obeying(planner.problem, MUST))
     return ChosenPlan(keyed(lenient.plan_of(lenient.mask_of(request.saved), None, request.again), planner))
 
@@ -103,7 +103,7 @@ def planners(planner: Planner) -> Iterator[tuple[Planner, frozenset[str]]]:
 
 
 def keyed(plan: Plan, planner: Planner) -> Plan:
-    """Whatever tags it obeys, a plan belongs to the graph as the user tagged it."""
+    """Returns the plan with the key of the problem as the user tagged it, regardless of the tags that the plan obeys."""
     return replace(plan, problem_key=planner.problem.key())
 
 
@@ -116,7 +116,7 @@ def lapsed_text(lapsed: frozenset[str]) -> str:
 
 
 def _conflict(planner: Planner, plan: Plan, budget_bytes: int, written: str) -> BudgetError:
-    """The error for a budget below the plan's peak; it names the tags if the peak would be lower without them."""
+    """Returns the error for a budget below the plan's peak; the error names the tags if the peak would be lower without them."""
     largest = plan.largest
     if not obeyed_tags(planner.problem) & MUST:
         return BudgetError(budget_bytes, plan.peak_bytes, largest, written)
@@ -129,7 +129,7 @@ def _conflict(planner: Planner, plan: Plan, budget_bytes: int, written: str) -> 
 
 
 def _in_the_way(problem: Problem, plan: Plan) -> Iterator[LiveBuffer]:
-    """Values that the plan saves or recomputes because a tag demands it, largest first."""
+    """Yields the values that the plan saves or recomputes because of a MUST tag, largest first."""
     held = {(MUST_SAVE, name) for name in plan.saved} | {(MUST_RECOMPUTE, name) for name in plan.recomputed}
     tagged = [v for v in problem.values if v.nbytes and (v.tag, v.name) in held]
     for value in sorted(tagged, key=lambda v: (-v.nbytes, v.name)):
@@ -149,7 +149,7 @@ def _tagged_tensor(value: Value) -> LiveBuffer:
 
 
 def snapshots_of(problem: Problem, plan: Plan) -> dict[str, Any]:
-    """Fields of a `Report`: how many snapshots of inputs a plan saves, with their bytes and the time of making them."""
+    """Returns fields of a `Report`: the number of input snapshots that a plan saves, their bytes and the time of copying them."""
     saved = frozenset(plan.saved)
     found = [value for value in problem.values if value.is_snapshot and value.name in saved]
     return {
@@ -160,7 +160,7 @@ def snapshots_of(problem: Problem, plan: Plan) -> dict[str, Any]:
 
 
 def constant_floor_bytes(planner: Planner) -> int | None:
-    """The lowest reachable peak where the backward may read every input; None where it may do so already."""
+    """Returns the minimum peak if the backward could read every input; None if it already can (the problem has no snapshots)."""
     if not has_snapshots(planner.problem):
         return None
     lenient = planner.on(without_snapshots(planner.problem))
@@ -168,13 +168,13 @@ def constant_floor_bytes(planner: Planner) -> int | None:
 
 
 def gain_of_constant(planner: Planner, plan: Plan, effective: EffectiveBudget, *, is_asked: bool) -> str:
-    """The sentence for `explain` where a plan would be lower or faster; empty where it would not, or saves no snapshot."""
+    """Returns the sentence for `explain` if `inputs="constant"` gave a lower or faster plan; empty if not, or without snapshots."""
     is_asked = is_asked and effective.budget.kind != "max"
     if not is_asked or not snapshots_of(planner.problem, plan)["num_snapshots"]:
         return ""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a plan that is not taken
+            warnings.simplefilter("ignore")  # warnings of a plan that is not taken
             other = choose(planner.on(without_snapshots(planner.problem)), effective).plan
     except BudgetError:
         return ""

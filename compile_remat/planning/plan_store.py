@@ -1,4 +1,4 @@
-"""Plans pinned in a folder (`plan_dir`): written where absent, replayed where present."""
+"""Plans pinned in a folder (`plan_dir`): written if absent, replayed if present."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class PinnedPlan:
 
 
 class PinnedInSlices(PlanMismatchError):
-    """The file of a graph holds a plan with rows in slices: it belongs to the graph that has them so.
+    """The file of a graph holds a plan with rows in slices, so the plan belongs to the sliced form of that graph.
 
     Attributes:
         pinned: The plan.
-        budget_bytes: What the graph may take; None where no bytes were asked for.
-        plain: What plain torch.compile takes for the graph, where that was worked out.
+        budget_bytes: The budget of the graph; None if the budget is not a number of bytes.
+        plain: Plain torch.compile's plan option for the graph; None if it was not computed.
     """
 
     def __init__(self, pinned: PinnedPlan, budget_bytes: int | None, plain: PlanOption | None) -> None:
@@ -56,10 +56,10 @@ class PinnedInSlices(PlanMismatchError):
 
 
 def stored_plan(key: str, plan_dir: str | None) -> PinnedPlan | None:
-    """The plan that was pinned for a graph; None where there is none.
+    """Returns the plan that was pinned for a graph; None if there is none.
 
     Raises:
-        PlanMismatchError: It cannot be read, or is of another version.
+        PlanMismatchError: The file cannot be read, or is of another version.
     """
     path = _plan_path(key, plan_dir)
     if path is None:
@@ -79,11 +79,11 @@ def stored_plan(key: str, plan_dir: str | None) -> PinnedPlan | None:
 
 
 def note_plan_of_constant_inputs(problem: Problem, plan_dir: str | None) -> None:
-    """Say that a plan was pinned for the same graph which may read every input, and that it is not replayed."""
+    """Warn if a plan is pinned for the same graph under `inputs="constant"`: that plan is not replayed."""
     if plan_dir is None or not has_snapshots(problem):
         return
     path = _plan_path(without_snapshots(problem).key(), plan_dir)
-    if path is not None and os.path.exists(path):  # `Path.exists` raises where the name is too long
+    if path is not None and os.path.exists(path):  # `Path.exists` raises if the name is too long
         warn(
             f"{path} is not replayed: it was made for inputs that do not change before the backward, and its backward may read "
             'inputs that the backward of plain torch.compile does not read. Set inputs="constant" to go on with it, or delete it; '
@@ -92,10 +92,12 @@ def note_plan_of_constant_inputs(problem: Problem, plan_dir: str | None) -> None
 
 
 def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> ChosenPlan:
-    """A pinned plan in its graph: its figures are worked out anew, its choice is obeyed.
+    """Returns a pinned plan for its graph: same saved and recomputed values, with figures computed anew.
+
+    Warns if the plan exceeds the budget.
 
     Raises:
-        PlanMismatchError: It belongs to another graph.
+        PlanMismatchError: The plan belongs to another graph, or does not fit this one.
     """
     key, path, stored = planner.problem.key(), pinned.path, pinned.plan
     if stored.problem_key != key:
@@ -104,7 +106,7 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
             "device's figures or the version changed. Delete it to have a new plan written."
         )
     try:
-        lenient = planner.on(obeying(planner.problem, MUST))  # a stored plan may have set aside what the others prefer
+        lenient = planner.on(obeying(planner.problem, MUST))  # a stored plan may have set aside the PREFER tags
         plan = lenient.plan_of(lenient.mask_of(stored.saved), budget_bytes, _again_of(stored))
     except KeyError as error:
         raise PlanMismatchError(f"{path} saves {error}, which this graph does not have.") from None
@@ -122,17 +124,17 @@ def fitted(planner: Planner, pinned: PinnedPlan, budget_bytes: int | None) -> Ch
 
 
 def _again_of(stored: Plan) -> tuple[str, ...]:
-    """What it computes a second time; ValueError where it saves some of that."""
+    """Returns the values with a second recompute; raises ValueError if the plan also saves one of them."""
     if both := sorted(set(stored.again) & set(stored.saved)):
         raise ValueError(f"it computes {both[0]} a second time and saves it")
     return stored.again
 
 
 def store_plan(plan: Plan, plan_dir: str | None, key: str = "") -> None:
-    """Pin a plan.
+    """Write a plan to `plan_dir`; warns if it cannot be written.
 
     Args:
-        key: The key of the graph that asks for it, where the plan belongs to that graph with rows in slices.
+        key: The key of the whole graph if the plan is for its sliced form; empty for the plan's own key.
     """
     path = _plan_path(key or plan.problem_key, plan_dir)
     if path is None:

@@ -1,7 +1,7 @@
-"""What one attempt to compile a graph asks of the planner.
+"""The planner's request in one attempt to compile a graph.
 
-`Settings` stay the same while a graph is compiled; the request is what differs from one attempt to the next.  Both are frozen
-and part of the cache key.
+`Settings` stay the same while a graph is compiled; the request differs from one attempt to the next.  Both are frozen and part
+of the cache key.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from compile_remat.passes import Plan, PlanOption
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """A plan for one graph, with what the report says about it.
+    """A plan for one graph, with the report's facts about it.
 
     Attributes:
-        floor_bytes: The lowest reachable peak, where it was worked out.
-        message: What went otherwise than effective.
-        offers: The menu of other plans of this graph, for a later joint allocation.
+        floor_bytes: The lowest reachable peak; None if it was not computed.
+        message: Deviations from the budget or the tags, in words; empty if there are none.
+        offers: The menu of plan options of this graph, for a later joint allocation.
     """
 
     plan: Plan
@@ -29,36 +29,35 @@ class ChosenPlan:
 
 @dataclass(frozen=True)
 class Fit:
-    """The fastest plan inside the budget of the settings, or the plan pinned in `plan_dir`."""
+    """Asks for the fastest plan inside the budget of the settings, or for the plan pinned in `plan_dir`."""
 
 
 @dataclass(frozen=True)
 class FitBelow:
-    """The fastest plan below a target, or the lowest one.  Asked for when emitted code exceeds the budget, or memory ran out.
+    """Asks for the fastest plan within a target, or for the lowest plan; used if emitted code exceeds the budget or memory ran out.
 
     Attributes:
-        target_bytes: Predicted region peak to stay at or below.
+        target_bytes: The plan's predicted region peak is at most this.
     """
 
     target_bytes: int
 
 
 LOWEST = FitBelow(1)
-"""The lowest plan, whatever the budget."""
+"""Asks for the lowest plan, whatever the budget."""
 
 
 @dataclass(frozen=True)
 class SharedOption:
-    """One plan option inside a budget that other region calls of the step share, and the menu of options in the report.
+    """Asks for one plan option inside a budget that other region calls of the step share, and for the menu in the report.
 
     Attributes:
         others_bytes: Bytes that earlier regions of the step hold until their backward.
-        calls: Calls of this region in one step; 0 where that is not known, and the option that holds least is taken.
+        calls: Calls of this region in one step; 0 if unknown: then a conservative option for the first step is taken.
         gradient_bytes: Bytes of parameter gradients that the backward of each call creates.
-        may_miss: Whether the other regions hold more than they will once the step is known: exceeding the budget is then a
-            warning.
-        others_plain_bytes: What the others would hold under plain torch.compile, as far as it is known.
-        more_follow: Whether Dynamo says that other graphs of the step are still to come.
+        may_miss: True if other regions may hold fewer bytes once the step is known: then exceeding the budget only warns.
+        others_plain_bytes: Bytes that the other regions would hold under plain torch.compile, as far as known.
+        more_follow: True if Dynamo says that other graphs of the step are still to come.
     """
 
     others_bytes: int = 0
@@ -70,22 +69,22 @@ class SharedOption:
 
     @property
     def is_open(self) -> bool:
-        """Whether regions may follow, for all that is known."""
+        """Returns True if other regions may follow in the step: Dynamo says so, or no earlier region holds bytes."""
         return self.more_follow or not self.others_bytes
 
     @property
     def is_last(self) -> bool:
-        """Whether the others were planned for peers, and Dynamo says of no more: the graph behind the last graph break."""
+        """Returns True for the graph after the last graph break: no more graphs follow, and all others were planned for peers."""
         return not self.is_open and not self.may_miss
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Exactly this plan.
+    """Asks for exactly this plan.
 
     Attributes:
-        saved: Names of the values it saves.
-        again: Names of the values it computes a second time in the backward.
+        saved: Names of the values that the plan saves.
+        again: Names of the values with a second recompute in the backward.
     """
 
     saved: tuple[str, ...]
@@ -94,10 +93,10 @@ class Replay:
 
 @dataclass(frozen=True)
 class Resume:
-    """The incumbent that a deadline left.  Nothing compiled under this request is cached.
+    """Asks for the incumbent that a search had found at its deadline.  Nothing compiled under this request is cached.
 
     Attributes:
-        interrupted: The request that was being planned; other graphs of the compilation (nested regions) still follow it.
+        interrupted: The request that was being planned; it still holds for other graphs of the compilation (nested regions).
         problem_key: `Problem.key()` of the graph that the incumbent belongs to.
     """
 
@@ -110,11 +109,11 @@ Request = Fit | FitBelow | SharedOption | Replay | Resume
 
 
 def target_bytes_of(request: Request) -> int | None:
-    """The target of a `FitBelow`, interrupted or not; None for the other requests."""
+    """Returns the target of a `FitBelow`, interrupted or not; None for the other requests."""
     request = interrupted_by(request)
     return request.target_bytes if isinstance(request, FitBelow) else None
 
 
 def interrupted_by(request: Request) -> Fit | FitBelow | SharedOption | Replay:
-    """The request that a `Resume` goes on with; any other request is returned as it is."""
+    """Returns the request that a `Resume` interrupted; returns any other request as it is."""
     return request.interrupted if isinstance(request, Resume) else request

@@ -1,4 +1,4 @@
-"""Keeps the planners of one graph, so that no round searches for a plan that another one has found."""
+"""Keeps the planners of one graph, so that no round repeats the search of an earlier round."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from compile_remat.passes import CLOCK, Planner, Problem
 
 KEPT = 2
-"""Planners that are kept, at most: the one of the last plan, and the one that was asked what the next plan promises."""
+"""Planners that are kept, at most: the planner of the last plan, and the one that predicted the next plan."""
 
 
 class Searches:
     """The last planners of one graph.
 
-    A planner's answers are the same in whatever order it is asked, so a plan does not depend on whether its planner was kept, and
-    this is no part of a cache key: copied or pickled, it is empty.
+    A planner's answers do not depend on the order of its questions, so a plan is the same with a kept or a new planner.  This
+    object is therefore no part of a cache key, and its copies and pickles are empty.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Searches:
     def planner(
         self, problem: Problem, work_seconds: float | None, is_over: Callable[[], bool] | None = None
     ) -> Planner:
-        """A planner as `Planner` makes it: one that is kept, where it has the same problem and limit and no clock has ended it."""
+        """Returns a kept planner with the same problem and work limit whose search no clock has ended; else a new `Planner`."""
         known = (each for each in self._kept if each.work_seconds == work_seconds and each.problem == problem)
         planner = next((each for each in known if CLOCK not in each.ends), None)
         if planner is None:
@@ -37,5 +37,5 @@ class Searches:
         return planner
 
     def clear(self) -> None:
-        """Let go of all planners."""
+        """Drop all planners."""
         self._kept = []

@@ -1,4 +1,4 @@
-"""What planning needs of the configuration, looked up on this machine: the device's figures, the bytes behind `auto`."""
+"""Resolves the configuration for planning on this machine: the device's figures, the bytes of `auto`."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ from compile_remat.ranks.wrappers import held_by_running
 LOG = logging.getLogger("compile_remat")
 
 SLICES = {"off": 1, "auto": 0}
-"""Numbers that stand for words in `Settings.slices`."""
+"""Values of `Settings.slices` for the words of the option `slices`."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What planning needs of the configuration, with everything looked up.  Constant while a graph is compiled.
+    """The configuration as planning needs it, with everything looked up.  Constant while a graph is compiled.
 
     Attributes:
-        budget: Never `auto`: that has become bytes or `max`.
-        from_auto: Whether it was; then a budget below the floor takes the lowest plan with a warning.
-        is_given: Whether the user set `memory_budget`; else torch's own ratios hold where there are any.
+        budget: The budget; never `auto`, which has become bytes or `max`.
+        from_auto: True if the setting was `auto`; then a budget below the minimum peak takes the lowest plan with a warning.
+        is_given: True if the user set `memory_budget`; else torch's own ratios hold if there are any.
         torch_ratio: ``torch._functorch.config.activation_memory_budget`` when the settings were looked up.
-        device: Figures that the cost model prices with.
-        tf32: Kinds of operators that torch lets run in TF32: they are priced so.
-        plan_dir: Where plans are pinned.
+        device: Figures that the cost model uses for prices.
+        tf32: Kinds of operators that torch may run in TF32; they are priced as TF32.
+        plan_dir: Folder of pinned plans.
         times: Measured times of the graph's operators, for the cost model `profile`.
-        time_limit: Work of one search for a plan, in counted seconds; None goes by the size of the graph.
-        is_here: Whether the graph runs on this device; else the plan is for another one, whose kernels cannot be measured.
-        slices: In how many slices the rows of the largest temporaries are computed; 1: none, 0: as many as the budget needs.
-        inputs_are_constant: Whether nothing that a graph reads from outside changes until its backward has run; else a backward
+        time_limit: Work of one search for a plan, in counted seconds; None for a limit by the size of the graph.
+        is_here: True if the graph runs on this device; False if the plan is for another one, whose kernels cannot be measured.
+        slices: Number of slices for the rows of the largest temporaries; 1: no slices, 0: as many as the budget needs.
+        inputs_are_constant: True if no tensor that a graph reads from outside changes until its backward has run; else a backward
             reads only those inputs that the backward of plain torch.compile reads.
-        expandable: Whether torch's CUDA allocator has expandable segments.
-        plain_bytes: Where the budget is a fraction, the largest peak of plain torch.compile that the process has shown so far.
+        expandable: True if torch's CUDA allocator has expandable segments.
+        plain_bytes: The largest peak of plain torch.compile in this process so far; set only if the budget is a fraction.
     """
 
     budget: MemoryBudget
@@ -79,12 +79,12 @@ class Settings:
     expandable: bool = field(default_factory=free_memory.has_expandable_segments)
 
     def has_limit(self, graph: fx.GraphModule) -> bool:
-        """Whether a peak must be kept: a budget other than `max`, or a ratio of torch's that stands in for one."""
+        """Returns True if the peak is limited: by a budget other than `max`, or by one of torch's ratios in its place."""
         by_ratio = not self.is_given and (self.torch_ratio < 1 or joint_graph.annotated_ratios(graph).any)
         return self.budget.kind != "max" or by_ratio
 
     def asks_for_plain(self, graph: fx.GraphModule) -> bool:
-        """Whether the budget is a fraction of what plain torch.compile takes: the user's, or a ratio of torch's."""
+        """Returns True if the budget is a fraction of plain torch.compile's peak: the user's fraction, or one of torch's ratios."""
         if self.is_given:
             return self.budget.kind == "fraction"
         annotated = joint_graph.annotated_ratios(graph)
@@ -92,10 +92,10 @@ class Settings:
         return any(0 < ratio < 1 for ratio in ratios)
 
     def workspace(self, node: fx.Node, rules: RulesOf) -> int:
-        """Bytes that a node's kernel takes beside its outputs, measured; 0 where the plan is for a device that is not here.
+        """Returns the measured workspace of a node's kernel in bytes; 0 if the plan is for a device that is not here.
 
         Args:
-            rules: Of the node's graph, which say how convolutions lie.
+            rules: Codegen rules of the node's graph, which determine the layout of convolutions.
         """
         place = place_of([n.meta.get("val") for n in (node, *node.all_input_nodes)])
         is_on_device = (place.type == "cpu") == self.is_for_cpu
@@ -103,19 +103,19 @@ class Settings:
 
     @property
     def is_for_cpu(self) -> bool:
-        """Whether Inductor makes C++ for the device."""
+        """Returns True if Inductor emits C++ for the device."""
         return self.device.name == "cpu"
 
     def cost(self, graph: fx.Graph) -> CostModel:
-        """The cost model for the device, with what was measured of the graph's operators."""
+        """Returns the cost model for the device, with the measured times of the graph's operators."""
         return make_cost_model(self.cost_model, self.device, self.tf32, self.times.of_nodes(graph.nodes))
 
 
 def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: Agreement | None = None) -> Settings:
-    """Look up what the settings stand for on this machine: the device's figures and the bytes behind `auto`.
+    """Resolve the configuration on this machine: the device's figures and the bytes of `auto`.
 
     Args:
-        agreement: Of the ranks that compile this graph, which take the smallest bytes of all; None: this process's own.
+        agreement: Agreement of the ranks that compile this graph on the smallest budget; None for this process's own budget.
 
     Raises:
         RankError: A rank has failed.
@@ -153,7 +153,7 @@ def settings_for(config: RematConfig, example_inputs: Sequence[Any], agreement: 
 
 
 def with_plain_bytes(settings: Settings) -> Settings:
-    """The settings with what the process has shown by now, where the budget is a fraction."""
+    """Returns the settings with the process's largest plain peak so far, if the budget is a fraction."""
     if settings.budget.kind != "fraction":
         return settings
     return replace(settings, plain_bytes=largest_plain_bytes(settings.device.name))
@@ -162,7 +162,11 @@ def with_plain_bytes(settings: Settings) -> Settings:
 def settings_or_failure(
     config: RematConfig, example_inputs: Sequence[Any], agreement: Agreement | None = None
 ) -> tuple[Settings, str]:
-    """Settings, and why the machine could not be asked for them; a setting that is off is an error all the same."""
+    """Returns the settings and an empty text, or default settings and the reason why looking them up failed.
+
+    Raises:
+        RematError: A setting is invalid, or a rank has failed.
+    """
     try:
         return settings_for(config, example_inputs, agreement), ""
     except RematError:
@@ -180,11 +184,11 @@ def priced(
     patches: Mapping[str, Any],
     agreement: Agreement | None = None,
 ) -> Settings:
-    """The settings with measured times of the graph's operators, where `cost_model` asks for them.
+    """Returns the settings, with measured times of the graph's operators if `cost_model` is `profile`.
 
     Args:
-        patches: Inductor's options, which the joint graph depends on.
-        agreement: Of the ranks that compile this graph, which take the times of rank 0; None: this process's own.
+        patches: Inductor's options; the joint graph depends on them.
+        agreement: Agreement of the ranks that compile this graph on the times of rank 0; None for this process's own times.
     """
     if config.cost_model != "profile":
         return settings
@@ -193,7 +197,7 @@ def priced(
 
 
 def _check_is_here(given: str, device: Device, place: torch.device) -> None:
-    """A file may hold what `calibrate` measured here; a name of the table must be that of this device."""
+    """Raise ConfigError if `given` names another device of the table; a file passes, since `calibrate` may have written it here."""
     if given in device_names() and device.name != detect(place).name:
         raise ConfigError(
             f"cost_model = 'profile' times operators on the device that is here ({detect(place).name}), and "
@@ -202,7 +206,7 @@ def _check_is_here(given: str, device: Device, place: torch.device) -> None:
 
 
 Smallest = Callable[[int | None, str], int | None]
-"""From this rank's figure and what it belongs to, to the smallest of all ranks."""
+"""Maps this rank's bytes (None if unknown), with a text that names device type and setting, to the smallest of all ranks."""
 
 
 def auto_budget(
@@ -212,11 +216,12 @@ def auto_budget(
     smallest: Smallest | None = None,
     gradient_bytes: int = 0,
 ) -> MemoryBudget:
-    """What is free on the device, in bytes, less what is still to come beside the graphs; `max` where that is not known.
+    """Returns a budget of the device's free bytes less those still to be allocated beside the graphs; `max` if unknown.
 
     Args:
-        smallest: Asks the other ranks, which all get the same figure; None where this process is asked alone.
-        gradient_bytes: For the log: what an earlier micro-batch would leave, where none has.
+        others_bytes: Bytes that will still be allocated beside the graphs.
+        smallest: Asks the other ranks for the smallest figure, which all ranks get; None to use this process's figure alone.
+        gradient_bytes: Bytes of gradients that an earlier micro-batch would leave; only logged.
     """
     free = free_memory.read(place, config.capacity)
     budget_bytes = None if free is None else free_memory.auto_budget_bytes(free, config.reserve, others_bytes)
@@ -228,14 +233,14 @@ def auto_budget(
 
 
 def hook_workspace_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
-    """What hooks take beside the graph that step each parameter when its gradient leaves early."""
+    """Returns the bytes that optimizer hooks need beside the graph to step each parameter when its gradient leaves early."""
     if config.gradients == "end":
         return 0
     return config.optimizer_state.workspace_of(free_memory.largest_trainable_bytes(example_inputs))
 
 
 def state_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
-    """Returns the bytes that the optimizer allocates for the parameters that train, by `optimizer_state`."""
+    """Returns the bytes that the optimizer of `optimizer_state` allocates for the parameters that require a gradient."""
     held = held_by_running()
     return config.optimizer_state.of(
         free_memory.trainable_bytes(example_inputs) if held is None else held.trainable_bytes
@@ -244,15 +249,15 @@ def state_bytes(config: RematConfig, example_inputs: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class LaterAuto:
-    """Returns what `auto` comes to when the second step begins, where it is called: the smallest figure of all ranks.
+    """Reads `auto` again when the second step begins; a call returns the budget, the smallest of all ranks.
 
-    Gradients that lie there by then stay there while the step runs: it is the second micro-batch of several, or gradients are set
-    to zero and not to None.  They are allocated, so they are not free.  While the first ones are accumulated, the optimizer has not
-    stepped: its state is to come, less what has come beside gradients.
+    Gradients that are allocated by then stay allocated while the step runs: the step is the second micro-batch of several, or
+    gradients are set to zero and not to None.  Their bytes are therefore not free.  While the first gradients accumulate, the
+    optimizer has not stepped: its state is still to come, less the growth of allocated bytes other than gradients since.
 
     Attributes:
         place: The device.
-        allocated_bytes: Allocated there beside gradients when the budget was read first, with cuBLAS's workspaces.
+        allocated_bytes: Bytes allocated on the device at the first reading, without gradients and with cuBLAS's workspaces.
         state_bytes: See `state_bytes`.
         workspace_bytes: See `hook_workspace_bytes`.
     """
@@ -265,7 +270,7 @@ class LaterAuto:
 
     @staticmethod
     def after(config: RematConfig, device: Device, example_inputs: Sequence[Any]) -> LaterAuto:
-        """The same behind a first reading, which is now."""
+        """Returns a `LaterAuto` whose first reading is now."""
         place = place_of(example_inputs)
         memory = free_memory.read(place, config.capacity)
         allocated_bytes = free_memory.blas_bytes(device.blas_workspace_bytes) - free_memory.gradient_bytes(
@@ -276,7 +281,7 @@ class LaterAuto:
         return LaterAuto(config, place, allocated_bytes, coming, workspace)
 
     def __call__(self, gradient_bytes: int) -> MemoryBudget:
-        """Read it; `gradient_bytes` of gradients lie there."""
+        """Returns the budget while `gradient_bytes` bytes of gradients are allocated."""
 
         def smallest(nbytes: int | None, setting: str) -> int | None:
             return agreed_again(nbytes, setting, self.config.rank_timeout)
@@ -289,17 +294,17 @@ class LaterAuto:
 
 
 def place_of(example_inputs: Sequence[Any]) -> torch.device:
-    """The accelerator among the devices of a graph's inputs, or the CPU."""
+    """Returns the accelerator among the devices of a graph's inputs, or the CPU."""
     devices = [t.device for t in example_inputs if isinstance(t, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> Sizes:
-    """The symbols among a graph's inputs, with the sizes that they stand for; jagged ones stand for no number."""
+    """Returns the symbols among a graph's inputs with their sizes, without jagged symbols, which have no number."""
     symbols = (s for s in example_inputs if isinstance(s, torch.SymInt) and not sizes.is_jagged(s))
     return tuple((str(s), sizes.hint_int(s)) for s in symbols)
 
 
 def positions_of(example_inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    """The symbols among a graph's inputs and their places."""
+    """Returns the symbols among a graph's inputs with their positions."""
     return tuple((str(s), k) for k, s in enumerate(example_inputs) if isinstance(s, torch.SymInt))

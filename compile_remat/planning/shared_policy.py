@@ -1,4 +1,4 @@
-"""The plan option of a region that shares its budget with other calls in the step."""
+"""Chooses the plan option of a region that shares its budget with other calls in the step."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from compile_remat.planning.request import ChosenPlan, SharedOption
 from compile_remat.report import joined
 
 EXPECTED_REGIONS = 4
-"""Regions that a step is taken to have where nobody knows how many: what one holds lies beside three others.  For four graphs of
-two blocks each, 2.0 MiB in the first step where the lowest plan of each graph comes to 3.8 (plain 4.0)."""
+"""Regions that a step is assumed to have while their number is unknown: a region's saved bytes count beside those of three
+others.  For four graphs of two blocks each, 2.0 MiB in the first step; with the lowest plan of each graph 3.8 (plain 4.0)."""
 
 
 def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveBudget, plain: PlanOption) -> ChosenPlan:
-    """A plan option for a region that runs beside others, with the menu of all its options.
+    """Returns a plan for a region that shares a budget with others, with the menu of all its options.
 
     Args:
-        plain: What plain torch.compile takes for the region.
+        plain: Plain torch.compile's plan option for the region.
 
     Raises:
-        SharedBudgetError: Nothing fits beside what the others hold.
+        SharedBudgetError: No option fits beside the bytes that the other regions hold.
     """
     calls = [RegionCall(0, request.gradient_bytes)] * max(1, request.calls)
     is_fraction = effective.budget.kind == "fraction"
@@ -61,7 +61,7 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
     peak_bytes, choice = min(found, key=lambda f: f[0])
     assert limit_bytes is not None
     if is_fraction and not request.calls and request.is_open:
-        return choice  # what the fraction allows is known with the graphs to come
+        return choice  # the bytes of the fraction are known only with the graphs to come
     if not effective.source and not request.may_miss:
         largest, written = choice.plan.largest, effective.budget.written
         raise SharedBudgetError(limit_bytes, peak_bytes, largest, request.others_bytes, len(calls), written)
@@ -74,19 +74,19 @@ def choose_shared(planner: Planner, request: SharedOption, effective: EffectiveB
 
 
 def _most_bytes(planner: Planner, plain: PlanOption) -> int:
-    """What a region's first plan may take by itself: no more than plain, whose kernels another order may call at a higher peak."""
+    """Returns the limit of the own peak of a region's first plan: the higher of plain's peaks in its own and our kernel order."""
     return max(_own_peak_bytes(plain), _own_peak_bytes(plain_option(planner.problem)))
 
 
 def _first_option(
     menu: Sequence[PlanOption], most_bytes: int, left_bytes: int | None, request: SharedOption, same_peak: float
 ) -> PlanOption:
-    """The option of a region's first step, in which it is not known what else runs, under bytes or without a number to keep.
+    """Returns the option for a region's first step, whose other regions are unknown, under a budget in bytes or without a limit.
 
-    Candidates are those whose own peak is inside what is left and no higher than plain's, `most_bytes`; where none is inside, those
-    that are as good as the lowest.  Under bytes it is the one whose step would be lowest if `EXPECTED_REGIONS` such regions ran in
-    it.  Without a number it is the one closest to the lowest over steps of 1, 2, ... such regions; behind the last graph break,
-    where nothing follows, the one of the lowest peak.
+    Candidates are the options whose own peak is at most `left_bytes` and plain's peak (`most_bytes`); if there are none, those with
+    nearly the lowest own peak.  Under a budget in bytes, the option is chosen whose step would have the lowest peak if
+    `EXPECTED_REGIONS` such regions ran in it.  Without a limit, it is the option whose peaks over steps of 1, 2, ... such regions
+    are closest to the lowest ones; after the last graph break, where no region follows, the option of the lowest peak.
     """
     lowest_bytes = min(map(_own_peak_bytes, menu))
     limit_bytes = int(most_bytes / same_peak)
@@ -110,12 +110,12 @@ def _first_option_of_fraction(
     request: SharedOption,
     same_peak: float,
 ) -> PlanOption:
-    """The same under a fraction, whose bytes grow with what plain torch.compile takes for the regions to come.
+    """Returns the option for a region's first step under a fraction, whose bytes grow with plain's peak for the regions to come.
 
-    Steps are looked at in which 0, 1, ... more such regions follow.  It is the fastest option that exceeds the fraction in none of
-    them and holds no more than the fraction of what plain would hold: where every region keeps its share, the step does, and the
-    plan may stay when the step is known.  Where there is none, it is the option that exceeds them by the least part, added up.
-    Candidates are those whose own peak is no higher than plain's.
+    The options are compared over steps in which 0, 1, ... more such regions follow.  The fastest option is chosen that exceeds the
+    fraction in no such step and holds at most the fraction of the bytes that plain would hold: if every region keeps its share, the
+    step keeps its budget, and the plan may stay once the step is known.  If there is none, the option is chosen whose excesses,
+    relative to the limits, have the lowest sum.  Candidates are the options whose own peak is no higher than plain's.
     """
     limit_bytes = max(most_bytes, min(map(_own_peak_bytes, menu))) / same_peak
     following = range(EXPECTED_REGIONS if request.is_open else 1)
@@ -138,10 +138,10 @@ def _first_option_of_fraction(
 
 
 def _expected_bytes(option: PlanOption, following: int = EXPECTED_REGIONS - 1) -> int:
-    """The peak of a step in which so many such regions follow."""
+    """Returns the peak of a step in which `following` more such regions run."""
     return following * option.held_bytes + _own_peak_bytes(option)
 
 
 def _own_peak_bytes(option: PlanOption) -> int:
-    """Beside others: a gradient comes in for each output, and the outputs that its backward reads lie there as well."""
+    """Returns the region's peak beside others: gradients of its outputs come in while the outputs that its backward reads live."""
     return option.peak_bytes + option.kept_output_bytes

@@ -1,8 +1,8 @@
-"""Up to which sizes a plan keeps its budget: the region peak as a function of the symbols of a graph.
+"""Finds the largest sizes at which a plan keeps its budget, from the region peak as a function of a graph's symbols.
 
 The problem of a joint graph is built again at other sizes (`_torch.sizes.sizes_at`), and the same saved and recomputed values
-are simulated there.  Peaks grow with every size for practically all graphs; evaluations inside of the box that was found check
-that instead of relying on it.  With several symbols all sizes grow by the same factor: the box is a conservative one.
+are simulated there.  Peaks grow with every size for practically all graphs; the search checks this by evaluations inside of the
+box that it found.  With several symbols all sizes grow by the same factor, so the box is conservative.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from compile_remat.planning.request import Replay, Request, SharedOption, target
 LOG = logging.getLogger("compile_remat")
 
 EVALUATIONS = 8
-"""Sizes at which one search for a limit evaluates the peak, at most."""
+"""Sizes at which one search for the largest sizes evaluates the peak, at most."""
 
 CLOSE = 0.99
-"""A peak of this part of the budget ends the search: it would find sizes that are hardly larger."""
+"""The search ends once the peak reaches this share of the budget: further sizes would be hardly larger."""
 
 MOST_SHARE = 1e6
-"""Stands for the share of sizes at which the graph is another one."""
+"""Replaces an infinite share of the budget, as at sizes for which the graph is another one."""
 
 LARGEST = 1 << 16
-"""The search ends at this multiple of the planned sizes."""
+"""The search goes up to this multiple of the planned sizes."""
 
 INSIDE = (0.33, 0.67)
-"""Where a box is checked inside, as parts of the way from the planned to the largest sizes."""
+"""Sizes inside of a box at which the peak is checked, as fractions of the way from the planned to the largest sizes."""
 
 BEYOND = 2
-"""How far the budget carries is told by a plan for this multiple of the largest sizes that the first plan serves."""
+"""A low plan at this multiple of the first plan's largest sizes tells the largest sizes that any plan may reach."""
 
 Share = Callable[[Sizes], float]
-"""The peak at these sizes as a part of the budget there."""
+"""Maps sizes to the peak as a share of the budget there."""
 
 
 @dataclass(frozen=True)
 class Varying:
-    """A joint graph whose sizes may vary, with its problem at the sizes that are planned for.
+    """A joint graph whose sizes may vary, with its problem at the planned sizes.
 
     Attributes:
-        expandable: Whether torch's CUDA allocator has expandable segments.
+        expandable: True if torch's CUDA allocator has expandable segments.
     """
 
     joint: joint_graph.Joint
@@ -67,7 +67,7 @@ class Varying:
         return symbols_of(self.joint.module.graph)
 
     def at(self, sizes: Sizes) -> Problem:
-        """The problem at other sizes.  No kernel runs: workspaces grow with the largest tensor that a node reads or makes."""
+        """Returns the problem at other sizes without running kernels: workspaces scale with a node's largest input or output."""
         measured = {v.name: v.workspace_bytes for v in self.problem.values if v.workspace_bytes}
         measured |= {s.name: s.workspace_bytes for s in self.problem.steps if s.workspace_bytes}
         nodes = [node for node in self.joint.module.graph.nodes if node.name in measured]
@@ -90,12 +90,12 @@ def _largest_bytes(node: fx.Node) -> int:
 def range_of(
     graph: Varying, request: Request, effective: EffectiveBudget, planner: Planner, plan: Plan, plain: PlanOption | None
 ) -> SizeRange | None:
-    """The sizes in which a plan keeps its budget; None for a graph of fixed shapes, and where there is no number to keep.
+    """Returns the sizes up to which a plan keeps its budget; None for a graph of fixed shapes, and if no bytes limit the peak.
 
-    A plan that shares its budget with other graphs answers for the sizes that it was made for.
+    For a plan that shares its budget with other graphs, the largest sizes are the planned ones.
 
     Args:
-        plain: What plain torch.compile saves, where the budget is a fraction of what that takes, at all sizes.
+        plain: Plain torch.compile's plan option, whose peak at each size a fraction multiplies; None if there is no fraction.
     """
     symbols = graph.symbols
     if not symbols:
@@ -110,7 +110,7 @@ def range_of(
     limit_bytes, problem_at = min(limits), functools.cache(graph.at)
     follows = effective.budget.kind == "fraction" and plain is not None and limit_bytes == plan.budget_bytes
     plain_share = 0.0
-    if plain is not None and follows:  # of a peak whose kernels are called in a plan's order
+    if plain is not None and follows:  # relative to the peak of plain's saved values with the kernels in a plan's order
         plain_share = float(effective.budget.value or 0) * plain.peak_bytes / _peak_bytes(graph.problem, plain.saved)
 
     def limit_at(sizes: Sizes) -> float:
@@ -132,7 +132,7 @@ def range_of(
 
 
 def log_unbounded_sizes(joint: joint_graph.Joint) -> None:
-    """Warn in the log of sizes that count at a guess."""
+    """Warn in the log of data-dependent sizes without an upper bound, which count as `FALLBACK`."""
     names = unbounded_of(joint.module.graph)
     if names:
         LOG.warning(
@@ -148,11 +148,11 @@ def _values(sizes: Sizes) -> tuple[int, ...]:
 
 
 def largest_sizes(symbols: Sequence[Symbol], share: Share) -> Sizes:
-    """The largest sizes found up to which `share` is at most 1; those of the symbols where it is above 1 right beyond them."""
+    """Returns the largest sizes found up to which `share` is at most 1; the planned sizes if it is above 1 right beyond them."""
     start, most = max(s.size for s in symbols), _most(symbols)
     at = functools.cache(lambda step: share(_scaled(symbols, step)))
-    low, high = start, most + 1  # steps: the budget is kept at `low`, and not known to be at `high`
-    for turn in range(EVALUATIONS):  # every other time in the middle, since a convex peak's line falls short each time
+    low, high = start, most + 1  # steps: the peak fits the budget at `low`, and is not known to fit at `high`
+    for turn in range(EVALUATIONS):  # every other step bisects, since the line through a convex peak always falls short
         if high - low <= 1 or at(low) >= CLOSE:
             break
         step = (low + high) // 2 if high <= most and turn % 2 else _next(start, low, high, at, most)
@@ -163,7 +163,10 @@ def largest_sizes(symbols: Sequence[Symbol], share: Share) -> Sizes:
 
 
 def _next(start: int, low: int, high: int, at: Callable[[int], float], most: int) -> int:
-    """Where a straight line through two known peaks reaches the budget: those around it, else the last two below it."""
+    """Returns the step at which a straight line through two known peaks reaches the budget.
+
+    The peaks are those at `low` and `high` if both are known, else those at `start` and `low`.
+    """
     share = at(low)
     if high <= most:
         slope = (min(at(high), MOST_SHARE) - share) / (high - low)
@@ -176,7 +179,7 @@ def _next(start: int, low: int, high: int, at: Callable[[int], float], most: int
 
 
 def _most(symbols: Sequence[Symbol]) -> int:
-    """The last step, limited by the sizes that Dynamo's guards let in."""
+    """Returns the last step of the search, limited by `LARGEST` and by the sizes that Dynamo's guards admit."""
     start = max(s.size for s in symbols)
     return min(
         [LARGEST * start, *[s.upper * start // max(1, s.size) for s in symbols if s.upper is not None]], default=start
@@ -184,13 +187,13 @@ def _most(symbols: Sequence[Symbol]) -> int:
 
 
 def _scaled(symbols: Sequence[Symbol], step: int) -> Sizes:
-    """All sizes grown by the factor that brings the largest one to `step`."""
+    """Returns all sizes scaled by the factor that brings the largest one to `step`."""
     start = max(s.size for s in symbols)
     return tuple((s.name, s.size * step // start) for s in symbols)
 
 
 def _peak_bytes(problem: Problem, saved: Sequence[str], again: Sequence[str] = ()) -> float:
-    """The region peak on a problem at other sizes; infinite where the graph is another one there."""
+    """Returns the region peak on a problem at other sizes; infinite if the graph is another one there."""
     try:
         return peak_bytes_of(problem, saved, again)
     except ValueError:

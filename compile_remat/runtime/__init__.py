@@ -1,4 +1,4 @@
-"""What happens while a compiled graph runs: measured peaks, the budget of a whole step, recovery from out-of-memory.
+"""Runs compiled graphs: measured peaks, the budget of a whole step, recovery from out-of-memory.
 
-Hands requests to whoever compiles; compiles nothing itself.
+Compiles nothing itself; passes requests to the compile function that it is given.
 """

@@ -1,7 +1,7 @@
-"""Inputs that changed between a forward and its backward, which reads them again: an error by the user's names.
+"""Raises an error with the user's names for inputs that changed between a forward and its backward, which reads them again.
 
-Only inputs that the backward of plain torch.compile does not read (`Report.inputs_beyond_plain`): what that reads, too, is left to
-autograd.  Versions are compared before anything of the backward runs: within it, hooks may step the parameters.
+Covers only inputs that plain torch.compile's backward does not read (`Report.inputs_beyond_plain`); for the others, autograd's own
+check applies.  Versions are compared before any part of the backward runs, because hooks in it may step the parameters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from compile_remat.verify.tolerance import error_norms, magnitude
 
 @dataclass(frozen=True)
 class _Version:
-    """A weak reference to a tensor, and to the one that it is a view of, with their version after the forward.
+    """Weak references to a tensor and to its base, if it is a view, with their shared version after the forward.
 
-    An argument may be gone while the tensor that it is a view of is changed.
+    An argument may be freed while its base is still there and changed.
     """
 
     tensors: tuple[TensorWeakRef, ...]
@@ -42,7 +42,7 @@ class _Version:
 
     @property
     def has_changed(self) -> bool:
-        """Returns whether somebody has written into it since; no if nobody has it any more."""
+        """True if one of the tensors still exists and was written in place since the forward."""
         found = (reference() for reference in self.tensors)
         return any(t is not None and version_of(t) != self.number for t in found)
 
@@ -52,8 +52,8 @@ class _Inputs:
     """The inputs that a backward will read again, as they were after the forward.
 
     Attributes:
-        versions: By position.
-        copies: The tensor and a copy of it on the host, by position; only where a check compares them.
+        versions: Version of each input, by position.
+        copies: The input and a copy of it on the host, by position; empty unless a check compares them.
     """
 
     versions: dict[int, _Version]
@@ -61,13 +61,13 @@ class _Inputs:
 
 
 class ChangedInputs(Hook):
-    """The hook that says which input has changed.
+    """The hook that raises an error with the names of the inputs that have changed.
 
     Args:
-        names: Of all arguments, as the user writes them.
+        names: Names of all arguments, as the user writes them.
         setting: The setting `inputs`.
-        checks: Whether the first step is checked: copies of the inputs show changes that move no version (`.data`, numpy).
-        report_dir: Where the outcome of the check is written.
+        checks: True to check the first step: copies of the inputs show changes that move no version (`.data`, numpy).
+        report_dir: Folder for the report with the outcome of the check.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ChangedInputs(Hook):
         self.checks, self.report_dir = checks, report_dir
 
     def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
-        """Remember what the backward will read again."""
+        """Record the versions of the inputs that the backward will read again, and copies if the step is checked."""
         report = call.running.report
         beyond = report.inputs_beyond_plain
         if not beyond:
@@ -87,14 +87,14 @@ class ChangedInputs(Hook):
         call.notes[self] = _Inputs(versions, copies)
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
-        """The gradients.
+        """Run the backward; returns its gradients.
 
         Raises:
-            InputChangedError: Autograd refuses them because of such an input, or a check finds one that differs.
+            InputChangedError: Autograd's version check fails because of such an input, or a copy differs from its input.
         """
         report, seen = call.running.report, call.notes.get(self)
         changed = set() if seen is None else {k for k, version in seen.versions.items() if version.has_changed}
-        is_as_plain = not changed.isdisjoint(report.inputs_as_plain)  # then plain torch.compile refuses this, too
+        is_as_plain = not changed.isdisjoint(report.inputs_as_plain)  # then plain torch.compile raises, too
         if seen is not None and seen.copies and not is_as_plain:
             self._compare(report, seen)
         del seen
@@ -124,7 +124,7 @@ class ChangedInputs(Hook):
         """Compare the inputs of a first step with their copies.
 
         Raises:
-            InputChangedError: Some differ.
+            InputChangedError: An input differs from its copy.
         """
         apart = {k: error_norms(now.cpu(), then).largest for k, (now, then) in seen.copies.items()}
         changed = {k for k, largest in apart.items() if largest > 0}

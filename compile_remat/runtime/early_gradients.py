@@ -1,8 +1,8 @@
-"""Gradients that leave a compiled backward when they are made: who gets them now, and who at the end.
+"""Gradients that leave a compiled backward when they are made, and the choice of those that wait until it ends.
 
-A delivery carries positions alone.  The parameter is found through the autograd node that runs, so cached code serves any model.
-Where autograd would do more than accumulate into a leaf, the gradient is handed back: it waits until the backward returns, as ever.
-Whether it may leave is decided for each gradient before anything of its parameter has changed.
+A delivery carries only positions.  The parameter is found through the running autograd node, so cached code serves any model.
+If autograd would do more than accumulate into a leaf, the gradient is handed back: the backward returns it at its end, as usual.
+This is decided for each gradient before anything of its parameter has changed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SHARED = "a parameter is in several graphs that run before their backwards do, o
 
 @dataclass
 class _Leaves:
-    """What a call that waits for its backward knows of its parameters.
+    """The parameters of a call that waits for its backward.
 
     Attributes:
-        ids: Ids of the leaves that it takes.
-        at_the_end: Ids of those whose gradients do not leave early, with the reason.
+        ids: Ids of the leaves that the call takes.
+        at_the_end: Ids of the leaves whose gradients do not leave early, with the reason.
     """
 
     ids: frozenset[int]
@@ -39,7 +39,7 @@ class _Leaves:
 
 
 _WAITING: weakref.WeakKeyDictionary[CallInFlight, _Leaves] = weakref.WeakKeyDictionary()
-"""Calls that wait for their backwards, with what they take: a parameter of two of them gets its gradient from both."""
+"""Calls that wait for their backwards, with their leaves: a parameter in two of these calls gets gradients from both."""
 
 
 class EarlyGradients(Hook):
@@ -49,7 +49,7 @@ class EarlyGradients(Hook):
         self._warned = set[str]()
 
     def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
-        """Remember which leaves the call takes."""
+        """Record the leaves that the call takes, and the leaves whose gradients cannot leave early."""
         found = [n.variable for n in leaves.leaf_nodes(node) if n is not None]
         note = _Leaves(frozenset(map(id, found)))
         for shared in leaves.shared_storages(args) & note.ids:
@@ -59,7 +59,7 @@ class EarlyGradients(Hook):
         _WAITING[call] = note
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
-        """The gradients that do not leave early."""
+        """Run the backward; returns its gradients, without those that have left early."""
         delivery = _Delivery(call, leaves.current_node())
         with receiving(delivery.receive):
             returned = run(*arguments)
@@ -70,7 +70,7 @@ class EarlyGradients(Hook):
 
 
 class _Delivery:
-    """One backward, and what it has handed over."""
+    """One backward, and the gradients that it has handed over."""
 
     def __init__(self, call: CallInFlight, node: Any) -> None:
         self.call, self.nodes = call, leaves.leaf_nodes(node)
@@ -89,7 +89,7 @@ class _Delivery:
         """Take a gradient: accumulate it and run the hooks behind it, or keep it until the backward ends.
 
         Raises:
-            GradientError: The code belongs to other arguments than the node that runs.
+            GradientError: The running node has another number of tensor arguments than the code.
         """
         if place.edges != len(self.nodes):
             raise GradientError(f"a graph of {place.edges} tensors has an autograd node of {len(self.nodes)}")
@@ -118,12 +118,12 @@ class _Delivery:
             return self.own.at_the_end[key]
         others = [n for c, n in list(_WAITING.items()) if c is not self.call and c.is_in_flight and key in n.ids]
         for other in others:
-            other.at_the_end[key] = SHARED  # what it contributes is added to what waits for it in the engine
+            other.at_the_end[key] = SHARED  # its gradient is added to this one, which waits in the engine
         return SHARED if others else leaves.why_at_the_end(node, gradient)
 
 
 def _complain(leaf: torch.Tensor) -> None:
-    """The engine has come to a leaf that was served, with another contribution to its gradient."""
+    """Raise: the engine has another contribution to the gradient of a leaf that got its gradient early."""
     raise GradientError(
         f"a parameter of shape {tuple(leaf.shape)} got a gradient early and gets another one in the same backward, from code that "
         "is not compiled or is compiled with gradients = 'end'; its hooks have run on a part of the gradient. "

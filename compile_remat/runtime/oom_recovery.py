@@ -1,10 +1,10 @@
-"""Out of memory: plan again for what was really available, and run the same step again.
+"""Recovers from out of memory: plans again for the memory that was really available, and runs the same step again.
 
-A forward that fails is called once more.  A backward that fails starts over: the forward runs again on the same inputs,
-under the random state of then, with the new plan, and its backward on the same gradients.  That is right only
-while everything that the forward read is still there, unchanged; else the error stays what it was, with a note that says
-why.  Nothing is kept alive for this that was not alive anyway, except what is small: copies of what the graph overwrites
-and, while a backward runs, its gradients and inputs.
+A failed forward is called again.  For a failed backward, the forward runs again on the same inputs, under its random state and
+the new plan, and then its backward on the same incoming gradients.  This gives the right gradients only while every tensor that
+the forward read still exists, unchanged; otherwise the original error is raised with a note that says why.  Recovery extends the
+lifetime only of small tensors: copies of the inputs that the graph overwrites and, while a backward runs, its incoming gradients
+and its inputs.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ T = TypeVar("T")
 
 SMALL_BYTES = MIB
 SMALL_SHARE = 256
-"""Together they are small up to so many bytes, or up to this part of the plan's peak."""
+"""Tensors are small if together they have at most `SMALL_BYTES`, or at most 1 / `SMALL_SHARE` of the plan's peak."""
 
 LESS = 0.85
-"""The next plan's peak is at most this part of the one that failed, whatever seems to be free."""
+"""The target of the next plan is at most this share of the failed plan's peak, however many bytes seem to be free."""
 
 USABLE = 0.95
-"""Of the free memory: the rest may be in pieces too small to use."""
+"""Share of the free memory that counts: the rest may be in pieces too small to use."""
 
 
 class CannotRetry(Exception):
-    """Why a step that ran out of memory cannot run again."""
+    """Carries the reason why a step that ran out of memory cannot run again."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """How things stood when a forward began, by reference where possible.
+    """The inputs and the random state of a forward, by reference where possible.
 
     Attributes:
-        inputs: A weak reference and the version after the forward for each tensor, the value itself for anything else.
-        written: Copies of what the forward writes into, by position.
-        random: The states of the generators, in no tensor: a plan counts each byte of those.
-        problem: Why the forward cannot run again; empty where it can.
+        inputs: A weak reference for each tensor, the value itself for any other argument.
+        versions: The version of each argument after the forward; None if it has none.
+        written: Copies of the inputs that the forward overwrites, by position.
+        random: The states of the generators, as bytes and not as tensors, because a plan counts the bytes of tensors.
+        problem: The reason why the forward cannot run again; empty if it can.
     """
 
     inputs: tuple[Any, ...] = ()
@@ -66,10 +67,10 @@ class Start:
     problem: str = ""
 
     def arguments(self) -> list[Any]:
-        """What the forward was called with.
+        """Returns the arguments of the forward.
 
         Raises:
-            CannotRetry: Some of it is gone, or has another value now.
+            CannotRetry: The forward cannot run again, or an argument was freed or changed since.
         """
         if self.problem:
             raise CannotRetry(self.problem)
@@ -89,7 +90,7 @@ class Start:
         return found
 
     def kept(self, most_bytes: int) -> list[torch.Tensor]:
-        """The inputs that are not parameters, alive as long as the list, if all of them take no more than `most_bytes`."""
+        """Returns strong references to the inputs that are not parameters; an empty list if they exceed `most_bytes` together."""
         found = [value() for value in self.inputs if isinstance(value, weakref.ref)]
         inputs = [t for t in found if t is not None and not isinstance(t, torch.nn.Parameter)]
         return inputs if sum(t.nbytes for t in inputs) <= most_bytes else []
@@ -99,13 +100,13 @@ class OomRecovery(Hook):
     """The hook that runs a step again after it ran out of memory.
 
     Args:
-        retries: How often the region may be planned again in all.
-        device: Where it runs.
-        available: What can be allocated there now, in bytes; None where that is not known.
-        written: Positions of the arguments that the graph writes into; None where they are not known.
-        limit_bytes: The budget where it is one in bytes, which copies must not exceed either.
-        is_minimum: Whether a plan that was made without peers is the one of the minimum peak.
-        communicates: Whether the graph waits for other ranks, which would not run it again.
+        retries: Times that the region may be planned again, in all its calls together.
+        device: The device of the region.
+        available: Returns the bytes that can be allocated on the device now; None if unknown.
+        written: Positions of the arguments that the graph writes into; None if unknown.
+        limit_bytes: The budget if it is a number of bytes; the plan's peak and the copies together stay inside of it.
+        is_minimum: True if a plan made without peers is the plan of the minimum peak.
+        communicates: True if the graph waits for other ranks, which would not run it again.
     """
 
     def __init__(
@@ -122,15 +123,15 @@ class OomRecovery(Hook):
         self.retries, self.device, self.available = retries, device, available
         self.written, self.is_minimum, self.communicates = written, is_minimum, communicates
         self.limit_bytes = limit_bytes
-        self.lowest_bytes: int | None = None  # the peak below which there was no plan
+        self.lowest_bytes: int | None = None  # peak of the lowest plan, once known
         self.random_devices = () if device.type == "cpu" else (device,)
 
     def small_bytes(self, region: CompiledRegion) -> int:
-        """What may be kept alive for a second try."""
+        """Returns the bytes of tensors that may be kept alive for a second try; 0 if there will be none."""
         return 0 if self._refusal(region) else max(SMALL_BYTES, region.running.plan.peak_bytes // SMALL_SHARE)
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """Copy the small inputs that the forward overwrites."""
+        """Copy the inputs that the forward overwrites and the random state, or note the reason why it could not run again."""
         region = _region_of(call)
         problem = self._refusal(region) or self._problem_of(args, self._room_bytes(region))
         call.notes[self] = Start(problem=problem) if problem else self._start(args)
@@ -144,7 +145,7 @@ class OomRecovery(Hook):
         return min(SMALL_BYTES, max(0, self.limit_bytes - peak_bytes))
 
     def _problem_of(self, args: Sequence[Any], room_bytes: int) -> str:
-        """Why the forward could not run again on these arguments; empty where it could."""
+        """Returns the reason why the forward could not run again on these arguments; empty if it could."""
         if self.written is None:
             return "what the graph writes into is not known"
         tensors = [args[k] for k in self.written]
@@ -162,7 +163,7 @@ class OomRecovery(Hook):
         return Start(written=copies, random=_read_random(self.random_devices))
 
     def forward(self, call: CallInFlight, run: Compiled, *args: Any) -> Any:
-        """The outputs, under a lower plan where memory runs out."""
+        """Run the forward; returns its outputs, under a lower plan if memory runs out."""
         outputs, failure = attempt(run, args)
         start: Start = call.notes[self]
         while failure is not None:
@@ -182,7 +183,7 @@ class OomRecovery(Hook):
         return outputs
 
     def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
-        """Remember the inputs, weakly, for a backward that fails."""
+        """Keep weak references to the inputs, for a backward that fails."""
         if self.written is None:
             self.written = written_by(node, len(args))
         start: Start = call.notes[self]
@@ -190,7 +191,7 @@ class OomRecovery(Hook):
         call.notes[self] = replace(start, inputs=inputs, versions=tuple(map(version_of, args)))
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
-        """The gradients; where memory runs out, those of the whole step under a lower plan."""
+        """Run the backward; returns its gradients.  If memory runs out, the whole step runs again under a lower plan."""
         region, start = _region_of(call), call.notes.get(self)
         tangents = _kept(arguments, self.small_bytes(region))
         kept = [] if start is None else start.kept(self.small_bytes(region))
@@ -218,7 +219,7 @@ class OomRecovery(Hook):
     def _whole_step(
         self, region: CompiledRegion, inputs: list[Any], gradients: list[Any], random: dict[str, bytes]
     ) -> Any:
-        """Forward and backward without autograd's engine: gradients are accumulated by the caller alone."""
+        """Run forward and backward without autograd's engine, so that only the caller accumulates the gradients; returns these."""
         now = _read_random(self.random_devices)
         _write_random(random)
         try:
@@ -233,7 +234,7 @@ class OomRecovery(Hook):
         return node.apply(*gradients)
 
     def _refusal(self, region: CompiledRegion) -> str:
-        """Why the region is not planned again; empty where it can be."""
+        """Returns the reason why the region is not planned again; empty if it can be."""
         if self.communicates:
             return "it communicates with other ranks, which do not run it again"
         peak_bytes = region.running.plan.peak_bytes
@@ -242,10 +243,10 @@ class OomRecovery(Hook):
         return "" if self.retries > 0 else "it was planned again as often as oom_retry allows"
 
     def _plan_lower(self, region: CompiledRegion, failure: torch.OutOfMemoryError) -> None:
-        """Put a lower plan in the place of the one that failed.
+        """Replace the plan that ran out of memory by a lower one.
 
         Raises:
-            CannotRetry: There is none, or it was tried too often.
+            CannotRetry: There is no lower plan, planning fails, or the region was planned again too often.
         """
         if refusal := self._refusal(region):
             raise CannotRetry(refusal)
@@ -282,7 +283,7 @@ def _region_of(call: CallInFlight) -> CompiledRegion:
 
 
 def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, torch.OutOfMemoryError | None]:
-    """The result, or the error when memory ran out: then without the tensors that its frames held."""
+    """Returns the result and None, or None and the out-of-memory error, whose frames no longer hold tensors."""
     try:
         return function(*args), None
     except torch.OutOfMemoryError as error:
@@ -295,7 +296,7 @@ def attempt(function: Callable[..., T], args: Sequence[Any]) -> tuple[T | None, 
 
 
 def explained(failure: torch.OutOfMemoryError, why: str) -> torch.OutOfMemoryError:
-    """The original error with a note on why the step did not run again; the other ranks are told of it."""
+    """Returns the original error with a note on why the step did not run again, and reports the failure to the other ranks."""
     failure.add_note(f"compile_remat: the step was not run again: {why}.")
     note_failure(failure)
     return failure
@@ -310,7 +311,7 @@ def _write_random(states: dict[str, bytes]) -> None:
 
 
 def _kept(arguments: tuple[Any, ...], most_bytes: int) -> list[Any]:
-    """The gradients that came in, weakly where they are large: the backward drops them one by one."""
+    """Returns the incoming gradients; weak references if they exceed `most_bytes`, since the backward drops them one by one."""
     flat = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], list) else arguments
     small = sum(t.nbytes for t in flat if isinstance(t, torch.Tensor)) <= most_bytes
     return [weakref.ref(t) if isinstance(t, torch.Tensor) and not small else t for t in flat]

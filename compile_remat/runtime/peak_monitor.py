@@ -1,4 +1,4 @@
-"""The measured peak of a compiled graph, for its report: from the allocator where that is free, else under `measured_step`."""
+"""Measures the peak of a compiled graph for its report: from the allocator's statistics if it has any, or in a `measured_step`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compile_remat.report import amend, latest
 from compile_remat.runtime.region import CallInFlight, CompiledRegion, Hook
 
 TRIES = 3
-"""Calls of a region for which the allocator is read, at most, until one of them shows a peak."""
+"""Calls of a region for which the allocator's statistics are read, at most, until one of them shows a peak."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the allocator says: bytes in use now, and the most that were since its statistics were last reset."""
+    """The allocator's statistics: bytes in use now, and the most bytes in use since they were last reset."""
 
     now_bytes: int
     most_bytes: int
@@ -28,11 +28,11 @@ class Reading:
 
 @dataclass
 class MeasuredStep:
-    """What `measured_step` found.
+    """The result of a `measured_step`.
 
     Attributes:
-        peak_bytes: The most bytes in use at once that the body allocated; None until it has ended.
-        ran: The graphs that ran in it, in order, by the keys of their reports; a graph that ran twice is there twice.
+        peak_bytes: The most bytes in use at once that the body allocated; None until the body has ended.
+        ran: Report keys of the graphs that ran in the body, in order; a graph that ran twice appears twice.
     """
 
     peak_bytes: int | None = None
@@ -45,21 +45,21 @@ _STEP: ContextVar[MeasuredStep | None] = ContextVar("compile_remat measured step
 
 @contextmanager
 def measured_step(device: torch.device | str | None = None) -> Iterator[MeasuredStep]:
-    """Measure one training step, and put its peak into the report of the graph that ran in it.
+    """Measure one training step, and write its peak into the report of the graph that ran in the step.
 
         with compile_remat.measured_step() as step:
             model(x).sum().backward()
         step.peak_bytes
 
-    Everything that the body allocates counts, above the level at its start: set gradients to None before.  Take a step that
-    compiles nothing.  Where several graphs ran, or one several times, the peak is the step's alone and no report has it.
+    The peak counts all bytes that the body allocates above the level at its start: set gradients to None before.  Measure a step
+    that compiles nothing.  If several graphs ran, or one graph several times, the peak is the step's and no report gets it.
 
     Args:
-        device: Whose memory; by default the current CUDA device where there is one, else the CPU.  On CUDA the allocator's peak
-            statistics are reset; on CPU a profiler runs, so that no other may.
+        device: The device whose memory is measured; by default the current CUDA device if there is one, else the CPU.  On CUDA
+            the allocator's peak statistics are reset; on CPU a profiler runs, so no other profiler may run.
 
     Raises:
-        ValueError: Memory of that device cannot be measured.
+        ValueError: The memory of that device cannot be measured.
     """
     step = MeasuredStep()
     token = _STEP.set(step)
@@ -74,16 +74,16 @@ def measured_step(device: torch.device | str | None = None) -> Iterator[Measured
 
 
 class PeakMonitor(Hook):
-    """The hook that puts the measured peak of a region into its report.
+    """The hook that writes the measured peak of a region into its report.
 
-    The allocator knows the peak of a call that raised its highest level, as the first one mostly does; the user's statistics are
-    left as they are.  The peak counts when no other forward began before the backward ended.  Inductor tunes its Triton kernels in
-    the first call, with a buffer of the size of the L2 cache beside what is alive, and libraries take their workspaces then: the
+    The allocator shows the peak of a call that raised its highest level, as the first call usually does; the hook leaves the user's
+    statistics as they are.  The peak counts only if no other forward began before the backward ended.  In the first call, Inductor
+    tunes its Triton kernels, with an extra live buffer of the size of the L2 cache, and libraries allocate their workspaces: the
     report says so.
 
     Args:
-        graph_key: Names the report.
-        read: Asks the allocator; None where it keeps no statistics, or where no call is to be measured.
+        graph_key: Key of the report.
+        read: Reads the allocator's statistics; None if it keeps none, or if no call is to be measured.
     """
 
     num_forwards = 0
@@ -95,7 +95,7 @@ class PeakMonitor(Hook):
         self.num_calls = 0
 
     def called(self, region: CompiledRegion) -> None:
-        """Tell a `measured_step` that the region runs in it."""
+        """Count the call, and add the region to the current `measured_step`, if any."""
         PeakMonitor.num_forwards += 1
         self.num_calls += 1
         step = _STEP.get()
@@ -104,13 +104,13 @@ class PeakMonitor(Hook):
             step.monitors.append(self)
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """Read the level of the allocator."""
+        """Read the allocator's statistics before the step."""
         if self.read is not None and self.tries and _STEP.get() is None:
             self.tries -= 1
             call.notes[self] = self.read(), PeakMonitor.num_forwards
 
     def after_backward(self, call: CallInFlight) -> None:
-        """Read it again."""
+        """Read the allocator's statistics again; note the peak if this call raised the highest level."""
         before, num_forwards = call.notes.get(self, (None, 0))
         if self.read is None or before is None:
             return
@@ -120,14 +120,14 @@ class PeakMonitor(Hook):
             self.note(after.most_bytes - before.now_bytes, in_first_call=self.num_calls == 1)
 
     def note(self, peak_bytes: int, *, in_first_call: bool = False) -> None:
-        """Put a measured peak into the report of the running plan; where that was forgotten, there is nothing to do."""
+        """Write a measured peak into the report of the running plan; do nothing if the report was cleared."""
         report = latest(self.graph_key)
         if report is not None:
             amend(report, self.report_dir, measured_peak_bytes=peak_bytes, measured_in_first_call=in_first_call)
 
 
 def reader_of(device: torch.device) -> Callable[[], Reading] | None:
-    """How to ask the allocator of a device; None where it keeps no statistics."""
+    """Returns a function that reads the allocator's statistics of a device; None if it keeps none (any device but CUDA)."""
     if device.type != "cuda":
         return None
     return lambda: Reading(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))

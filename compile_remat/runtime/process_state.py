@@ -1,4 +1,4 @@
-"""Everything that this package remembers in the process, outside of the callables that `torch.compile` made.
+"""All state that this package keeps in the process, outside of the callables that `torch.compile` made.
 
     where                                     what                                     cleared
     report._REPORTS                           reports of the graphs compiled so far    yes; alone by `reset_reports()`
@@ -18,9 +18,9 @@
     inductor.cpp_kernels.building._functions  kernels that were loaded, by their code  no: equal code is equal
     inductor.fusion_guard._orders             schedules of Inductor, weakly            go with their scheduler
 
-What is computed once and never changes is not listed: hash of the sources, names of settings and types, rules of the installed
-Inductor, workspaces of kernels.  On objects of torch there are the original backward, on the class of a compiled graph, and
-the handle of a call, on its autograd node (`_torch.autograd_node`); they go with these.
+The table leaves out values that are computed once and never change: hash of the sources, names of settings and types, rules of
+the installed Inductor, workspaces of kernels.  Two objects of torch carry state that lives as long as they do
+(`_torch.autograd_node`): the class of a compiled graph, its original backward, and an autograd node, the handle of its call.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from compile_remat.runtime.shared_budget import clear_budgets
 
 
 def clear_process_state() -> None:
-    """Forget what earlier compilations left, as in a new process; compiled callables go on with what they hold.
+    """Clear the state that earlier compilations left, as in a new process; compiled callables keep their own state.
 
     `install` stays in force: `uninstall` undoes it.
     """

@@ -1,8 +1,8 @@
-"""A graph of varying sizes that the budget refused at its first call: each later call is planned for by its own sizes.
+"""A graph with dynamic sizes for which no plan kept the budget at its first call: each later call is planned by its own sizes.
 
-Dynamo keeps what it gets for a graph and calls it at all sizes that its guards let in.  The error of the first call says
-nothing of them: at smaller sizes there may be a plan, and at others the lowest reachable peak is another one.  Dynamo cannot
-be asked to trace the graph again, so that is done here, and so is what Dynamo would do with the guards.
+Dynamo keeps the callable that it gets for a graph and calls it at all sizes that its guards admit.  The error of the first call
+does not hold for other sizes: at smaller ones there may be a plan, and the lowest reachable peak differs.  Dynamo cannot be
+asked to trace the graph again, so this module compiles variants of the graph and checks their guards, as Dynamo would.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from compile_remat.runtime.region import CompiledRegion
 
 @dataclass(frozen=True)
 class Variant:
-    """The graph compiled as if certain sizes had been seen first.
+    """The graph, compiled as if its first call had had certain sizes.
 
     Attributes:
-        serves: Whether what was assumed of the sizes then holds at these.
+        serves: Returns True if the guards of this compilation hold at the given sizes.
     """
 
     region: CompiledRegion
@@ -33,14 +33,14 @@ class Variant:
 
 
 class RefusedRegion:
-    """Raises the error of its sizes for a call that has no plan; any other call runs a variant of the graph.
+    """Runs a variant of the graph for each call that has a plan at its sizes; for any other call raises the error of its sizes.
 
     Args:
-        positions: Where the arguments of the graph have its symbols, by name.
-        request: What to ask for now.
-        begin: Compiles a variant for these sizes; None where that cannot be.
+        positions: The graph's symbols by name, each with its position among the arguments.
+        request: Returns the current request.
+        begin: Compiles a variant for these sizes; returns None if that is not possible.
         refused: The request of the first call and its sizes.
-        error: What it was refused with.
+        error: The error of the first call.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class RefusedRegion:
         self._variants: list[Variant] = []
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph.
+        """Run the variant of the graph for these sizes; compiles one if there is none.
 
         Raises:
             BudgetError: No plan keeps the budget at these sizes.
         """
-        if has_fake(args):  # torch's own call, while it compiles
+        if has_fake(args):  # torch itself calls with fake tensors while it compiles
             raise without_traceback(self._first)
         sizes = tuple((name, args[k]) for name, k in self._positions)
         found = self._known(sizes)

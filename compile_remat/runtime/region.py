@@ -1,8 +1,8 @@
-"""What `torch.compile` gets from the backend: one region, its running plan, and the hooks around its calls.
+"""The callable that `torch.compile` gets from the backend: one region, its running plan, and the hooks around its calls.
 
 `CompiledRegion` is the only wrapper around compiled code.  It finds the autograd node of a call once and intercepts the backward
-once; what is to happen around them stands in hooks (`PeakMonitor`, `SharedBudget`, `OomRecovery`), which do not know each other.
-The states of a region's plan and of its calls, with every transition, are the tables of `runtime.states`.
+once; hooks (`PeakMonitor`, `SharedBudget`, `OomRecovery`), independent of each other, act around the calls.  The tables of
+`runtime.states` list the states of a region's plan and of its calls, with every transition.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Compiled = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RunningPlan:
-    """Compiled code, and the report of the plan in it, which has one."""
+    """Compiled code with the report of its plan; the report's `plan` is never None."""
 
     compiled: Compiled
     report: Report
@@ -54,21 +54,22 @@ class RunningPlan:
 
     @property
     def excess_bytes(self) -> int | None:
-        """By how much the codegen peak exceeds the planned one; None where it is not known."""
+        """Bytes by which the codegen peak exceeds the planned peak, at least 0; None if the codegen peak is unknown."""
         codegen_bytes = self.report.scheduled_peak_bytes
         return None if codegen_bytes is None else max(0, codegen_bytes - self.plan.peak_bytes)
 
 
 class CallInFlight:
-    """One forward of a region and its backward; a `CallState` says how far it is.
+    """One forward of a region and its backward, with its progress as a `CallState`.
 
     Attributes:
         state: See `runtime.states`.
-        thread: The thread of the forward, or of the step that a forward inside a backward belongs to.
+        thread: The thread of the forward; for a forward inside a backward, the thread of the step that it belongs to.
         running: The code that this call runs; other threads may run other plans of the region at the same moment.
-        saved_bytes: What the plan of this call keeps from the forward for the backward, outputs included.
-        notes: What each hook remembers of the call while it is in flight.
-        num_delivered: How many gradients have left its backwards before these ended.
+        saved_bytes: Bytes that the plan of this call keeps from the forward for the backward, outputs included.
+        is_shared: True if the region has a menu for a joint allocation.
+        notes: Each hook's data about the call while it is in flight.
+        num_delivered: Number of gradients that have left its backwards before these ended.
     """
 
     def __init__(self, region: CompiledRegion) -> None:
@@ -83,47 +84,47 @@ class CallInFlight:
 
     @property
     def region(self) -> CompiledRegion | None:
-        """The region; None where it is gone, as with its model."""
+        """The region; None if it has been freed, for example with its model."""
         return self._region()
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether the call holds what its backward reads."""
+        """True while the call holds the saved tensors of its backward."""
         return self.state in (CallState.FORWARD, CallState.AWAITING_BACKWARD)
 
     def move(self, event: CallEvent) -> None:
-        """Go to the next state; KeyError where the table has no such transition."""
+        """Go to the next state; raises KeyError if the table has no such transition."""
         self.state = CALL_TRANSITIONS[self.state, event]
         if not self.is_in_flight:
             self.notes.clear()
 
 
 class Hook:
-    """What happens around the calls of a region; each method does nothing by default."""
+    """Methods that run around the calls of a region; by default each does nothing but call `run` where it has one."""
 
     def called(self, region: CompiledRegion) -> None:
-        """The region is called, with or without gradients."""
+        """Runs at each call of the region, with or without gradients."""
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """A forward that may have a backward begins; here the region and its call may get another plan."""
+        """Runs before a forward that may have a backward; the hook may give the region and its call another plan."""
 
     def forward(self, call: CallInFlight, run: Compiled, *args: Any) -> Any:
-        """The outputs: those of ``run(*args)``."""
+        """Runs the forward; returns the outputs of ``run(*args)``."""
         return run(*args)
 
     def after_forward(self, call: CallInFlight, args: Sequence[Any], node: Any) -> None:
-        """The forward has returned, and `node` is its node in autograd."""
+        """Runs after the forward has returned; `node` is its autograd node."""
 
     def backward(self, call: CallInFlight, run: Backward, *arguments: Any) -> Any:
-        """The gradients: those of ``run(*arguments)``."""
+        """Runs the backward; returns the gradients of ``run(*arguments)``."""
         return run(*arguments)
 
     def after_backward(self, call: CallInFlight) -> None:
-        """A backward has ended; autograd may call another one if it keeps the graph."""
+        """Runs after a backward has ended; autograd may run another one if it keeps the graph."""
 
 
 class Publish(Protocol):
-    """Records the report of a plan that runs from now on, in place of all others of the graph or (`replaces` False) beside them."""
+    """Records the report of a plan that runs from now on, in place of the graph's other reports or (no `replaces`) beside them."""
 
     def __call__(self, report: Report, *, replaces: bool = True) -> None: ...
 
@@ -137,16 +138,17 @@ class CompiledRegion:
 
     Attributes:
         running: The code that the next call runs.
-        state: How its plan was made; see `runtime.states`.
+        state: State of the plan; see `runtime.states`.
         menu: Plan options for a joint allocation; empty for a plan that was made without peers.
-        plain: What plain torch.compile takes for it, where that is known.
-        excess_bytes: What the emitted code needs beyond a plan, by what the plan saves.
+        plain: Plain torch.compile's plan option for the region; None if unknown.
+        excess_bytes: Bytes by which the emitted code exceeds a plan's peak, by the names of the plan's saved values.
+        known: Plans that were compiled, by the names of their saved values.
         num_changes: Changes of the plan by joint allocations.
 
     Args:
         running: The first plan.
-        hooks: What happens around each call, the outermost first.
-        recompile: Compiles another plan, made for these sizes, and records nothing; None where there is none.
+        hooks: The hooks of each call, the outermost first.
+        recompile: Compiles another plan, made for these sizes, and records nothing; returns None if there is none.
         publish: Records a report; see `Publish`.
     """
 
@@ -168,18 +170,18 @@ class CompiledRegion:
         self.state = PlanState.EXPECTING if self.menu else PlanState.EXCLUSIVE
 
     def recompile(self, request: Request, sizes: Sizes | None = None) -> RunningPlan | None:
-        """Compile another plan, for the sizes of the running one where no others are given; None where there is none."""
+        """Compile another plan, by default for the sizes of the running one; returns None if there is none."""
         planned = self.running.report.size_range
         if sizes is None:
             sizes = () if planned is None else planned.planned_sizes
         return self._recompile(request, sizes)
 
     def move(self, event: PlanEvent) -> None:
-        """Go to the next state; KeyError where the table has no such transition."""
+        """Go to the next state; raises KeyError if the table has no such transition."""
         self.state = PLAN_TRANSITIONS[self.state, event]
 
     def run_under(self, running: RunningPlan) -> None:
-        """Take up a plan, and with it what its report knows beside it."""
+        """Run a plan from now on; take the menu, the plain option and the excess bytes from its report."""
         self.running = self.known[running.plan.saved] = running
         self.menu = running.report.offers or self.menu
         self.plain = running.report.plain or self.plain
@@ -187,12 +189,12 @@ class CompiledRegion:
             self.excess_bytes[running.plan.saved] = running.excess_bytes
 
     def forget_plans(self) -> None:
-        """Drop what is known of plans for smaller sizes: their peaks are no longer those of the calls."""
+        """Drop the compiled plans for smaller sizes and their excess bytes: at larger sizes their peaks differ."""
         self.known.clear()
         self.excess_bytes.clear()
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph.  On tensors without contents, as where torch cuts a graph at the buckets of DDP, no step happens."""
+        """Run the graph; without hooks on fake tensors, which torch passes, for example, to split a graph at DDP's buckets."""
         if has_fake(args):
             return self.running.compiled(*args)
         for hook in self.hooks:
@@ -227,7 +229,7 @@ class CompiledRegion:
         return run(*args)
 
     def backward(self, call: CallInFlight, run: Backward, arguments: tuple[Any, ...]) -> Any:
-        """Autograd runs the backward of a call."""
+        """Run the backward of a call inside its hooks; autograd calls this method through the call's node."""
         for hook in reversed(self.hooks):
             run = functools.partial(hook.backward, call, run)
         gradients = run(*arguments)
@@ -239,7 +241,7 @@ class CompiledRegion:
 
 
 class _Pending:
-    """Is held by the autograd node of a call: keeps the region alive for the backward, and ends the call with the node."""
+    """Held by the autograd node of a call: keeps the region alive for the backward, and ends the call when the node is freed."""
 
     def __init__(self, region: CompiledRegion, call: CallInFlight) -> None:
         self.region, self.call = region, call

@@ -1,17 +1,17 @@
 """One budget for all region calls of a step on a device, as a hook of each of its regions.
 
-Regions are compiled one after the other: when the first is planned, neither the later ones are known nor how often one of them
-will run in a step.  What is known then: whether Dynamo ends the graph by a graph break (`ends_in_graph_break`), the option
-`instances`, which calls are in flight, and whether the last step had several calls.  Where any of these says that there will be
-peers, the first step is conservative: the region holds as little as it can, within what the calls in flight leave.
+Regions are compiled one after the other: when the first is planned, later regions and their numbers of calls in a step are
+unknown.  Four facts are known then: if Dynamo ends the graph by a graph break (`ends_in_graph_break`), the option `instances`, the
+calls in flight, and if the last step had several calls.  If any of them indicates peers, the first step is conservative: the region
+holds as few bytes as it can, within those that the calls in flight leave.
 
 When a step is over, the order of its calls is known.  Each region then has a menu (`PlanOption`) or gets one in the second
 step, and the fastest choice of one option for each region within the budget (`joint_allocation.allocate`) is compiled for the next
-step.  So the budget holds for the whole step from the first one on where Dynamo says that there are peers.  For callables that
-were compiled separately it holds from the second step on: in the first one, the region that runs first has the whole
-budget, later ones have what is left, and a warning says so where that is not enough.
+step.  So the budget holds for the whole step from the first one on if Dynamo says that there are peers.  For callables that
+were compiled separately the budget holds from the second step on: in the first step, the region that runs first has the whole
+budget, later regions have the rest of it, and a warning says so if the rest is not enough.
 
-The states of a region are those of `runtime.states.PlanState`.
+`runtime.states.PlanState` lists the states of a region.
 """
 
 from __future__ import annotations
@@ -42,47 +42,48 @@ from compile_remat.runtime.states import CallState, PlanEvent, PlanState
 LOG = logging.getLogger("compile_remat")
 
 ROUNDS = 4
-"""Joint allocations for one kind of step, at most.  After each one the chosen plans are compiled; where their code needs more than
-was predicted, the next one counts with that."""
+"""Joint allocations for one kind of step, at most.  After each allocation the chosen plans are compiled; if their code needs more
+bytes than predicted, the next allocation takes the excess into account."""
 
 KEPT_SHARE = 0.01
-"""The regions of a step keep the plans that they run under unless others save more than this share of the step's time, each its
-part of it: compiling one again takes seconds, inside the user's second step."""
+"""A region keeps its running plan unless another one saves more than the region's part of this share of the step's time (the
+share is divided evenly by regions): to compile a region again takes seconds, inside the user's second step."""
 
 CHANGES = 6
-"""Plans that joint allocations give to one region, at most: where the steps of a program keep changing, a region would otherwise be
-compiled for each of them.  Then it is frozen, and so are the plans of its peers."""
+"""Plans that joint allocations give to one region, at most; then the region is frozen, and so are the plans of its peers.  Without
+this limit, a program whose steps keep changing would compile the region for each step."""
 
 Step = dict[CallInFlight, tuple[WeakIdRef, ...]]
-"""Calls in the order of their forwards, each with its parameters."""
+"""Calls in the order of their forwards, each with weak references to its parameters."""
 
 _BUDGETS: dict[tuple[str, str], SharedBudget] = {}
-"""By device and budget, as the user gave it."""
+"""Shared budgets by device and by the setting as the user gave it."""
 
 
 class SharedBudget(Hook):
-    """The regions that share one budget on one device, and the calls of the steps that run.
+    """The hook of all regions that share one budget on one device, with the calls of the running steps.
 
-    Compiling another plan happens inside a forward and under the lock, inside of which Dynamo's is taken; what reads only
-    (`calls_in_flight`, `in_flight_bytes`) takes no lock, because Dynamo calls it while it holds its own.  Of threads that train at
-    the same time, each has steps of its own, and the budget holds for each step: which calls of two threads overlap differs from
-    one step to the next, so no plan can be made for them together.
+    Another plan is compiled inside a forward and under this object's lock, inside of which Dynamo's lock is taken.  Read-only
+    properties (`calls_in_flight`, `in_flight_bytes`) take no lock, because Dynamo calls them while it holds its own.  Threads that
+    train at the same time have separate steps, and the budget holds for each step: the calls of two threads overlap differently in
+    each step, so no plan can be made for them together.
 
     Args:
-        budget: In bytes, a fraction of what plain torch.compile takes for the step, or `min`.
-        source: In words, where a budget that may be missed comes from; empty where missing it is an error.
+        budget: Bytes, a fraction of plain torch.compile's peak of the step, or `min`.
+        source: Origin of a budget that may be exceeded, in words; empty if exceeding the budget is an error.
         device: Name of the device, see `planning.plain_peaks`.
 
     Attributes:
-        reread: What `auto` comes to beside the bytes of gradients that lie there; called once, when the second step begins.
+        reread: Returns the budget of `auto` while the given bytes of gradients are allocated; called once, when the second step
+            begins.
     """
 
     def __init__(self, budget: MemoryBudget, *, source: str = "", device: str = "cpu") -> None:
         self.budget = budget
         self.source, self.device = source, device
         self.reread: Callable[[int], MemoryBudget] | None = None
-        self._calls: Step = {}  # of all threads
-        self._allocated: object = None  # the step that plans were last chosen for
+        self._calls: Step = {}  # calls of all threads
+        self._allocated: object = None  # the step for which plans were last chosen
         self._has_warned_of_threads = False
         self._lock = threading.RLock()
 
@@ -93,35 +94,35 @@ class SharedBudget(Hook):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call of any thread is in flight."""
+        """True if no call of any thread is in flight."""
         return not any(call.is_in_flight for call in self._calls)
 
     @property
     def in_flight_bytes(self) -> int:
-        """What these calls hold."""
+        """Bytes that the calls in flight of this thread's step hold for their backwards."""
         return sum(call.saved_bytes for call in self.calls_in_flight)
 
     @property
     def in_flight_plain_bytes(self) -> int:
-        """What they would hold under plain torch.compile, as far as it is known."""
+        """Bytes that the calls in flight of this thread's step would hold under plain torch.compile, as far as known."""
         regions = [call.region for call in self.calls_in_flight]
         return sum(region.plain.held_bytes for region in regions if region is not None and region.plain is not None)
 
     @property
     def is_provisional(self) -> bool:
-        """Whether a call in flight runs under a plan that was made without peers."""
+        """True if a call in flight runs under a plan that was made without peers."""
         return any(not call.is_shared for call in self.calls_in_flight)
 
     @property
     def expects_peers(self) -> bool:
-        """Whether calls are in flight, or a thread's last step had several, of regions that are still there."""
+        """True if calls are in flight, or if a thread's last step had several calls whose regions all still exist."""
         steps = map(self._step_of, self._threads())
         return bool(self.calls_in_flight) or any(len(step) > 1 and all(call.region for call in step) for step in steps)
 
     def option_beside_others(
         self, calls: int = 0, gradient_bytes: int = 0, *, more_follow: bool = False
     ) -> SharedOption:
-        """The request of a region that is compiled while the calls in flight hold what they hold; see `SharedOption`."""
+        """Returns the request of a region that is compiled beside the calls in flight; see `SharedOption`."""
         return SharedOption(
             self.in_flight_bytes,
             calls,
@@ -132,7 +133,7 @@ class SharedBudget(Hook):
         )
 
     def option_at_larger_sizes(self, call: CallInFlight) -> SharedOption:
-        """The request of a region whose call has begun and outgrows its plan: beside the other calls in flight."""
+        """Returns the request of a region whose call has begun with sizes beyond its plan, beside the other calls in flight."""
         assert call.region is not None
         own_bytes = 0 if call.region.plain is None else call.region.plain.held_bytes
         found = self.option_beside_others()
@@ -145,7 +146,7 @@ class SharedBudget(Hook):
     # -- threads ------------------------------------------------------------------------------------------------------
 
     def _thread(self) -> int:
-        """The thread whose step a forward belongs to that begins now.
+        """Returns the thread whose step the forward that begins now belongs to.
 
         On a device with a thread of its own for backwards, a forward inside a backward (`torch.utils.checkpoint`) belongs to the
         step of the call in flight that began last.
@@ -164,7 +165,7 @@ class SharedBudget(Hook):
     # -- one call -----------------------------------------------------------------------------------------------------
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """End the last step where it is over, and compile the plan that the region's state asks for.
+        """End the last step if it is over, and compile the plan that the region's state asks for.
 
         Raises:
             SharedBudgetError: The regions of the step cannot stay inside the budget.
@@ -203,7 +204,7 @@ class SharedBudget(Hook):
     # -- one step -----------------------------------------------------------------------------------------------------
 
     def _end_steps(self, following: CompiledRegion) -> None:
-        """A step begins, with a forward of `following`: end the thread's last one, and all of them where no call is in flight."""
+        """End this thread's last step, or those of all threads if no call is in flight; `following` begins a new step."""
         ended = self._threads()
         if not self.is_idle:
             ended = [self._thread()]
@@ -233,17 +234,20 @@ class SharedBudget(Hook):
             self._allocate(present, step)
 
     def _lower_budget(self, found: MemoryBudget, step: Step, following: CompiledRegion) -> None:
-        """`auto` was read again, with the optimizer's state or a first micro-batch's gradients: a plan that does not fit goes."""
+        """Take up the budget of `auto` as read at the second step, if it is lower; a plan that exceeds it is to be replaced.
+
+        The second reading includes the optimizer's state or the gradients of a first micro-batch.
+        """
         if found.kind != "bytes" or int(found.value or 0) >= int(self.budget.value or 0):
             return
         if len(step) > 1 or following.state is not PlanState.EXCLUSIVE:
-            self.budget = found  # the next joint allocation has it
+            self.budget = found  # the next joint allocation uses it
         elif following.running.plan.peak_bytes > int(found.value or 0):
             self.budget = found
             following.move(PlanEvent.BUDGET_FELL)
 
     def _allocate(self, regions: Sequence[CompiledRegion], step: Step) -> None:
-        """Choose a plan for each region and compile them; once more while their code needs more than was predicted.
+        """Choose a plan for each region and compile these plans; repeat while compiled code shows new excess bytes.
 
         Raises:
             SharedBudgetError: The regions of the step cannot stay inside the budget.
@@ -298,7 +302,7 @@ class SharedBudget(Hook):
         return found, limit_bytes
 
     def _limit_bytes(self, regions: Sequence[CompiledRegion], calls: Sequence[RegionCall]) -> int | None:
-        """The budget of the step; None where the lowest peak is asked for."""
+        """Returns the budget of the step in bytes; None if the lowest peak is requested."""
         if self.budget.kind == "fraction":
             plain = [region.plain or min(region.menu, key=lambda option: option.time_ns) for region in regions]
             return int(float(self.budget.value or 0) * note_plain_bytes(self.device, step_peak_bytes(calls, plain)))
@@ -308,13 +312,13 @@ class SharedBudget(Hook):
 def budget_of(
     device: torch.device, given: str, budget: MemoryBudget, *, source: str = "", name: str = "cpu"
 ) -> SharedBudget:
-    """The budget that regions on a device share.
+    """Returns the budget that regions on a device share.
 
     Args:
         given: The setting as the user gave it.
-        budget: What it stands for now; it takes effect where no call of any thread is in flight.
+        budget: The budget that the setting stands for now; takes effect if no call of any thread is in flight.
         source: As in `SharedBudget`.
-        name: The device's name there.
+        name: The device's name, as in `SharedBudget`.
     """
     shared = _BUDGETS.setdefault((str(device), given), SharedBudget(budget, source=source, device=name))
     if shared.is_idle:
@@ -323,17 +327,17 @@ def budget_of(
 
 
 def clear_budgets() -> None:
-    """Regions that are compiled from now on share nothing with those of before."""
+    """Forget all shared budgets: regions compiled from now on share no budget with earlier regions."""
     _BUDGETS.clear()
 
 
 def _gradient_bytes(step: Step) -> int:
-    """Bytes of the gradients that lie there of the step's parameters."""
+    """Returns the bytes of the gradients that the step's parameters have now."""
     return free_memory.gradient_bytes(ref() for ref in {ref for parameters in step.values() for ref in parameters})
 
 
 def _region_calls(regions: Sequence[CompiledRegion], step: Step) -> list[RegionCall]:
-    """The calls of the step.  A parameter's gradient exists once, from the backward that runs first: that of the last call."""
+    """Returns the calls of the step; a parameter's gradient counts once, for its last call, whose backward runs first."""
     counted = set[WeakIdRef]()
     calls = []
     for call, parameters in reversed(step.items()):
@@ -346,19 +350,19 @@ def _region_calls(regions: Sequence[CompiledRegion], step: Step) -> list[RegionC
 
 
 def _corrected_menu(region: CompiledRegion, *, known_only: bool) -> list[PlanOption]:
-    """The menu with what the emitted code needs beyond it; unless `known_only`, the most seen so far where that is not known."""
+    """Returns the menu with excess bytes of the emitted code added; without `known_only`, the largest excess if it is unknown."""
     guess = 0 if known_only else max(region.excess_bytes.values(), default=0)
     return [replace(o, peak_bytes=o.peak_bytes + region.excess_bytes.get(o.saved, guess)) for o in region.menu]
 
 
 def _preferring(menu: Sequence[PlanOption], region: CompiledRegion, kept_ns: int) -> list[PlanOption]:
-    """The menu with the option that runs taken to be so much faster."""
+    """Returns the menu with the time of the running option lowered by `kept_ns`."""
     running = region.running.plan.saved
     return [replace(o, time_ns=o.time_ns - kept_ns) if o.saved == running else o for o in menu]
 
 
 def _run_option(region: CompiledRegion, option: PlanOption) -> None:
-    """Run under this option from now on; where it does not compile, under the plan of before."""
+    """Run the region under this option from now on; keep the plan of before if the option does not compile."""
     if option.saved == region.running.plan.saved:
         return
     found = region.known.get(option.saved) or _compiled(region, Replay(option.saved))
@@ -367,14 +371,14 @@ def _run_option(region: CompiledRegion, option: PlanOption) -> None:
 
 
 def _compiled(region: CompiledRegion, request: Request) -> RunningPlan | None:
-    """Another plan of the region; None where it does not compile, with a warning.
+    """Returns another plan of the region; warns and returns None if it does not compile.
 
     Raises:
-        RematError: No plan is what is requested.
+        RematError: No plan satisfies the request.
     """
     try:
         return region.recompile(request)
-    except Exception as error:  # whatever a compiler raises: the plan that ran goes on running
+    except Exception as error:  # any error of a compiler: the region keeps its plan
         ours = find_error(error, RematError)
         if ours is not None:
             raise ours from None

@@ -1,12 +1,13 @@
-"""A budget at every size: the hook that gives each call of a region a plan whose box of sizes it lies in.
+"""Keeps the budget at every size: the hook that gives each call of a region a plan whose box of sizes contains the call's sizes.
 
-A plan keeps its budget up to the sizes of its `SizeRange`.  Each call's sizes are compared with those; outside of them a plan
-for a larger size class is compiled, up to `RUNGS` plans for one graph.  The sizes of the classes stand on a geometric grid up to
-those that the budget carries at all, so that a batch that grows by one does not compile at each step.  Calls that fit several
-boxes run the fastest of their plans.
+A plan keeps its budget up to the sizes of its `SizeRange`.  For a call outside of all boxes, a plan for a larger size class is
+compiled, up to `RUNGS` plans for one graph.  The sizes of the classes form a geometric grid up to the largest sizes at which any
+plan can keep the budget, so that a batch that grows by one does not compile at each step.  A call that lies in several boxes runs
+the fastest of their plans.
 
-Where no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.  A region that shares its budget
-is planned as in a first step: beside what the calls in flight hold.  The joint allocation then has its menu at these sizes.
+If no plan keeps a budget in bytes, the planner's `BudgetError` is raised before the step runs.  A region that shares its budget
+is planned as in a first step: beside the bytes that the calls in flight hold.  The joint allocation then has its menu at these
+sizes.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from compile_remat.runtime.states import PlanState
 LOG = logging.getLogger("compile_remat")
 
 RUNGS = 8
-"""Plans of one graph for size classes, at most; the last one is made for the largest sizes seen."""
+"""Plans of one graph for size classes, at most; the last plan is made for the largest sizes seen."""
 
 STEP = 1.25
-"""Each class reaches at least this factor beyond the one before it."""
+"""The largest size of a class is at least this factor beyond that of the class before."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A plan and the largest sizes that it serves, in the order of the hook's positions."""
+    """A plan and the largest sizes at which it may run, in the order of the hook's positions."""
 
     running: RunningPlan
     upper: tuple[int, ...]
@@ -49,9 +50,9 @@ class SizeLadder(Hook):
     """Chooses the plan of each call by its sizes.
 
     Args:
-        positions: Where the arguments of the graph have its symbols, by name.
+        positions: The graph's symbols by name, each with its position among the arguments.
         running: The first plan, whose report has a range.
-        beside: The request of a region that shares its budget, for a call.
+        beside: Returns the request for a call of a region that shares its budget; None for a region without peers.
     """
 
     def __init__(
@@ -71,11 +72,11 @@ class SizeLadder(Hook):
         self.largest = self.rungs[0].upper
         self.refusals = Refusals()
         self.has_warned = False
-        self.is_closed = False  # no more plans: one broke, or there are `RUNGS`
+        self.is_closed = False  # no more plans are made: one failed to compile, or there are `RUNGS`
         self._lock = threading.RLock()
 
     def before_forward(self, call: CallInFlight, args: Sequence[Any]) -> None:
-        """Let the region run a plan that serves the sizes of this call.
+        """Make the region run a plan whose box contains the sizes of this call.
 
         Raises:
             BudgetError: No plan keeps the budget at these sizes.
@@ -85,21 +86,25 @@ class SizeLadder(Hook):
         assert region is not None
         running = self._known(region, sizes)
         if running is None:
-            with compiling_as_dynamo_does(), self._lock:  # in this order, see there
+            with compiling_as_dynamo_does(), self._lock:  # in this order: see `compiling_as_dynamo_does`
                 running = self._known(region, sizes) or self._extended(call, region, tuple(sizes))
         if running is not region.running:
             region.run_under(running)
         call.running = running
 
     def _known(self, region: CompiledRegion, sizes: Sequence[int]) -> RunningPlan | None:
-        """The fastest plan there is for these sizes; None where there is none."""
-        running = region.running  # read before the rungs: another thread's plan is among them before it runs
+        """Returns the fastest plan that exists for these sizes; None if there is none."""
+        running = region.running  # read before the rungs: another thread adds a plan to them before it runs
         if all(rung.running is not running for rung in self.rungs):  # another hook has changed the plan
             self.rungs = [self._rung(running)]
         return next((rung.running for rung in self.rungs if rung.serves(sizes)), None)
 
     def _extended(self, call: CallInFlight, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
-        """A plan for sizes that no rung serves."""
+        """Returns a plan for sizes that no rung serves: a new plan, or the lowest existing one if none can be made.
+
+        Raises:
+            BudgetError: No plan keeps the budget at these sizes.
+        """
         request = self._request(call, region)
         if request is None or self.is_closed:
             return self._unplanned(region, sizes)
@@ -122,7 +127,7 @@ class SizeLadder(Hook):
         raise without_traceback(failure) from None
 
     def _request(self, call: CallInFlight, region: CompiledRegion) -> Fit | SharedOption | None:
-        """What to ask for at larger sizes; None where the plan may no longer change."""
+        """Returns the request for a plan at larger sizes; None if the plan may no longer change."""
         if region.state is PlanState.EXCLUSIVE:
             return Fit()
         may_change = region.state in (PlanState.EXPECTING, PlanState.OFFERING, PlanState.SHARED)
@@ -131,14 +136,14 @@ class SizeLadder(Hook):
     def _compiled(
         self, region: CompiledRegion, request: Fit | SharedOption, sizes: tuple[int, ...]
     ) -> RunningPlan | None:
-        """A plan for these sizes; None where it does not compile.
+        """Returns a plan for these sizes; None if it does not compile.
 
         Raises:
             BudgetError: No plan keeps the budget at these sizes.
         """
         try:
             return region.recompile(request, self._named(sizes))
-        except Exception as error:  # whatever a compiler raises: the plan that ran goes on running
+        except Exception as error:  # any error of a compiler: the region keeps its plan
             ours = find_error(error, RematError)
             if ours is not None:
                 raise ours from None
@@ -146,7 +151,7 @@ class SizeLadder(Hook):
             return None
 
     def _targets(self, sizes: tuple[int, ...], request: Fit | SharedOption) -> Iterator[tuple[int, ...]]:
-        """Largest sizes of the class that these sizes get, the widest class first; after smaller ones were refused, their own."""
+        """Yields the largest sizes of the classes to try, the widest class first; only `sizes` if smaller ones were refused."""
         if any(all(map(int.__ge__, sizes, refused)) for refused in self.refusals.sizes_of(request)):
             yield sizes
             return
@@ -162,7 +167,7 @@ class SizeLadder(Hook):
         yield sizes
 
     def _taken(self, region: CompiledRegion, found: RunningPlan, target: tuple[int, ...]) -> RunningPlan:
-        """Keep a new plan, the fastest one first, and report it; of a shared budget, in place of those for smaller sizes."""
+        """Add a new plan, order all plans by speed, and report it; under a shared budget it replaces plans for smaller sizes."""
         self.largest = tuple(map(max, self.largest, target))
         kept = [] if found.report.offers else self.rungs
         if found.report.offers:
@@ -174,7 +179,7 @@ class SizeLadder(Hook):
         return found
 
     def _unplanned(self, region: CompiledRegion, sizes: tuple[int, ...]) -> RunningPlan:
-        """The lowest plan there is, for sizes at which it may exceed the budget; says so once."""
+        """Returns the slowest plan, usually the lowest, for sizes at which it may exceed the budget; warns once."""
         if not self.has_warned:
             self.has_warned = True
             shown = ", ".join(f"{name} = {size}" for name, size in self._named(sizes))
@@ -188,12 +193,12 @@ class SizeLadder(Hook):
         return tuple(zip(self.names, sizes, strict=True))
 
     def _rung(self, running: RunningPlan, least: Sequence[int] = ()) -> Rung:
-        """A rung up to the plan's own range, and at least up to the sizes `least`."""
+        """Returns a rung up to the largest sizes of the plan's own range, and at least up to the sizes `least`."""
         upper = self._box(running, "upper")
         return Rung(running, tuple(map(max, upper, least)) if least else upper)
 
     def _box(self, running: RunningPlan, box: str) -> tuple[int, ...]:
-        """A box of the plan's range, in the order of the positions; all 0 where it has none."""
+        """Returns a box of the plan's range (`upper` or `carried`), in the order of the positions; all 0 if it has no range."""
         found = running.report.size_range
         named = {} if found is None else dict(zip(found.names, getattr(found, box), strict=False))
         return tuple(named.get(name, 0) for name in self.names)

@@ -1,4 +1,4 @@
-"""The two state machines of the runtime, as tables that the code goes by; `help` shows them."""
+"""The two state machines of the runtime, as tables from which the code reads its transitions; `help` shows them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PLAN_TABLE = """
     shared            allocated        shared            the joint allocation chose again, as the step has changed
     shared            changed often    frozen            the plan was changed `CHANGES` times
 """
-"""How the plan of a region changes, which happens only when a region call begins.  A region is born exclusive, or expecting
-where its peers were known when it was compiled.  Out of memory replaces the plan in any state and leaves the state."""
+"""Transitions of a region's plan, which changes only when a region call begins.  A new region is exclusive, or expecting if its
+peers were known when it was compiled.  Recovery from out of memory replaces the plan in any state and leaves the state as it is."""
 
 CALL_TABLE = """
     state              event        next state         what happened
@@ -34,13 +34,13 @@ CALL_TABLE = """
     awaiting backward  released     done               a backward has ended and freed what was saved
     awaiting backward  dropped      abandoned          autograd has freed the node: there will be no backward
 """
-"""One region call, from its forward to the end of its backward."""
+"""Transitions of one region call, from its forward to the end of its backward."""
 
 __doc__ = f"{__doc__}\n\nThe plan of a region:\n{PLAN_TABLE}\nA region call:\n{CALL_TABLE}"
 
 
 class PlanState(StrEnum):
-    """How the plan of a region was made, and what is to become of it."""
+    """The origin of a region's plan, and how the plan is to be replaced."""
 
     EXCLUSIVE = "exclusive"
     EXPECTING = "expecting"
@@ -52,7 +52,7 @@ class PlanState(StrEnum):
 
 
 class PlanEvent(StrEnum):
-    """What changes the `PlanState` of a region."""
+    """Events that change the `PlanState` of a region."""
 
     PEERS_SEEN = "peers seen"
     NO_PEER_SEEN = "no peer seen"
@@ -66,7 +66,7 @@ class PlanEvent(StrEnum):
 
 
 class CallState(StrEnum):
-    """Where a region call is."""
+    """The progress of a region call."""
 
     FORWARD = "forward"
     AWAITING_BACKWARD = "awaiting backward"
@@ -75,7 +75,7 @@ class CallState(StrEnum):
 
 
 class CallEvent(StrEnum):
-    """What changes the `CallState` of a region call."""
+    """Events that change the `CallState` of a region call."""
 
     RETRIED = "retried"
     RETURNED = "returned"
@@ -90,7 +90,7 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def _parsed(table: str, states: type[S], events: type[E]) -> dict[tuple[S, E], S]:
-    """The next state by state and event; columns are at least two spaces apart."""
+    """Returns the next state by state and event, read from a table whose columns are at least two spaces apart."""
     rows = [[cell.strip() for cell in row.split("  ") if cell.strip()] for row in table.splitlines() if row.strip()]
     return {(states(state), events(event)): states(after) for state, event, after, _ in rows[1:]}
 

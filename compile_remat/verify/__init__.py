@@ -1,4 +1,4 @@
-"""The option `check`: one step under the plan compared with one that recomputes nothing.
+"""The option `check`: compares one step under the plan with one under a plan that recomputes nothing.
 
-Runs both and explains differences.  Decides no plan.
+Runs both plans and explains differences.  Chooses no plan.
 """

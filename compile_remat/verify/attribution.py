@@ -1,4 +1,4 @@
-"""Attribution of a tensor that differs: its name as the user writes it, its module, and what was recomputed for it."""
+"""Attribution of a tensor that differs: its name as the user writes it, its module, and the values recomputed for it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _STATE = re.compile(r"\._(?:modules|parameters|buffers)\[")
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the user calls the arguments and outputs of a Dynamo graph, read before anything rewrites the graph."""
+    """The user's names for the arguments and outputs of a Dynamo graph, read before any rewrite of the graph."""
 
     sources: tuple[str, ...]
     output_modules: tuple[str, ...]
 
     @staticmethod
     def of(module: fx.GraphModule) -> Arguments:
-        """Read a Dynamo graph."""
+        """Returns the names in a Dynamo graph."""
         outputs: Sequence[Any] = module.graph.output_node().args[0]  # type: ignore[assignment]
         modules = (origin_of(n).module_path if isinstance(n, fx.Node) else "" for n in outputs)
         return Arguments(tuple(tensor_arguments.argument_sources(module)), tuple(modules))
 
     def name(self, position: int) -> str:
-        """``0.weight``, or for an argument of the function itself ``x``."""
+        """Returns the name of an argument: ``0.weight`` for a parameter, ``x`` for an argument of the function itself."""
         return plain_path(self.sources[position])
 
     @property
@@ -41,30 +41,30 @@ class Arguments:
         return tuple(map(plain_path, self.sources))
 
     def module_path(self, position: int) -> str:
-        """The module that holds a parameter or a buffer; empty for other arguments."""
+        """Returns the path of the module that holds a parameter or a buffer; empty for other arguments."""
         return self.name(position).rpartition(".")[0] if _STATE.search(self.sources[position]) else ""
 
 
 @dataclass(frozen=True)
 class SplitJoint:
-    """The joint graph that a plan split, and the plan's report (None where the planner failed)."""
+    """The joint graph that a plan split, and the plan's report (None if the planner failed)."""
 
     joint: fx.GraphModule
     report: Report | None
 
     @property
     def peak_bytes(self) -> int:
-        """The plan's predicted peak; 0 where there is no plan."""
+        """The plan's predicted peak in bytes; 0 if there is no plan."""
         return (self.report and self.report.predicted_peak_bytes) or 0
 
     def gradient_order(self) -> list[int]:
-        """Positions of the arguments in the order in which the backward reaches their gradients."""
+        """Returns the positions of the arguments in the order in which the backward computes their gradients."""
         places = {node: place for place, node in enumerate(self.joint.graph.nodes)}
         gradients = joint_graph.gradient_nodes(self.joint)
         return sorted(gradients, key=lambda position: places[gradients[position]])
 
     def recomputed_before(self, position: int) -> tuple[str, ...]:
-        """Recomputed values on which the gradient of an argument depends, by name and origin, in graph order."""
+        """Returns the recomputed values on which an argument's gradient depends, by name and origin, in graph order."""
         node = joint_graph.gradient_nodes(self.joint).get(position)
         if self.report is None or self.report.plan is None or node is None:
             return ()
@@ -78,7 +78,7 @@ class SplitJoint:
         return tuple(_described(n) for n in self.joint.graph.nodes if n in seen and n.name in recomputed)
 
     def module_path(self, position: int) -> str:
-        """The module whose backward computes the gradient of an argument."""
+        """Returns the path of the module whose backward computes the gradient of an argument; empty if it has none."""
         node = joint_graph.gradient_nodes(self.joint).get(position)
         return "" if node is None else origin_of(node).module_path
 
@@ -90,7 +90,7 @@ def _described(node: fx.Node) -> str:
 
 
 def attribute(key: Key, arguments: Arguments, split: SplitJoint) -> tuple[str, str, tuple[str, ...]]:
-    """Name, module path and recomputed values of one observed tensor or random state."""
+    """Returns the name, the module path and the recomputed values of one observed tensor or random state."""
     kind, place = key
     if kind == RANDOM:
         return f"the random state of {place}", "", ()

@@ -1,12 +1,12 @@
-"""Option `check`: the first step of a compiled graph is compared with that of the plan that recomputes nothing.
+"""Option `check`: compares the first step of a compiled graph with that of the plan that recomputes nothing.
 
 Both plans go through the same compiler, so both draw the same random numbers.  The first call that can be differentiated
-runs each plan forward and backward on copies of the arguments, with tangents drawn here.  Outputs, mutated arguments,
-gradients and random states are compared.  Then the copies are dropped, the random state is restored and the user's step
+runs each plan forward and backward on copies of the arguments, with random tangents that this check draws.  It compares outputs,
+mutated arguments, gradients and random states.  Then the copies are dropped, the random state is restored and the user's step
 runs; later calls cost one `if`.
 
-The plan is compiled twice, and the check runs the other copy: torch lets the first backward of a compiled graph decide whether
-later ones may keep it (`retain_graph`), and that is the user's.
+The plan is compiled twice, and the check runs the second copy: in torch, the first backward of a compiled graph decides if later
+backwards may keep the graph (`retain_graph`), and the user's own backward must be that first one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from compile_remat.verify.tolerance import ErrorNorms, bound, error_norms, magni
 LOG = logging.getLogger("compile_remat")
 
 NUDGES = 2
-"""How many times rounding is measured; a single measurement of a tensor of one element may be zero by chance."""
+"""Measurements of rounding: a single one of a tensor with one element may be zero by chance."""
 
 Compiled = Callable[..., Any]
 
@@ -51,23 +51,23 @@ class RecordingPartitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Called for the bodies of nested regions first and for the whole graph last."""
+        """Split a joint graph; Inductor calls this for the bodies of nested regions first and for the whole graph last."""
         with recording() as new:
             modules: tuple[fx.GraphModule, fx.GraphModule] = self.inner(gm, joint_inputs, **kwargs)
         self.split = SplitJoint(gm, new[-1] if new else None)
         return modules
 
     def take(self) -> SplitJoint | None:
-        """Return what was recorded and drop it: torch 2.11 keeps a partitioner as long as the code compiled with it."""
+        """Return the recorded joint graph and drop it: torch 2.11 keeps a partitioner as long as the code compiled with it."""
         split, self.split = self.split, None
         return split
 
     def uuid(self) -> object:
-        """The partitioner's own."""
+        """Returns the uuid of the inner partitioner."""
         return self.inner.uuid()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordingPartitioner:
-        """Inductor copies its options; the record must stay in one object."""
+        """Returns this object: Inductor copies its options, and the record must stay in one object."""
         return self
 
 
@@ -77,11 +77,11 @@ def compile_checked(
     enter: Callable[[CustomPartitionerFn], Compiled],
     report_dir: str | None,
 ) -> Compiled:
-    """Compile under the partitioner's plan, and under the plan that recomputes nothing; compare at the first step.
+    """Compile under the partitioner's plan, and under the plan that recomputes nothing; returns a callable that compares them once.
 
     Args:
         gm: The Dynamo graph that `enter` compiles.
-        enter: Compiles it with the partitioner that it gets.
+        enter: Compiles the graph with the given partitioner.
     """
     arguments = Arguments.of(gm)
     observed, reference = RecordingPartitioner(partitioner), NoRecomputePartitioner()
@@ -115,26 +115,26 @@ def compile_checked(
 
 @dataclass(frozen=True)
 class Outcome:
-    """Writes how the comparison ended into the report, the log and, where it was skipped, a warning."""
+    """Writes the outcome of the comparison into the report and the log, and warns if it was skipped."""
 
     planned: Report | None
     report_dir: str | None
 
     def note(self, text: str) -> None:
-        """Write to the report, if there is one, and to the log."""
+        """Write `text` to the report, if there is one, and to the log."""
         LOG.info("check %s", text)
         if self.planned is not None:
             amend(latest(self.planned.graph_key) or self.planned, self.report_dir, check=text)
 
     def skipped(self, why: str) -> None:
-        """Write why nothing was compared, and warn."""
+        """Write the reason why nothing was compared, and warn."""
         self.note(f"skipped: {why}")
         warnings.warn(f"compile_remat: the first step is not checked: {why}", CheckWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
 class FirstStep:
-    """One pending comparison with everything that it needs; dropped as a whole afterwards."""
+    """One pending comparison with everything that it needs; dropped as a whole when it is done."""
 
     runs: SideRuns
     arguments: Arguments
@@ -142,10 +142,10 @@ class FirstStep:
     outcome: Outcome
 
     def run(self, args: Sequence[Any]) -> None:
-        """Compare, or warn why the two plans cannot be compared.
+        """Compare the two plans, or warn with the reason why they cannot be compared.
 
         Raises:
-            CheckError: The two plans do not do the same.
+            CheckError: The results of the two plans differ by more than rounding explains.
         """
         try:
             with self.runs.isolated(args):
@@ -179,7 +179,7 @@ class FirstStep:
             raise CheckError(name, path, problem, size, recomputed, len(different) - 1)
 
     def _ordered(self, seen: Observed) -> list[Key]:
-        """Outputs, mutated arguments, gradients in the order of the backward, then random states."""
+        """Returns the keys in order: outputs, mutated arguments, gradients in the order of the backward, random states."""
         places = {position: place for place, position in enumerate(self.split.gradient_order())}
         kinds = (OUTPUT, INPUT, GRADIENT, RANDOM)
 
@@ -193,7 +193,7 @@ class FirstStep:
 
 
 def difference(actual: Any, expected: Any) -> ErrorNorms:
-    """Error norms of two observed values; infinite where they cannot be subtracted."""
+    """Returns the error norms of two observed values; infinite if they differ and cannot be subtracted."""
     if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor):
         if actual.shape == expected.shape and actual.dtype == expected.dtype:
             return error_norms(actual, expected)
@@ -203,7 +203,7 @@ def difference(actual: Any, expected: Any) -> ErrorNorms:
 
 
 def is_same(actual: Any, expected: Any, epsilon: float, rounding: Sequence[ErrorNorms] = ()) -> bool:
-    """Whether rounding explains the difference."""
+    """Returns True if rounding explains the difference of two observed values."""
     apart = difference(actual, expected)
     if not isinstance(expected, torch.Tensor):
         return apart.largest == 0
@@ -211,7 +211,7 @@ def is_same(actual: Any, expected: Any, epsilon: float, rounding: Sequence[Error
 
 
 def describe_difference(actual: Any, expected: Any, epsilon: float, rounding: Sequence[ErrorNorms]) -> str:
-    """What is wrong with it."""
+    """Returns the difference in words, for an error message."""
     if not isinstance(actual, torch.Tensor) or not isinstance(expected, torch.Tensor):
         return f"is {_kind(actual)} instead of {_kind(expected)}"
     if actual.shape != expected.shape or actual.dtype != expected.dtype:

@@ -1,4 +1,4 @@
-"""The plan that recomputes nothing, which `check` compares with: every forward value that the backward reads is saved."""
+"""The plan that recomputes nothing, the expected result of `check`: it saves every forward value that the backward reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class NoRecomputePartitioner(CustomPartitionerFn):
     """Splits a joint graph without any recompute, and keeps facts that only the joint graph has.
 
     Attributes:
-        ran: Whether there was a joint graph: inference has none.
-        saved_bytes: Storage of the saved values, views counted separately: an upper bound.
-        mutated: Positions of the arguments that the graph writes into; None where they are not known.
+        ran: True if there was a joint graph; inference has none.
+        saved_bytes: Bytes of the saved values' storages, an upper bound, since views are counted separately.
+        mutated: Positions of the arguments that the graph writes into; None if unknown.
         epsilon: Machine epsilon of the coarsest floating-point type of 16 bits or more in the graph.
-        communicates: Whether other ranks have to take part.
+        communicates: True if the graph has collectives, in which other ranks have to take part.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class NoRecomputePartitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Called for the bodies of nested regions first and for the whole graph last."""
+        """Split a joint graph; Inductor calls this for the bodies of nested regions first and for the whole graph last."""
         keywords: dict[str, Any] = {
             "num_fwd_outputs": kwargs["num_fwd_outputs"],
             "static_lifetime_input_indices": kwargs.get("static_lifetime_input_indices"),
@@ -52,16 +52,16 @@ class NoRecomputePartitioner(CustomPartitionerFn):
         return joint_graph.extract_modules(joint, dict.fromkeys([*joint.info.inputs, *saved]))
 
     def uuid(self) -> object:
-        """Constant: its graphs are compiled without the partition cache."""
+        """Returns a constant, since the graphs of this partitioner are compiled without the partition cache."""
         return "compile_remat: recompute nothing"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoRecomputePartitioner:
-        """Inductor copies its options; the facts must stay in one object."""
+        """Returns this object: Inductor copies its options, and the facts must stay in one object."""
         return self
 
 
 def read_by_backward(joint: joint_graph.Joint) -> list[fx.Node]:
-    """The forward's values that the backward reads, in graph order, and those that must never be computed twice."""
+    """Returns in graph order the forward's values that the backward reads and the values that must never be computed twice."""
     found = set(must_be_saved(joint))
     stack, seen = list(joint.bwd_outputs), set[fx.Node]()
     while stack:
@@ -84,7 +84,7 @@ def _is_saveable(node: fx.Node) -> bool:
 
 
 def _epsilon(value: object) -> float:
-    """The spacing of the tensor's numbers at 1; those of 8 bits are steps of a quantisation and no measure."""
+    """Returns the spacing of the tensor's numbers at 1; 0 for integers, and for 8-bit types, which are quantised."""
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
         return 0.0
     return float(torch.finfo(value.dtype).eps) if value.dtype.itemsize > 1 else 0.0

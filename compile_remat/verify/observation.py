@@ -1,6 +1,6 @@
-"""Observe one step: run a compiled graph forward and backward on copies and return all that it computed.
+"""Observes one step: runs a compiled graph forward and backward on copies of its arguments and returns all its results.
 
-Nothing of the caller's changes: arguments that the graph may write into are copied first, and gradients are returned, not
+The caller's tensors do not change: arguments that the graph may write into are copied first, and gradients are returned, not
 accumulated.  `side_runs` restores the random state.
 """
 
@@ -22,12 +22,12 @@ OUTPUT, INPUT, RANDOM, GRADIENT = "output", "input", "random", "gradient"
 
 
 class NotComparable(Exception):
-    """A step cannot be run twice; the text says why."""
+    """A step cannot be run twice; the text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Nudge:
-    """Move every parameter by one part in 1/`epsilon`, up or down as `seed` draws."""
+    """Scales every element of the parameters by 1 + `epsilon` or 1 - `epsilon`, at random by `seed`."""
 
     epsilon: float
     seed: int
@@ -38,8 +38,9 @@ class Copies:
     """Arguments for one side run.
 
     Attributes:
-        arguments: What the graph is called with.
-        leaves: Those that require a gradient, by position; an argument that the graph writes into is a clone of its leaf.
+        arguments: The arguments of the graph.
+        leaves: Leaves of the arguments that require a gradient, by position; the argument itself, or the tensor that it is a
+            clone of, if the graph may write into it.
         copied: Positions of tensors that share no memory with the caller's.
     """
 
@@ -49,7 +50,7 @@ class Copies:
 
 
 def refuse_uncopyable(arguments: Iterable[Any]) -> None:
-    """Raise `NotComparable` for arguments that cannot be copied element by element, or that hold hidden state."""
+    """Raise `NotComparable` if an argument cannot be copied element by element, or holds hidden state."""
     for value in arguments:
         if value is None or isinstance(value, bool | int | float | complex | str | torch.SymInt):
             continue
@@ -64,11 +65,11 @@ def copy_arguments(
     mutated: Collection[int] | None,
     nudge: Nudge | None = None,
 ) -> Copies:
-    """Copy all tensors but parameters that the graph leaves alone; tensors that overlap do so in the copies, too.
+    """Copy all tensors but parameters that the graph does not write into; copies overlap in memory exactly as their originals do.
 
     Args:
-        mutated: Positions that the graph writes into; None where any may be.
-        nudge: Move the parameters, which are copied then.
+        mutated: Positions of the arguments that the graph writes into; None if any may be written.
+        nudge: Scales the parameters, which are then copied too; None to leave them unchanged.
     """
     shares_parameters = mutated is not None and nudge is None
     copied = tuple(
@@ -89,12 +90,12 @@ def copy_arguments(
     }
     for k, leaf in leaves.items():
         if not arguments[k].is_leaf and (mutated is None or k in mutated):
-            made[k] = leaf.clone()  # written into, so it must not be a leaf; its gradient is the leaf's
+            made[k] = leaf.clone()  # may be written in place, so it must not be a leaf; its gradient is the leaf's
     return Copies(made, leaves, copied)
 
 
 def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
-    """Positions in groups that share memory."""
+    """Returns the positions in groups of tensors that overlap in memory."""
     placed: list[tuple[tuple[str, int], int, int, int]] = []
     for k, tensor in tensors.items():
         start = tensor.data_ptr()
@@ -113,7 +114,7 @@ def _overlapping(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
 
 
 ALIGNMENT = 64
-"""Copies keep their offset modulo this many bytes: kernels may have been compiled for an alignment."""
+"""Copies keep their address offset modulo this number of bytes, because kernels may be compiled for an alignment."""
 
 
 def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None) -> list[Any]:
@@ -141,13 +142,13 @@ def _copy_group(made: list[Any], group: list[int], nudge: Nudge | None) -> list[
 def _placed(
     raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int
 ) -> torch.Tensor:
-    """A tensor of its own on the same memory."""
+    """Returns a new tensor, no view, on the memory of `raw`."""
     tensor = torch.empty(0, dtype=dtype, device=raw.device)
     return tensor.set_(raw.untyped_storage(), offset, shape, stride)
 
 
 def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> None:
-    """Nudge parameters and tensors that require a gradient; data may hold labels and masks that must stay exact."""
+    """Nudge parameters and tensors that require a gradient, in place; other tensors may be labels and masks and stay exact."""
     dtypes = {t.dtype for t in tensors}
     is_number = tensors[0].is_floating_point() or tensors[0].is_complex()
     is_free = any(t.requires_grad or isinstance(t, torch.nn.Parameter) for t in tensors)
@@ -164,7 +165,7 @@ def _move(raw: torch.Tensor, tensors: Sequence[torch.Tensor], nudge: Nudge) -> N
 
 
 def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torch.device]) -> Observed:
-    """Run forward and, where something requires a gradient, backward; results are copied to the CPU."""
+    """Run the forward and, if a result requires a gradient, the backward; returns all results, copied to the CPU."""
     with tensor_arguments.detached_from_callers_autograd(), torch.enable_grad():
         outputs = function(*copies.arguments)
         seen: Observed = {(OUTPUT, k): _keep(value) for k, value in enumerate(outputs)}
@@ -181,7 +182,7 @@ def observe(function: Callable[..., Any], copies: Copies, devices: Sequence[torc
 
 
 def _tangent(output: torch.Tensor, seed: int) -> torch.Tensor:
-    """Numbers of either sign between 0.5 and 1.5, equal in every side run, from a generator of its own."""
+    """Returns random numbers of magnitude 0.5 to 1.5 and of either sign, from a separate generator, equal in every side run."""
     if not tensor_arguments.is_plain_tensor(output):
         raise NotComparable(f"the graph returns a {type(output).__name__}, a tensor of another kind")
     draw = torch.Generator(output.device).manual_seed(seed)

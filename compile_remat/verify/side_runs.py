@@ -1,4 +1,4 @@
-"""Side runs: both plans of one graph run once more on copies, if the memory allows, and leave no trace."""
+"""Side runs: both plans of one graph run on copies of the arguments, if the memory allows, without effect on the user's step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from compile_remat.verify.observation import (
 )
 
 RESULTS_KEPT = 3
-"""Sets of outputs and gradients on the host at once: one of each plan, and one of a measurement of rounding."""
+"""Sets of outputs and gradients on the host at once: one of each of the two plans, and one of a measurement of rounding."""
 
 Compiled = Callable[..., Any]
 
@@ -35,7 +35,7 @@ class StepFailed(Exception):
 
 @dataclass(frozen=True)
 class _IsolatedCall:
-    """The arguments of the user's call, and the random states before it."""
+    """The arguments of the user's call, and the random states before the call."""
 
     args: Sequence[Any]
     devices: tuple[torch.device, ...]
@@ -43,7 +43,7 @@ class _IsolatedCall:
 
 
 class SideRuns:
-    """Runs of the plan (`actual`) and of the plan that recomputes nothing (`expected`) inside `isolated`."""
+    """Runs the plan (`actual`) and the plan that recomputes nothing (`expected`), only inside of `isolated`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class SideRuns:
 
     @contextmanager
     def isolated(self, args: Sequence[Any]) -> Iterator[None]:
-        """Allow side runs on `args` inside; afterwards random states and free memory are as before.
+        """Allow side runs on `args` in the body; afterwards restore random states and free cached memory.
 
         Raises:
             NotComparable: These arguments cannot be run twice, or there is not enough memory.
@@ -77,10 +77,10 @@ class SideRuns:
             _release(devices)
 
     def expected(self, nudge: Nudge | None = None) -> Observed:
-        """What the plan that recomputes nothing does.
+        """Run the plan that recomputes nothing; returns its observed tensors and random states.
 
         Raises:
-            NotComparable: It fails, or there is no memory for it.
+            NotComparable: The run fails, or there is not enough memory.
         """
         call = self._begin()
         try:
@@ -93,11 +93,11 @@ class SideRuns:
             raise NotComparable(f"the plan that recomputes nothing fails ({first_line(error)})") from error
 
     def actual(self) -> Observed:
-        """What the plan does.
+        """Run the plan; returns its observed tensors and random states.
 
         Raises:
-            StepFailed: It raises an error.
-            NotComparable: There is no memory for it beside the copies.
+            StepFailed: The run raises an error.
+            NotComparable: There is not enough memory for the run beside the copies.
         """
         call = self._begin()
         try:
@@ -116,7 +116,7 @@ class SideRuns:
         return self.call
 
     def _require_memory(self) -> None:
-        """All saved at once, the plan's temporaries and gradients, and copies of all arguments have to fit."""
+        """Raise NotComparable unless all saved values, the plan's peak and copies of all arguments fit into memory together."""
         assert self.call is not None
         argument_bytes = sum(a.nbytes for a in self.call.args if isinstance(a, torch.Tensor))
         needed_bytes = self.facts.saved_bytes + self.peak_bytes + argument_bytes
@@ -124,12 +124,12 @@ class SideRuns:
 
 
 def require_memory(needed_bytes: int, results_bytes: int, devices: Sequence[torch.device]) -> None:
-    """Raise where a side run would not fit: `needed_bytes` on each device, or on the host beside `results_bytes`.
+    """Raise if a side run would not fit: `needed_bytes` on each device (on the host if there is none), `results_bytes` on the host.
 
-    A host that runs out would swap or kill the process, so it is asked before anything is allocated.
+    A host without memory swaps or kills the process, so this check precedes every allocation.
 
     Raises:
-        NotComparable: There is not enough memory; the text says how much is free.
+        NotComparable: There is not enough memory; the text names the free bytes.
     """
     host_bytes = results_bytes if devices else needed_bytes + results_bytes
     places = [("host", host_bytes, host_free_bytes())]
@@ -141,16 +141,16 @@ def require_memory(needed_bytes: int, results_bytes: int, devices: Sequence[torc
 
 
 def devices_of(args: Sequence[Any]) -> tuple[torch.device, ...]:
-    """The accelerators that hold the arguments."""
+    """Returns the accelerators that hold the arguments."""
     return tuple(dict.fromkeys(a.device for a in args if isinstance(a, torch.Tensor) and a.device.type != "cpu"))
 
 
 def first_line(error: BaseException) -> str:
-    """Type and first line of an error, for a text that mentions it."""
+    """Returns the type and the first line of an error, for a message."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _release(devices: Sequence[torch.device]) -> None:
-    """Empty the allocators' caches: a side run must not make the next step look short of memory."""
+    """Empty the allocators' caches, so that a side run does not leave the next step with less free memory."""
     for device in devices:
         torch.get_device_module(device).empty_cache()

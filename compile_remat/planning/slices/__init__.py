@@ -1,1 +1,1 @@
-"""How many slices the rows of huge temporaries are computed in, as a part of a graph's plan."""
+"""Chooses the number of slices in which the rows of huge temporaries are computed, as a part of a graph's plan."""

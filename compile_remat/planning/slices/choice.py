@@ -1,4 +1,4 @@
-"""Which number of slices is taken, of those that were planned."""
+"""Chooses one number of slices from those that were planned."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ NUMBERS = (2, 4, 8, 16, 32, 64)
 """The numbers of slices that `auto` tries."""
 
 SAME_PEAK = 0.99
-"""More slices have to lower a minimum peak by more than this to be taken."""
+"""Where no plan fits, more slices are taken only if they lower the peak below this share of the best one so far."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What decides between plans with different numbers of slices.
+    """The figures of a plan by which numbers of slices are compared.
 
     Attributes:
-        peak_bytes: The plan's peak, or where no plan fits, the lowest one.
-        time_ns: Of the step.
-        is_met: Whether the plan keeps what was asked; never where the lowest is asked for.
+        peak_bytes: The plan's peak, or if no plan fits, the lowest peak.
+        time_ns: The step time without recomputation plus the time above the fastest plan; 0 if no plan fits.
+        is_met: True if the plan keeps the requested budget or target; False if the lowest peak is requested.
     """
 
     peak_bytes: int
@@ -31,13 +31,13 @@ class Candidate:
 
 
 def is_slower(found: Sequence[Candidate]) -> bool:
-    """Whether the last plan keeps what was asked, as one with fewer slices does in less time: more slices help no further."""
+    """Returns True if more slices help no further: the last plan keeps the budget, and so does one with fewer slices, as fast."""
     times = [plan.time_ns for plan in found if plan.is_met]
     return found[-1].is_met and len(times) > 1 and times[-1] >= times[-2]
 
 
 def best_of(found: Sequence[Candidate]) -> int:
-    """The position of the fastest plan that keeps what was asked, or where none does, of the lowest with the fewest slices."""
+    """Returns the position of the fastest plan that keeps the budget; if none does, of the lowest plan with the fewest slices."""
     kept = [k for k, plan in enumerate(found) if plan.is_met]
     if kept:
         return min(kept, key=lambda k: found[k].time_ns)
@@ -49,10 +49,10 @@ def best_of(found: Sequence[Candidate]) -> int:
 
 
 def reasons_of(left: Sequence[NotSliced], *, is_whole: bool) -> str:
-    """Why rows are not in slices: where none are, all reasons, else only that the caller gets them.
+    """Returns the reasons why products are not computed in slices; if other rows are, only the refusals of graph outputs.
 
     Args:
-        is_whole: Whether no rows are.
+        is_whole: True if no rows of the graph are in slices.
     """
     return "; ".join(_reason_of(refusal) for refusal in left if refusal.is_output or is_whole)
 

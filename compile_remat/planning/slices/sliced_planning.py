@@ -1,6 +1,6 @@
-"""A plan with rows in slices: the graph is planned with 2, 4, ... slices where the budget is not met without.
+"""Plans a graph with rows in slices: with 2, 4, ... slices if the budget is not met without.
 
-Each number of slices makes another joint graph of the one that torch gave, which is planned like any other.
+Each number of slices gives another joint graph, made from torch's, which is planned like any other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compile_remat.planning.slices.choice import NUMBERS, Candidate, best_of, is
 from compile_remat.report import joined
 
 SHARED = "rows are not computed in slices: the graph shares its budget with others of the step"
-"""What is said of a graph that stays whole."""
+"""Message for a graph that is not sliced because it shares its budget."""
 
 OFF, AUTO = SLICES["off"], SLICES["auto"]
 
@@ -40,9 +40,9 @@ def plan_with_slices(
     static_lifetime_input_indices: Sequence[int] | None = None,
     **keywords: Any,
 ) -> Planned | None:
-    """`plan_joint`, in a graph with rows in slices where the settings ask for them.
+    """Plan a joint graph as `plan_joint` does, with rows in slices if the settings ask for them.
 
-    Under `max`, and in a graph that shares its budget with others, there are none.
+    There are no slices under `max`, and in a graph that shares its budget with others.
 
     Raises:
         BudgetError: No plan fits the budget, with any number of slices.
@@ -67,19 +67,19 @@ def plan_with_slices(
 
 
 def _saying(planned: Planned, text: str) -> Planned:
-    """The same plan, with a warning and a message."""
+    """Warns with `text`; returns the same plan with `text` added to its report's message."""
     warn(text)
     return replace(planned, report=replace(planned.report, message=joined(planned.report.message, text)))
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Looks for the number of slices of one graph.
+    """The search for the number of slices of one graph.
 
     Attributes:
         module: The graph as torch gave it.
-        outputs: What tells its outputs from its gradients.
-        keywords: All that `plan_joint` takes.
+        outputs: The keyword arguments that separate the graph's forward outputs from its gradients.
+        keywords: All keyword arguments of `plan_joint`, `outputs` included.
     """
 
     module: fx.GraphModule
@@ -90,16 +90,16 @@ class _Search:
 
     @cached_property
     def readable(self) -> ReadableInputs | None:
-        """The inputs that the backward may read: plain torch.compile splits the graph without slices."""
+        """The inputs that the backward may read; read from the graph without slices, which plain torch.compile would split."""
         return inputs_read_by_plain(copied_graph(self.module), **self.outputs)
 
     def resumed(self, request: Resume) -> Planned | None:
-        """The incumbent of a search that a deadline has ended, in its own graph."""
+        """Returns the incumbent of a search that a deadline has ended, in the graph with the incumbent's slices."""
         graph = slice_products(copied_graph(self.module), request.incumbent.plan.sliced, **self.outputs)
         return plan_joint(graph.module, self.settings, request, **self.keywords, readable=self.readable)
 
     def replayed(self, found: PinnedInSlices) -> Planned:
-        """The plan of a file, in the graph with rows in slices that it was made for.
+        """Returns the plan of a file, in the graph with rows in slices for which it was made.
 
         Raises:
             PlanMismatchError: The graph cannot have these rows in slices, or is another one.
@@ -128,7 +128,7 @@ class _Search:
         return replace(planned, report=replace(planned.report, budget=str(self.settings.budget), plain=found.plain))
 
     def run(self, joint_module: fx.GraphModule) -> Planned | None:
-        """The plan without slices where that is within the budget; else the fastest that is, or the lowest one."""
+        """Returns the plan without slices if it keeps the budget; else the fastest sliced plan that does, or the lowest one."""
         with warnings.catch_warnings(record=True) as noted:
             whole = self._attempt(joint_module, self.settings, self.keywords)
         is_max = not isinstance(whole, BudgetError | None) and whole.report.budget == str(MemoryBudget("max"))
@@ -152,7 +152,7 @@ class _Search:
         return planned
 
     def _store(self, planned: Planned | BudgetError | None, whole: Planned | BudgetError | None) -> None:
-        """Pin a plan under the key of the whole graph, by which it is looked for."""
+        """Pin a plan under the key of the whole graph, by which a later compilation looks it up."""
         if not isinstance(planned, Planned) or planned.resume is not None or planned.plan.status is Status.REPLAYED:
             return
         assert whole is not None
@@ -164,12 +164,12 @@ class _Search:
             yield number, slice_largest(copied_graph(self.module), number, **self.outputs)
 
     def _sliced(self, graph: SlicedGraph, whole: Planned | BudgetError) -> Planned | BudgetError:
-        """The plan of a graph in slices, under the bytes that the whole graph had to keep."""
+        """Returns the plan of a sliced graph, under the same bytes as the whole graph."""
         settings = self.settings
         if isinstance(whole, Planned) and settings.budget.kind == "fraction" and whole.plan.budget_bytes:
             settings = replace(settings, budget=MemoryBudget("bytes", whole.plan.budget_bytes), from_auto=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a plan that is not taken
+            warnings.simplefilter("ignore")  # warnings of a plan that may not be taken
             keywords = self.keywords | {"with_plain": False, "readable": self.readable}
             planned = self._attempt(graph.module, settings, keywords)
         if not isinstance(planned, Planned):
@@ -189,7 +189,7 @@ class _Search:
             return error
 
     def _is_met(self, planned: Planned | BudgetError | None) -> bool:
-        """Whether a plan keeps what was asked; never where the lowest is asked for."""
+        """Returns True if a plan keeps the requested budget or target; always False if the lowest peak is requested."""
         if not isinstance(planned, Planned) or planned.report.budget == str(MemoryBudget("min")):
             return False
         request = interrupted_by(self.request)
@@ -225,7 +225,7 @@ class _Search:
 
 
 def _with_products(planned: Planned, graph: SlicedGraph) -> Planned:
-    """A plan that says what its graph has in slices."""
+    """Returns the plan with the names of the products that its graph computes in slices."""
     plan, resume = replace(planned.plan, sliced=graph.products), planned.resume
     if resume is not None:
         incumbent = replace(resume.incumbent, plan=replace(resume.incumbent.plan, sliced=graph.products))
