@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -237,6 +238,28 @@ def test_docstrings_name_what_exists() -> None:
                 if not (is_simple or is_known):
                     unknown.setdefault(name_of(path), []).append(quoted)
     assert unknown == {}
+
+
+NO_SUBJECT = re.compile(r"(?:\A|[.:;] +|\n\s*\n\s*)(What|Whether|Whatever|Who|Whose) ")
+"""A sentence that begins with a clause in place of a subject."""
+
+
+def test_sentences_of_docstrings_and_comments_have_a_subject() -> None:
+    found: dict[str, list[str]] = {}
+    for path in [*SOURCES, *BENCHMARKS, *(ROOT / "tests").rglob("*.py")]:
+        with path.open("rb") as file:
+            comments = [t.string.lstrip("# ") for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
+        for text in [*docstrings(ast.parse(path.read_text())), *comments]:
+            if NO_SUBJECT.search(text):
+                found.setdefault(name_of(path), []).append(text)
+    assert found == {}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "results.md"], ids=lambda page: page.name)
+def test_sentences_of_pages_have_a_subject(page: Path) -> None:
+    """Headings and output in blocks apart."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert NO_SUBJECT.findall(prose) == []
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Models for code generation alone, at the sizes of a GPU: one or two blocks of each kind, activations far above the weights.
 
-What code is emitted depends on a block's structure, not on how often it stands there.  Large matrix products have dimensions that
+The emitted code depends on a block's structure, not on how often it stands there.  Large matrix products have dimensions that
 8 divides: others Inductor pads by what it measures on the device.
 """
 
