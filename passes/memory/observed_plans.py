@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 
@@ -161,8 +160,11 @@ def excess_at_nodes(kernels: Sequence[KernelFacts], levels: Mapping[str, int], s
     """
     places = {name: place for place, name in enumerate(levels)}
     own = [[name for name in kernel.nodes if name in levels] for kernel in kernels]
-    in_order = longest_ascending([max(map(places.__getitem__, names), default=None) for names in own])
-    anchors = [max(names, key=levels.__getitem__) if k in in_order else None for k, names in enumerate(own)]
+    known = [k for k, names in enumerate(own) if names]
+    in_order = longest_ascending([max(places[name] for name in own[k]) for k in known])
+    anchors: list[str | None] = [None] * len(own)
+    for k in (known[place] for place in in_order):
+        anchors[k] = max(own[k], key=levels.__getitem__)
     before, after = _latest(anchors), _latest(anchors[::-1])[::-1]
     found: dict[str, int] = {}
     for k, kernel in enumerate(kernels):
@@ -175,23 +177,26 @@ def excess_at_nodes(kernels: Sequence[KernelFacts], levels: Mapping[str, int], s
 
 def _latest(names: Sequence[str | None]) -> list[str | None]:
     """For each place, the name there, or else the last name before that place."""
-    return list(accumulate(names, lambda last, name: name or last))
+    latest: list[str | None] = []
+    for name in names:
+        latest.append(name or (latest[-1] if latest else None))
+    return latest
 
 
-def longest_ascending(numbers: Sequence[int | None]) -> set[int]:
-    """The places of a longest subsequence that never falls, among the entries that are numbers."""
-    ends: list[int] = []  # for each length, the last place of the subsequence with the smallest last number
-    previous: dict[int, int | None] = {}
+def longest_ascending(numbers: Sequence[int]) -> list[int]:
+    """The places, in order, of a longest subsequence that never falls."""
+    ends: list[int] = []  # for each length, the place where the subsequence with the smallest last number ends
+    previous: list[int | None] = []
     for place, number in enumerate(numbers):
-        if number is not None:
-            length = bisect_right(ends, number, key=numbers.__getitem__)
-            previous[place] = ends[length - 1] if length else None
-            ends[length : length + 1] = [place]
-    found, place_before = set[int](), ends[-1] if ends else None
-    while place_before is not None:
-        found.add(place_before)
-        place_before = previous[place_before]
-    return found
+        length = bisect_right(ends, number, key=lambda end: numbers[end])
+        previous.append(ends[length - 1] if length else None)
+        ends[length : length + 1] = [place]
+    found = list[int]()
+    last = ends[-1] if ends else None
+    while last is not None:
+        found.append(last)
+        last = previous[last]
+    return found[::-1]
 
 
 def largest_at_peak(problem: Problem, plan: Plan, facts: RegionFacts, keep: int = 5) -> tuple[LiveBuffer, ...]:
